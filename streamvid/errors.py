@@ -1,0 +1,19 @@
+"""What goes wrong through input rather than through a defect, and how it is said."""
+
+from __future__ import annotations
+
+
+class StreamvidError(Exception):
+    """Base of all errors raised for bad input; its text is one sentence that names what is wrong and what to do."""
+
+
+class InputError(StreamvidError, ValueError):
+    """An option, path, list or label that cannot be used as given."""
+
+
+class DatasetError(StreamvidError):
+    """A dataset that is missing, damaged, or of a version this library does not read."""
+
+
+class VideoError(StreamvidError):
+    """A video or clip that cannot be read, stored or decoded."""
