@@ -1,0 +1,55 @@
+"""The reference that frames are held against: a full sequential decode of a whole file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.decode import to_rgb
+from streamvid.index import FrameIndex
+from streamvid.slice import EncodedSlice, gather, minimal, ranges
+from streamvid.stored import StoredClip
+
+
+def sequential(path: Path | str, *, full_range: bool) -> list[npt.NDArray[np.uint8]]:
+    """Every frame that a player shows of a file's video, RGB, in order; edit lists are followed."""
+    with av.open(str(path)) as container:
+        return [to_rgb(frame, full_range=full_range) for frame in container.decode(video=0)]
+
+
+def seconds(path: Path | str) -> list[float]:
+    """When each of them is shown, from the first."""
+    with av.open(str(path)) as container:
+        times: list[Any] = [frame.time for frame in container.decode(video=0)]
+    return [time - times[0] for time in times]
+
+
+def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: FrameIndex | None = None) -> EncodedSlice:
+    """Some frames of a stored clip as an encoded slice, by way of byte ranges as a loader reads them."""
+    part = minimal(index or clip.index, np.asarray(frames, dtype=np.int64))
+    spans = ranges(part, gap=gap)
+    data = np.fromfile(clip.mp4, dtype=np.uint8)
+    return EncodedSlice(
+        name=clip.mp4.stem,
+        codec=clip.codec,
+        stsd=clip.stsd,
+        width=clip.width,
+        height=clip.height,
+        full_range=clip.color_range == "pc",
+        data=gather(part, spans, [data[start:end] for start, end in spans.tolist()]),
+        sizes=part.sizes,
+        ranks=part.ranks,
+        frames=part.frames,
+        plain=part.plain,
+    )
+
+
+def whole(clip: StoredClip) -> EncodedSlice:
+    """All frames of a stored clip, and all its packets: nothing is left out."""
+    plain = replace(clip.index, flags=clip.index.flags & ~np.int64(2 | 4))
+    return slice_of(clip, np.arange(len(clip.index.visible)), index=plain)
