@@ -1,0 +1,146 @@
+"""Decoded batches → PyTorch batches: the transform's DALI pipeline behind a `DALIGenericIterator`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.samples import EncodedBatch
+from streamvid.transform import GraphInputs, Transform, graph
+
+OUTPUTS: Final = ("video", "mask", "pts", "label", "clip", "valid")
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A batch and its frames.
+
+    Attributes:
+        encoded: what it was decoded from.
+        frames: uint8 [decoded, height, width, 3] per clip: a list of NumPy arrays, or DALI's list of GPU tensors.
+    """
+
+    encoded: EncodedBatch
+    frames: Any
+
+
+class TorchBatches:
+    """Runs the transform over decoded batches; lives as long as the run.
+
+    Args:
+        transform: what to do with the frames.
+        device_id: the GPU's number, or None for the CPU.
+        max_batch: clips per batch at most.
+        threads: CPU threads.
+        rotates, has_blanks: as in `transform.graph`.
+    """
+
+    def __init__(
+        self, transform: Transform, *, device_id: int | None, max_batch: int, threads: int, rotates: bool, has_blanks: bool
+    ) -> None:
+        from nvidia.dali import pipeline_def
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        self._feed = _Feed()
+        self._ended = False
+        on_gpu = device_id is not None
+
+        @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=2)
+        def pipeline() -> Any:
+            given = self._feed.nodes(on_gpu)
+            video = graph(transform, given.frames, given.inputs, rotates=rotates, has_blanks=has_blanks)
+            about = [node.gpu() for node in given.about] if on_gpu else given.about
+            return video, *about
+
+        self._pipeline = pipeline()
+        self._pipeline.build()
+        # The plan decides how the last batch is made; here every batch is handed on as it comes.
+        self._iterator = DALIGenericIterator(
+            [self._pipeline], list(OUTPUTS), auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False
+        )
+
+    def over(self, source: Iterator[DecodedBatch]) -> Iterator[dict[str, Any]]:
+        """One epoch's batches. After an epoch that was left early, this object is of no use any more."""
+        self._feed.start(source)
+        if self._ended:
+            # Resetting starts the pipeline, which takes the first batches from the source at once.
+            self._iterator.reset()
+            self._ended = False
+        while True:
+            try:
+                (batch,) = next(self._iterator)
+            except StopIteration:
+                self._ended = True
+                return
+            yield batch
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    frames: Any
+    inputs: GraphInputs
+    about: list[Any]
+
+
+class _Feed:
+    """Splits batches over the pipeline's external sources, one of which takes frames on the GPU, the other the rest on the CPU."""
+
+    def __init__(self) -> None:
+        self._source: Iterator[DecodedBatch] = iter(())
+        self._frames: deque[DecodedBatch] = deque()
+        self._rest: deque[DecodedBatch] = deque()
+
+    def start(self, source: Iterator[DecodedBatch]) -> None:
+        self._source = source
+        self._frames.clear()
+        self._rest.clear()
+
+    def nodes(self, on_gpu: bool) -> _Nodes:
+        from nvidia.dali import fn, types
+
+        frames = fn.external_source(
+            source=self._next_frames, batch=True, device="gpu" if on_gpu else "cpu", dtype=types.UINT8, ndim=4, layout="FHWC"
+        )
+        rest = fn.external_source(
+            source=self._next_rest,
+            batch=True,
+            num_outputs=11,
+            dtype=[
+                types.INT32, types.UINT8, types.FLOAT, types.FLOAT, types.FLOAT, types.INT32,
+                types.BOOL, types.FLOAT64, types.INT64, types.INT64, types.BOOL,
+            ],
+            ndim=[1, 4, 0, 1, 1, 0, 1, 1, 0, 0, 0],
+        )  # fmt: skip
+        return _Nodes(frames, GraphInputs(*rest[:6]), list(rest[6:]))
+
+    def _pull(self, mine: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
+        if not mine:
+            batch = next(self._source)
+            mine.append(batch)
+            other.append(batch)
+        return mine.popleft()
+
+    def _next_frames(self) -> Any:
+        return self._pull(self._frames, self._rest).frames
+
+    def _next_rest(self) -> tuple[list[Any], ...]:
+        batch = self._pull(self._rest, self._frames).encoded
+        given = batch.inputs
+        return (
+            [i.gather for i in given],
+            [i.shown for i in given],
+            [i.angle for i in given],
+            [i.size for i in given],
+            [i.crop for i in given],
+            [i.mirror for i in given],
+            list(batch.mask),
+            list(batch.seconds),
+            [np.array(label) for label in batch.labels],
+            [np.array(clip) for clip in batch.clips],
+            [np.array(valid) for valid in batch.valid],
+        )
