@@ -1,0 +1,369 @@
+"""storage: local files, errors in plain words, and the same calls against a real S3 server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamvid import storage
+from streamvid.errors import DatasetError, InputError
+from tests.s3_server import S3Server, forget_s3_connections
+
+
+def one_sentence(error: BaseException) -> str:
+    """The error's text, checked to be one line that ends like a sentence."""
+    text = str(error)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert len(text) < 500
+    return text
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [
+        ("/data/x", True),
+        ("x", True),
+        ("file:///data/x", True),
+        ("/data/a::b/c", True),
+        ("odd::name", True),
+        (Path("x"), True),
+        ("s3://bucket/x", False),
+        ("http://host/x", False),
+        ("simplecache::s3://bucket/x", False),
+    ],
+)
+def test_is_local(path: storage.AnyPath, local: bool) -> None:
+    assert storage.is_local(path) is local
+
+
+def test_join() -> None:
+    assert storage.join("s3://bucket/ds", "shards", "0.tar") == "s3://bucket/ds/shards/0.tar"
+    assert storage.join("s3://bucket/", "x") == "s3://bucket/x"
+    assert storage.join(Path("/data"), "x") == "/data/x"
+    assert storage.join("/", "x") == "/x"
+
+
+@pytest.mark.parametrize(
+    ("url", "redacted"),
+    [
+        ("https://me:pa@ss@host/x", "https://***@host/x"),
+        ("s3://AKIA:abc/def", "s3://AKIA:abc/def"),
+        ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
+        ("s3://bucket/a@b.mp4", "s3://bucket/a@b.mp4"),
+        ("http://h/x?key=abc&part=2&secret=def#f", "http://h/x?key=***&part=2&secret=***#f"),
+        (
+            "http://h/x?X-Amz-Security-Token=a%2Fb&X-Amz-Signature=0f",
+            "http://h/x?X-Amz-Security-Token=***&X-Amz-Signature=***",
+        ),
+        ("http://h/x?AWSAccessKeyId=AKIA&TOKEN=t", "http://h/x?AWSAccessKeyId=***&TOKEN=***"),
+        ("see http://u:p@h/x and http://v@h/y?sig=1", "see http://***@h/x and http://***@h/y?sig=***"),
+        ("/data/key=5/x.mp4", "/data/key=5/x.mp4"),
+    ],
+)
+def test_redact(url: str, redacted: str) -> None:
+    assert storage.redact(url) == redacted
+
+
+def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
+    script = (
+        "import sys; from streamvid import storage, cache; storage.write_bytes(sys.argv[1], b'x'); "
+        "assert storage.read_bytes(sys.argv[1]) == b'x'; assert not {'s3fs', 'aiohttp', 'botocore'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], check=True)
+
+
+# --- local files
+
+
+def test_local_round_trip(tmp_path: Path) -> None:
+    path = storage.join(tmp_path, "new", "a::b [1].bin")
+    assert not storage.exists(path)
+    storage.write_bytes(path, b"hello")
+    assert storage.exists(path)
+    assert storage.exists(tmp_path / "new")
+    assert storage.size(path) == 5
+    assert storage.read_bytes(path) == b"hello"
+    storage.write_bytes(path, b"again")
+    with storage.open_read(path) as file:
+        file.seek(1)
+        assert file.read() == b"gain"
+    storage.put_file(path, tmp_path / "copy")
+    storage.get_file(f"file://{tmp_path}/copy", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"again"
+    assert storage.list_files(tmp_path, recursive=True) == [str(tmp_path / "back"), str(tmp_path / "copy"), path]
+    assert storage.list_files(tmp_path) == [str(tmp_path / "back"), str(tmp_path / "copy")]
+    assert storage.glob(tmp_path / "**" / "*b*") == [str(tmp_path / "back"), path]
+    assert storage.glob(tmp_path / "*.none") == []
+
+
+def test_local_write_leaves_the_old_file_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    storage.write_bytes(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DatasetError, match="disk is full") as error:
+        storage.write_bytes(path, b"new")
+    one_sentence(error.value)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_local_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        storage.write_bytes(tmp_path / "x", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+def test_empty_folder_and_missing_folder(tmp_path: Path) -> None:
+    assert storage.list_files(tmp_path) == []
+    with pytest.raises(DatasetError, match="does not exist"):
+        storage.list_files(tmp_path / "none")
+
+
+def test_local_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (
+            lambda: storage.read_bytes(tmp_path / "none"),
+            DatasetError,
+            f"Cannot read {tmp_path}/none: it does not exist",
+        ),
+        (lambda: storage.size(tmp_path / "none"), DatasetError, "does not exist"),
+        (lambda: storage.open_read(tmp_path / "none"), DatasetError, "does not exist"),
+        (lambda: storage.put_file(tmp_path / "none", tmp_path / "y"), DatasetError, f"Cannot read {tmp_path}/none"),
+        (lambda: storage.read_bytes(tmp_path), DatasetError, "is a folder"),
+        (lambda: storage.size(tmp_path), DatasetError, "is a folder"),
+        (lambda: storage.read_bytes(tmp_path / "file" / "x"), DatasetError, "a part of the path is a file"),
+        (lambda: storage.write_bytes(tmp_path / "file" / "x", b""), DatasetError, "a part of the path is a file"),
+        (lambda: storage.read_bytes("a\0b"), InputError, "null"),
+        (lambda: storage.read_bytes(""), InputError, "An empty path"),
+    ]
+    for call, kind, words in cases:
+        with pytest.raises(kind) as error:
+            call()
+        assert words in one_sentence(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_local_permission(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"")
+    path.chmod(0)
+    with pytest.raises(DatasetError, match="permission denied") as error:
+        storage.read_bytes(path)
+    one_sentence(error.value)
+
+
+# --- remote errors that need no server
+
+
+def test_unknown_protocol() -> None:
+    with pytest.raises(InputError, match="'nope' is not a known protocol") as error:
+        storage.read_bytes("nope://me:hunter2@x/y")
+    assert "hunter2" not in one_sentence(error.value)
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+
+
+def test_missing_package() -> None:
+    script = (
+        "import sys; sys.modules['s3fs'] = None; from streamvid import storage; storage.read_bytes('s3://bucket/x')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("streamvid.errors.InputError: Cannot read s3://bucket/x: ")
+    assert "Install s3fs" in last
+
+
+def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(_: storage.AnyPath) -> None:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(storage, "_locate", broken)
+    with pytest.raises(AttributeError):
+        storage.read_bytes(tmp_path)
+
+
+def test_http_server_down(closed_port: int) -> None:
+    url = f"http://me:hunter2@127.0.0.1:{closed_port}/x?token=abc"
+    for call in (storage.read_bytes, storage.size, storage.exists):
+        with pytest.raises(storage.StorageUnavailable, match="cannot be reached") as error:
+            call(url)
+        text = one_sentence(error.value)
+        assert "hunter2" not in text
+        assert "abc" not in text
+
+
+def test_s3_server_down(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # else botocore tries for seconds, each time that s3fs tries
+    forget_s3_connections()
+    try:
+        with pytest.raises(storage.StorageUnavailable, match="AWS_ENDPOINT_URL") as error:
+            storage.read_bytes("s3://bucket/x")
+        assert "hunter2" not in one_sentence(error.value)
+    finally:
+        forget_s3_connections()
+
+
+# --- a real S3 server
+
+
+def test_s3_round_trip(s3_bucket: str, tmp_path: Path) -> None:
+    base = f"s3://{s3_bucket}/round trip"
+    path = storage.join(base, "shards", "0.tar")
+    assert not storage.exists(path)
+    with pytest.raises(DatasetError, match="does not exist"):
+        storage.list_files(base)
+    storage.write_bytes(path, b"hello")
+    assert storage.exists(path)
+    assert storage.exists(base)
+    assert (storage.size(path), storage.read_bytes(path)) == (5, b"hello")
+    # What was read or listed before is not remembered.
+    assert storage.list_files(base) == []
+    storage.write_bytes(path, b"longer than before")
+    storage.write_bytes(storage.join(base, "dataset.json"), b"{}")
+    assert (storage.size(path), storage.read_bytes(path)) == (18, b"longer than before")
+    assert storage.list_files(base) == [storage.join(base, "dataset.json")]
+    assert storage.list_files(base, recursive=True) == [storage.join(base, "dataset.json"), path]
+    assert storage.glob(storage.join(base, "*", "*.tar")) == [path]
+    with storage.open_read(path) as file:
+        file.seek(7)
+        assert file.read() == b"than before"
+
+
+def test_s3_large_file_in_parts(s3_bucket: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(2**20) * 20)  # more than two ranges
+    url = f"s3://{s3_bucket}/large"
+    storage.put_file(source, url)
+    assert storage.size(url) == 20 * 2**20
+    storage.get_file(url, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
+    base = f"s3://{s3_bucket}/others"
+    storage.write_bytes(storage.join(base, "a"), b"1")
+    assert len(storage.list_files(base)) == 1
+    script = "import sys; from streamvid import storage; storage.write_bytes(sys.argv[1], b'12')"
+    for name in ("a", "b"):
+        subprocess.run([sys.executable, "-c", script, storage.join(base, name)], check=True)
+    assert storage.list_files(base) == [storage.join(base, "a"), storage.join(base, "b")]
+    assert storage.size(storage.join(base, "a")) == 2
+
+
+def test_s3_missing(s3_bucket: str, tmp_path: Path) -> None:
+    cases = [
+        (f"s3://{s3_bucket}/none", "it does not exist"),
+        (f"s3://{s3_bucket}-none/x", "does not exist|no such bucket"),
+    ]
+    for url, words in cases:
+        for call in (
+            storage.read_bytes,
+            storage.size,
+            storage.open_read,
+            lambda u: storage.get_file(u, tmp_path / "x"),
+        ):
+            with pytest.raises(DatasetError, match=words) as error:
+                call(url)
+            assert url in one_sentence(error.value)
+    with pytest.raises(DatasetError, match="no such bucket") as error:
+        storage.write_bytes(f"s3://{s3_bucket}-none/x", b"")
+    one_sentence(error.value)
+    assert not storage.exists(f"s3://{s3_bucket}-none/x")
+    for url in ("s3://not a bucket/x", f"s3://{s3_bucket}"):
+        with pytest.raises(InputError, match="write s3://bucket/path") as invalid:
+            storage.read_bytes(url)
+        one_sentence(invalid.value)
+
+
+@pytest.fixture(params=["wrong secret", "wrong key", "no credentials"])
+def refused(request: pytest.FixtureRequest, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A URL that exists, and an environment in which the server refuses it."""
+    url = f"s3://{s3_bucket}/refused"
+    storage.write_bytes(url, b"x")
+    if request.param == "wrong secret":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
+    elif request.param == "wrong key":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "hunter2hunter2")
+    else:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    forget_s3_connections()
+    yield url
+    forget_s3_connections()
+
+
+def test_s3_refused_credentials(refused: str, s3_server: S3Server, tmp_path: Path) -> None:
+    calls: list[Callable[[str], object]] = [
+        storage.read_bytes,
+        storage.size,
+        storage.exists,
+        storage.list_files,
+        lambda url: storage.write_bytes(url, b""),
+        lambda url: storage.get_file(url, tmp_path / "x"),
+    ]
+    for call in calls:
+        with pytest.raises(DatasetError, match="credentials") as error:
+            call(refused)
+        text = one_sentence(error.value)
+        assert not isinstance(error.value, storage.StorageUnavailable)
+        assert refused in text
+        assert "AWS_SECRET_ACCESS_KEY" in text
+        assert "hunter2" not in text
+        assert s3_server.secret not in text
+
+
+def test_bucket_environment_reaches_child_processes(s3_bucket: str) -> None:
+    storage.write_bytes(f"s3://{s3_bucket}/child", b"seen")
+    script = "import sys; from streamvid import storage; print(storage.read_bytes(sys.argv[1]).decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"s3://{s3_bucket}/child"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "seen"
+
+
+def test_s3_after_fork(s3_bucket: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # s3fs tries again itself, and says so in its log
+    forget_s3_connections()
+    url = f"s3://{s3_bucket}/fork"
+    storage.write_bytes(url, b"x")  # the parent has an event loop and connections now
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if storage.read_bytes(url) == b"x" and storage.list_files(f"s3://{s3_bucket}") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with caplog.at_level(logging.DEBUG, logger="s3fs"):
+        assert storage.read_bytes(url) == b"x"
+    assert "Retryable" not in caplog.text  # the child has not closed the parent's connections
