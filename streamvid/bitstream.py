@@ -32,7 +32,8 @@ class PacketKind:
         disposable: nothing of the same or a lower temporal layer depends on it.
         skipped_leading: depends on what lies before the random access packet it follows (HEVC RASL).
         temporal_id: HEVC's TemporalId, 0 for all other codecs.
-        silent: decodes to no frame of its own: it only changes what later frames refer to.
+        silent: decodes to no frame: it only changes what later frames refer to.
+        repeats: shows a picture that an earlier packet decoded and hid (VP9's show_existing_frame).
     """
 
     random_access: bool = False
@@ -40,6 +41,7 @@ class PacketKind:
     skipped_leading: bool = False
     temporal_id: int = 0
     silent: bool = False
+    repeats: bool = False
 
 
 Classifier = Callable[[memoryview], PacketKind]
@@ -103,7 +105,8 @@ def _h264(packet: memoryview, length_size: int) -> PacketKind:
 
 
 def _hevc(packet: memoryview, length_size: int) -> PacketKind:
-    """ITU-T H.265, 7.3.1.2: nal_unit_type is bits 1–6 of the first byte, nuh_temporal_id_plus1 bits 0–2 of the second."""
+    """ITU-T H.265, 7.3.1.2: nal_unit_type is bits 1–6 of the first byte, nuh_temporal_id_plus1 bits 0–2 of the
+    second."""
     for position in _nal_headers(packet, length_size):
         if position + 1 >= len(packet):
             break
@@ -154,7 +157,11 @@ def _vp9(packet: memoryview) -> PacketKind:
     shows_existing, not_key, shown = (first >> (shift - n) & 1 for n in range(3))
     # A superframe ends with a marker, 110 in its high bits; its last frame is shown. Alone, a frame may be hidden.
     silent = not shows_existing and not shown and packet[-1] >> 5 != 0b110
-    return PacketKind(random_access=first >> 6 == 2 and not shows_existing and not not_key, silent=silent)
+    return PacketKind(
+        random_access=first >> 6 == 2 and not shows_existing and not not_key,
+        silent=silent,
+        repeats=bool(shows_existing),
+    )
 
 
 def _av1(packet: memoryview) -> PacketKind:

@@ -68,7 +68,8 @@ def limit_edit(data: bytearray, seconds: float) -> bool:
 
 
 def _find(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, int]:
-    """Start of the payload and end of the first box of that name on the way to the sample table; (-1, -1) if there is none."""
+    """Start of the payload and end of the first box of that name on the way to the sample table; (-1, -1) if there
+    is none."""
     level = [(0, len(data))]
     while level:
         start, end = level.pop()
@@ -90,7 +91,7 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
     start = entry + _VISUAL_SAMPLE_ENTRY_BYTES
     for kind, payload, end in boxes(stsd, start, len(stsd)):
         if kind == name:
-            if end - payload < 22 and name == b"hvcC" or end - payload < 7:
+            if end - payload < (22 if name == b"hvcC" else 7):
                 raise ValueError(f"the {name.decode()} box is too short")
             return stsd[payload:end]
     raise ValueError(f"no {name.decode()} box in the sample description")
@@ -122,14 +123,18 @@ def visual_sample_description(entry: bytes, configuration: bytes, *, width: int,
         configuration: its configuration box, whole.
         width, height: of the coded frames, in pixels.
     """
-    fixed = bytes(6) + struct.pack(">H16xHHIIIH32sHH", 1, width, height, 72 << 16, 72 << 16, 0, 1, bytes(32), 24, 0xFFFF)
+    fixed = bytes(6) + struct.pack(
+        ">H16xHHIIIH32sHH", 1, width, height, 72 << 16, 72 << 16, 0, 1, bytes(32), 24, 0xFFFF
+    )
     return full_box(b"stsd", _be32([1]), _box(entry, fixed, configuration))
 
 
 def composition_offsets(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Ticks from a packet's decoding to its presentation, if packet *i* is decoded at tick *i* and shown in the order of `ranks`.
+    """Ticks from a packet's decoding to its presentation, if packet *i* is decoded at tick *i* and shown in the
+    order of `ranks`.
 
-    Presentation is moved back as a whole until nothing is shown before it is decoded: no offset is negative, and no edit list is needed.
+    Presentation is moved back as a whole until nothing is shown before it is decoded: no offset is negative, and no
+        edit list is needed.
 
     Args:
         ranks: int64 [packets], a permutation of 0 … packets-1: each packet's place in presentation order.
@@ -150,8 +155,9 @@ def header(
 ) -> bytes:
     """Everything of an MP4 that comes before its packets: `ftyp`, `moov` and the header of `mdat`.
 
-    Only the first packet is marked as a sync sample: a slice holds nothing that could be left out, and DALI, which seeks between sync
-    samples by comparing decode times with presentation times, can land one too late where frames are reordered.
+    Only the first packet is marked as a sync sample: a slice holds nothing that could be left out, and DALI, which
+    seeks between sync samples by comparing decode times with presentation times, can land one too late where frames
+    are reordered.
 
     Args:
         stsd: sample description box of the track, header included.
@@ -180,7 +186,12 @@ def header(
     stsc = full_box(b"stsc", _be32([1, 1, count, 1]))
     stsz = full_box(b"stsz", _be32([0, count]), _be32(sizes))
     mvhd = full_box(
-        b"mvhd", _be32([0, 0, timescale, duration]), struct.pack(">IHHQ", 0x10000, 0x100, 0, 0), _UNITY_MATRIX, bytes(24), _be32([2])
+        b"mvhd",
+        _be32([0, 0, timescale, duration]),
+        struct.pack(">IHHQ", 0x10000, 0x100, 0, 0),
+        _UNITY_MATRIX,
+        bytes(24),
+        _be32([2]),
     )
     tkhd = full_box(
         b"tkhd",

@@ -81,7 +81,9 @@ def store_clip(source: Path, folder: Path) -> StoredClip:
         if codec == "vp8":
             _write_vp8(source, target, kept, pts, scan, look)
         else:
-            _mux(source, target, kept, pts, scan, look, faststart_tag="hvc1" if codec == "hevc" and not annex_b else None)
+            _mux(
+                source, target, kept, pts, scan, look, faststart_tag="hvc1" if codec == "hevc" and not annex_b else None
+            )
         return _index(target, codec, profile, look, scan.hidden[kept], pts, scan)
     except av.error.FFmpegError as error:
         raise VideoError(f"FFmpeg cannot read it: {error.strerror or type(error).__name__}") from error
@@ -91,7 +93,12 @@ def store_clip(source: Path, folder: Path) -> StoredClip:
 
 def _open(source: Path) -> InputContainer:
     """Open a local file, and nothing that it may refer to: playlists and the like could name any URL."""
-    return av.open(f"file:{source.absolute()}", "r", options={"protocol_whitelist": "file", "format_whitelist": _FORMATS}, metadata_errors="replace")
+    return av.open(
+        f"file:{source.absolute()}",
+        "r",
+        options={"protocol_whitelist": "file", "format_whitelist": _FORMATS},
+        metadata_errors="replace",
+    )
 
 
 _FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
@@ -144,7 +151,17 @@ def _name(kind: type[Colorspace] | type[ColorRange], value: int) -> str:
 
 
 # ITU-T H.273 table 4 and FFmpeg's AVColorRange, by FFmpeg's names.
-_COLOR_SPACES: Final = {0: "gbr", 1: "bt709", 4: "fcc", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "ycgco", 9: "bt2020nc", 10: "bt2020c"}
+_COLOR_SPACES: Final = {
+    0: "gbr",
+    1: "bt709",
+    4: "fcc",
+    5: "bt470bg",
+    6: "smpte170m",
+    7: "smpte240m",
+    8: "ycgco",
+    9: "bt2020nc",
+    10: "bt2020c",
+}
 _COLOR_RANGES: Final = {1: "tv", 2: "pc"}
 
 
@@ -157,7 +174,7 @@ def _rotation(frame: VideoFrame) -> int:
     return int(-counterclockwise) % 360
 
 
-def _packets(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet]:
+def _packets(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
     """The track's packets from the first random access point on, without empty ones."""
     unpack = None
     if codec == "mpeg4" and container.format.name == "avi":
@@ -167,11 +184,7 @@ def _packets(container: InputContainer, stream: VideoStream, codec: str) -> Iter
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise ValueError("a packet in it is damaged or cut off")
-        if unpack is not None:
-            filtered = unpack.filter(packet if packet.size else None)
-        else:
-            filtered = [packet]
-        for piece in filtered:
+        for piece in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             started = started or piece.is_keyframe
             if piece.size and started:
                 yield piece
@@ -219,11 +232,12 @@ def _scan_by_decoding(source: Path, codec: str, decode_times: list[int], duratio
         order: list[int] = []
         for number, packet in enumerate(_packets(container, stream, codec)):
             packet.opaque = number
-            order.extend(frame.opaque for frame in context.decode(packet))
-        order.extend(frame.opaque for frame in context.decode(None))
+            order.extend(_number(frame) for frame in context.decode(packet))
+        order.extend(_number(frame) for frame in context.decode(None))
     if len(order) != len(decode_times) or len(set(order)) != len(order):
         raise ValueError(
-            f"its {len(decode_times)} packets decode to {len(order)} frames and its container holds no times to match them: convert it first"
+            f"its {len(decode_times)} packets decode to {len(order)} frames, "
+            "and its container holds no times to match them: convert it first"
         )
     clock = np.sort(np.array(decode_times, dtype=np.int64))
     if len(np.unique(clock)) != len(clock):
@@ -231,6 +245,13 @@ def _scan_by_decoding(source: Path, codec: str, decode_times: list[int], duratio
     pts = np.empty(len(order), dtype=np.int64)
     pts[np.array(order)] = clock
     return _Scan(pts, np.zeros(len(order), dtype=bool), duration, (base.numerator, base.denominator))
+
+
+def _number(frame: VideoFrame) -> int:
+    """The number of the packet that the frame was decoded from."""
+    if not isinstance(frame.opaque, int):
+        raise ValueError("its frames cannot be matched with its packets: convert it first")
+    return frame.opaque
 
 
 def _extent(scan: _Scan) -> tuple[int, int]:
@@ -260,7 +281,9 @@ def _last_duration(scan: _Scan, pts: Int64) -> int:
     return scan.last_duration if 0 < scan.last_duration <= 10 * longest else max(typical, 1)
 
 
-def _mux(source: Path, target: Path, kept: slice, pts: Int64, scan: _Scan, look: _Look, *, faststart_tag: str | None) -> None:
+def _mux(
+    source: Path, target: Path, kept: slice, pts: Int64, scan: _Scan, look: _Look, *, faststart_tag: str | None
+) -> None:
     """Copy the kept packets into an MP4 with `moov` first, and nothing in it that varies between runs."""
     origin = int(pts[~scan.hidden[kept]].min())
     decode_times = _decode_times(pts)
@@ -287,7 +310,8 @@ def _mux(source: Path, target: Path, kept: slice, pts: Int64, scan: _Scan, look:
 
 
 def _end_edit(target: Path, ticks: int, time_base: tuple[int, int]) -> None:
-    """Let players stop at the end of the last visible frame: packets behind it are only there because others refer to them."""
+    """Let players stop at the end of the last visible frame: packets behind it are only there because others refer
+    to them."""
     with target.open("r+b") as file:
         head = bytearray(_movie_header(file.read(1 << 26)))
         if mp4.limit_edit(head, ticks * time_base[0] / time_base[1]):
@@ -303,7 +327,9 @@ def _write_vp8(source: Path, target: Path, kept: slice, pts: Int64, scan: _Scan,
     with closing(_open(source)) as container:
         stream = _video(container)
         data = [bytes(packet) for packet in _packets(container, stream, "vp8")][kept]
-    vpcc = mp4.full_box(b"vpcC", bytes([0, 10, 8 << 4 | 1 << 1 | (look.color_range == "pc"), 2, 2, 2]), bytes(2), version=1)
+    vpcc = mp4.full_box(
+        b"vpcC", bytes([0, 10, 8 << 4 | 1 << 1 | (look.color_range == "pc"), 2, 2, 2]), bytes(2), version=1
+    )
     stsd = mp4.visual_sample_description(b"vp08", vpcc, width=look.width, height=look.height)
     sizes = np.array([len(d) for d in data], dtype=np.int64)
     base = scan.time_base
@@ -321,7 +347,7 @@ def _index(
     """Read the written MP4 back: where its packets lie, and what each of them is."""
     with target.open("rb") as file:
         stsd = mp4.sample_description(_movie_header(file.read(1 << 26)))
-    data = memoryview(np.memmap(target, mode="r", dtype=np.uint8))
+    data = np.memmap(target, mode="r", dtype=np.uint8).data
     with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
         base = stream.time_base
@@ -330,7 +356,9 @@ def _index(
     raw, offset, size = np.array(rows, dtype=np.int64).T
     stored = raw - raw[np.flatnonzero(~hidden)[np.argmin(pts[~hidden])]] if len(raw) == len(pts) else raw
     wanted = (pts - pts[~hidden].min()) * scan.time_base[0] * base.denominator
-    if len(raw) != len(pts) or np.any(np.abs(stored * scan.time_base[1] * base.numerator - wanted) >= scan.time_base[1] * base.numerator):
+    if len(raw) != len(pts) or np.any(
+        np.abs(stored * scan.time_base[1] * base.numerator - wanted) >= scan.time_base[1] * base.numerator
+    ):
         raise ValueError("its timestamps cannot be kept in an MP4: convert it first")
 
     kinds = bitstream.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
@@ -350,6 +378,7 @@ def _index(
         pix_fmt=look.pix_fmt,
         color_space=look.color_space,
         color_range=look.color_range,
+        traits=_traits(kinds),
         width=look.width,
         height=look.height,
         rotation=look.rotation,
@@ -357,6 +386,12 @@ def _index(
         duration=int(shown[-1] - shown[0]) + max(1, ticks),
         stsd=stsd,
     )
+
+
+def _traits(kinds: list[bitstream.PacketKind]) -> str:
+    """The `traits` column of docs/format.md."""
+    found = {"lead-in": not kinds[0].random_access, "show-existing": any(kind.repeats for kind in kinds)}
+    return ",".join(sorted(name for name, there in found.items() if there))
 
 
 def _movie_header(start: bytes) -> bytes:
@@ -372,7 +407,8 @@ def _flags(kinds: list[bitstream.PacketKind], pts: Int64, hidden: npt.NDArray[np
     random_access = np.array([kind.random_access for kind in kinds])
     disposable = np.array([kind.disposable for kind in kinds])
     silent = np.array([kind.silent for kind in kinds])
-    # The random access packet that each packet follows. The first packet counts as one: the sequential decode starts there.
+    # The random access packet that each packet follows. The first packet counts as one: the sequential decode starts
+    # there.
     anchor = np.maximum.accumulate(np.where(random_access, np.arange(len(kinds)), 0))
     leading = np.array([kind.skipped_leading for kind in kinds]) if codec == "hevc" else pts < pts[anchor]
     # Those of the very first one have nothing to be decoded from.

@@ -15,7 +15,7 @@ class StoredClip:
     Attributes:
         mp4: a local file with the clip's bytes, one video track, moov first.
         index: its packets.
-        codec, profile, pix_fmt, color_space, color_range: as docs/format.md names them.
+        codec, profile, pix_fmt, color_space, color_range, traits: as docs/format.md names them.
         width, height: decoded frames, in pixels, before rotation.
         rotation: degrees clockwise that stand the frames upright: 0, 90, 180 or 270.
         time_base: seconds per tick, as (numerator, denominator).
@@ -30,6 +30,7 @@ class StoredClip:
     pix_fmt: str
     color_space: str
     color_range: str
+    traits: str
     width: int
     height: int
     rotation: int

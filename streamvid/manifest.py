@@ -1,0 +1,171 @@
+"""dataset.json: which shards make up a dataset, and what they add up to. docs/format.md specifies it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from streamvid.errors import DatasetError
+
+FORMAT: Final = "streamvid"
+VERSION: Final = 1
+FILE_NAME: Final = "dataset.json"
+UNFINISHED_FILE: Final = "unfinished.txt"
+"""There from the first change to the destination until dataset.json is, and a licence for the next pack to clean up."""
+SHARD_FOLDER: Final = "shards"
+SHARD_EXTENSIONS: Final = ("tar", "idx", "parquet")
+MAX_BYTES: Final = 256 << 20
+"""A larger dataset.json is refused: some 700,000 shards would fit."""
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as dataset.json names it.
+
+    Attributes:
+        name: eight digits; the files are ``shards/<name>.tar``, ``.idx`` and ``.parquet``.
+        clips, frames: how many clips and visible frames it holds.
+        bytes: size of the tar.
+        sha256, idx_sha256, parquet_sha256: SHA-256 of the three files in lower-case hexadecimal.
+    """
+
+    name: str
+    clips: int
+    frames: int
+    bytes: int
+    sha256: str
+    idx_sha256: str
+    parquet_sha256: str
+
+    def file(self, extension: str) -> str:
+        """Path of one of its files relative to the dataset."""
+        return f"{SHARD_FOLDER}/{self.name}.{extension}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of dataset.json. `seconds` is the sum of the clips' durations; `classes` names label numbers."""
+
+    name: str
+    seconds: float
+    classes: tuple[str, ...] | None
+    shards: tuple[ShardEntry, ...]
+
+    @property
+    def clips(self) -> int:
+        """Clips in all shards."""
+        return sum(shard.clips for shard in self.shards)
+
+    @property
+    def frames(self) -> int:
+        """Visible frames in all shards."""
+        return sum(shard.frames for shard in self.shards)
+
+    @property
+    def tar_bytes(self) -> int:
+        """Bytes of all tars."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def to_json(self) -> bytes:
+        """dataset.json, the same bytes for the same content."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "clips": self.clips,
+            "frames": self.frames,
+            "bytes": self.tar_bytes,
+            "seconds": self.seconds,
+            "classes": None if self.classes is None else list(self.classes),
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, *, path: str) -> Manifest:
+        """Read what `to_json` wrote, or anybody else; nothing in it is taken on trust.
+
+        Args:
+            data: the file.
+            path: what to call it in errors.
+
+        Raises:
+            DatasetError: not a dataset.json, one of another version, or one whose fields are not as specified.
+        """
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{path} is not JSON ({error}): copy it again or pack the dataset again") from error
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise DatasetError(f"{path} does not describe a streamvid dataset: check the path")
+        version = document.get("version")
+        if version != VERSION or isinstance(version, bool):
+            if isinstance(version, int) and version > VERSION:
+                raise DatasetError(
+                    f"{path}: this is a version {version} dataset, and this streamvid reads version {VERSION}: "
+                    "update streamvid"
+                )
+            raise DatasetError(f"{path} has the version {version!r}, which no streamvid writes: pack the dataset again")
+        try:
+            manifest = cls(
+                name=_checked(document, "name", str),
+                seconds=_seconds(document.get("seconds")),
+                classes=_classes(document.get("classes")),
+                shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
+            )
+            totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
+            for field, total in totals.items():
+                if _count(document, field) != total:
+                    raise ValueError(f"{field!r} is {document[field]}, its shards add up to {total}")
+            names = [shard.name for shard in manifest.shards]
+            if len(set(names)) != len(names):
+                raise ValueError("it names a shard twice")
+        except ValueError as error:
+            raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
+        return manifest
+
+
+def _checked(document: dict[str, Any], field: str, kind: type) -> Any:
+    value = document.get(field)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{field!r} is missing or not of the type that it should be")
+    return value
+
+
+def _count(document: dict[str, Any], field: str) -> int:
+    value = _checked(document, field, int)
+    if not 0 <= value < 1 << 62:
+        raise ValueError(f"{field!r} is {value}")
+    return int(value)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"'seconds' is {value!r}")
+    return float(value)
+
+
+def _classes(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("'classes' is not a list of names")
+    return tuple(value)
+
+
+def _shard(entry: object) -> ShardEntry:
+    if not isinstance(entry, dict):
+        raise ValueError("a shard's entry is not an object")
+    name = _checked(entry, "name", str)
+    # It becomes part of a path: nothing but digits, or "../../etc/passwd" would be a shard.
+    if not re.fullmatch(r"[0-9]{8}", name):
+        raise ValueError(f"the shard name {name!r} is not eight digits")
+    sums = [_checked(entry, field, str) for field in ("sha256", "idx_sha256", "parquet_sha256")]
+    for checksum in sums:
+        if not re.fullmatch(r"[0-9a-f]{64}", checksum):
+            raise ValueError(f"shard {name} has a checksum that is not 64 hexadecimal digits")
+    clips, frames, size = (_count(entry, field) for field in ("clips", "frames", "bytes"))
+    return ShardEntry(name, clips, frames, size, *sums)

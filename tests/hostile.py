@@ -1,0 +1,79 @@
+"""What a test puts in the place of `streamvid.pack.store_source`, in the worker processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+from streamvid.errors import VideoError
+from streamvid.sources import Source
+from streamvid.stored import StoredClip
+from streamvid.storing import store_source
+
+
+def crash_on_two(source: Source, place: Path) -> StoredClip:
+    """Die as a process does in which FFmpeg follows a wild pointer."""
+    if "two" in source.name:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return store_source(source, place)
+
+
+def few_places(source: Source, place: Path) -> StoredClip:
+    """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
+    if len(list(place.parent.glob("clip-*"))) > 2:
+        raise VideoError("too many")
+    return store_source(source, place)
+
+
+def full_disk(source: Source, place: Path) -> StoredClip:
+    """Find the disk full after the first videos."""
+    if source.name == "top.avi":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+    return store_source(source, place)
+
+
+def reject_all(source: Source, place: Path) -> StoredClip:
+    """Reject everything."""
+    raise VideoError("no good")
+
+
+def first_is_slowest(source: Source, place: Path) -> StoredClip:
+    """Finish in another order than started."""
+    time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
+    return store_source(source, place)
+
+
+def die() -> None:
+    """End the process at once."""
+    os._exit(3)
+
+
+def double(number: int) -> int:
+    """Do something."""
+    return 2 * number
+
+
+def refuse(text: str) -> None:
+    """Raise."""
+    raise VideoError(text)
+
+
+def where() -> int:
+    """The process's number."""
+    return os.getpid()
+
+
+def chatter(text: str) -> str:
+    """Print, in Python and below it."""
+    print(text)
+    os.write(1, text.encode())
+    return text
+
+
+def sleep(seconds: float) -> int:
+    """Take a while."""
+    time.sleep(seconds)
+    return os.getpid()
