@@ -16,8 +16,8 @@ _POLL_SECONDS: Final = 0.1
 class Background(Generic[Item]):
     """An iterator over the items of another one, up to `depth` of them made in advance.
 
-    An exception of the source is raised to the consumer, in its place in the order. `close` ends the thread; the source's own clean-up
-    (`finally`) runs in that thread before `close` returns.
+    An exception of the source is raised to the consumer, in its place in the order. `close` ends the thread; the
+    source's own clean-up (`finally`) runs in that thread before `close` returns.
     """
 
     def __init__(self, source: Iterator[Item], *, depth: int, name: str) -> None:
@@ -60,13 +60,17 @@ class Background(Generic[Item]):
             for item in source:
                 if not self._put((True, item)):
                     break
-        except BaseException as error:  # handed on, whatever it is: a thread that dies silently leaves its consumer waiting for ever
+        except (
+            BaseException
+        ) as error:  # handed on, whatever it is: a thread that dies silently leaves its consumer waiting for ever
             end = error
-        finally:
+        try:
             close = getattr(source, "close", None)
             if close is not None:
                 close()
-            self._put((False, end))
+        except BaseException as error:
+            end = end or error
+        self._put((False, end))
 
     def _put(self, message: tuple[bool, Item | BaseException | None]) -> bool:
         """False if told to stop instead."""

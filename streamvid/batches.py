@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from streamvid.samples import EncodedBatch
-from streamvid.transform import GraphInputs, Transform, graph
+from streamvid.transform import Transform, graph, needed
 
 OUTPUTS: Final = ("video", "mask", "pts", "label", "clip", "valid")
 
@@ -40,28 +40,38 @@ class TorchBatches:
     """
 
     def __init__(
-        self, transform: Transform, *, device_id: int | None, max_batch: int, threads: int, rotates: bool, has_blanks: bool
+        self,
+        transform: Transform,
+        *,
+        device_id: int | None,
+        max_batch: int,
+        threads: int,
+        rotates: bool,
+        has_blanks: bool,
     ) -> None:
         from nvidia.dali import pipeline_def
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        self._feed = _Feed()
+        self._feed = _Feed(needed(transform, rotates=rotates, has_blanks=has_blanks))
         self._ended = False
         on_gpu = device_id is not None
 
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=2)
         def pipeline() -> Any:
-            given = self._feed.nodes(on_gpu)
-            video = graph(transform, given.frames, given.inputs, rotates=rotates, has_blanks=has_blanks)
-            about = [node.gpu() for node in given.about] if on_gpu else given.about
-            return video, *about
+            frames, given, about = self._feed.nodes(on_gpu)
+            video = graph(transform, frames, given, rotates=rotates, has_blanks=has_blanks)
+            return video, *([node.gpu() for node in about] if on_gpu else about)
 
         self._pipeline = pipeline()
         self._pipeline.build()
         # The plan decides how the last batch is made; here every batch is handed on as it comes.
         self._iterator = DALIGenericIterator(
-            [self._pipeline], list(OUTPUTS), auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL, prepare_first_batch=False
+            [self._pipeline],
+            list(OUTPUTS),
+            auto_reset=False,
+            last_batch_policy=LastBatchPolicy.PARTIAL,
+            prepare_first_batch=False,
         )
 
     def over(self, source: Iterator[DecodedBatch]) -> Iterator[dict[str, Any]]:
@@ -80,43 +90,60 @@ class TorchBatches:
             yield batch
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    frames: Any
-    inputs: GraphInputs
-    about: list[Any]
-
-
 class _Feed:
-    """Splits batches over the pipeline's external sources, one of which takes frames on the GPU, the other the rest on the CPU."""
+    """Splits batches over the pipeline's external sources, one of which takes frames on the GPU, the other the rest
+    on the CPU.
 
-    def __init__(self) -> None:
+    Args:
+        fields: which fields of `transform.Inputs` the graph takes.
+    """
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self._fields = fields
         self._source: Iterator[DecodedBatch] = iter(())
         self._frames: deque[DecodedBatch] = deque()
         self._rest: deque[DecodedBatch] = deque()
 
     def start(self, source: Iterator[DecodedBatch]) -> None:
+        """Take batches from there from now on."""
         self._source = source
         self._frames.clear()
         self._rest.clear()
 
-    def nodes(self, on_gpu: bool) -> _Nodes:
+    def nodes(self, on_gpu: bool) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The frames, the fields by name, and what goes out beside the video, as nodes of the graph being defined."""
         from nvidia.dali import fn, types
 
+        kinds = {
+            "gather": (types.INT32, 1),
+            "shown": (types.UINT8, 4),
+            "angle": (types.FLOAT, 0),
+            "size": (types.FLOAT, 1),
+            "crop": (types.FLOAT, 1),
+            "mirror": (types.INT32, 0),
+            "mask": (types.BOOL, 1),
+            "pts": (types.FLOAT64, 1),
+            "label": (types.INT64, 0),
+            "clip": (types.INT64, 0),
+            "valid": (types.BOOL, 0),
+        }
+        names = [*self._fields, *OUTPUTS[1:]]
         frames = fn.external_source(
-            source=self._next_frames, batch=True, device="gpu" if on_gpu else "cpu", dtype=types.UINT8, ndim=4, layout="FHWC"
+            source=self._next_frames,
+            batch=True,
+            device="gpu" if on_gpu else "cpu",
+            dtype=types.UINT8,
+            ndim=4,
+            layout="FHWC",
         )
         rest = fn.external_source(
             source=self._next_rest,
             batch=True,
-            num_outputs=11,
-            dtype=[
-                types.INT32, types.UINT8, types.FLOAT, types.FLOAT, types.FLOAT, types.INT32,
-                types.BOOL, types.FLOAT64, types.INT64, types.INT64, types.BOOL,
-            ],
-            ndim=[1, 4, 0, 1, 1, 0, 1, 1, 0, 0, 0],
-        )  # fmt: skip
-        return _Nodes(frames, GraphInputs(*rest[:6]), list(rest[6:]))
+            num_outputs=len(names),
+            dtype=[kinds[name][0] for name in names],
+            ndim=[kinds[name][1] for name in names],
+        )
+        return frames, dict(zip(self._fields, rest, strict=False)), list(rest[len(self._fields) :])
 
     def _pull(self, mine: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
         if not mine:
@@ -130,17 +157,8 @@ class _Feed:
 
     def _next_rest(self) -> tuple[list[Any], ...]:
         batch = self._pull(self._rest, self._frames).encoded
-        given = batch.inputs
+        about = (batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid)
         return (
-            [i.gather for i in given],
-            [i.shown for i in given],
-            [i.angle for i in given],
-            [i.size for i in given],
-            [i.crop for i in given],
-            [i.mirror for i in given],
-            list(batch.mask),
-            list(batch.seconds),
-            [np.array(label) for label in batch.labels],
-            [np.array(clip) for clip in batch.clips],
-            [np.array(valid) for valid in batch.valid],
+            *([getattr(given, field) for given in batch.inputs] for field in self._fields),
+            *([np.asarray(value) for value in column] for column in about),
         )

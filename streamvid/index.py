@@ -74,7 +74,7 @@ class FrameIndex:
     @classmethod
     def from_npy(cls, data: bytes) -> FrameIndex:
         """Read what `to_npy` wrote. Raises ValueError if it is something else."""
-        table = np.load(io.BytesIO(data), allow_pickle=False)
+        table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         if table.ndim != 2 or table.shape[1] != 4 or table.dtype != np.dtype("<i8"):
             raise ValueError(f"a frame index is int64 [packets, 4], this is {table.dtype} {list(table.shape)}")
         pts, offset, size, flags = table.T

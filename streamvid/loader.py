@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamvid import samples, storage
+from streamvid.access import ShardAccess
 from streamvid.background import Background
 from streamvid.batches import DecodedBatch, TorchBatches
 from streamvid.cache import ShardCache
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
-_SHARDS_AHEAD: Final = 8
-"""Shards of a remote dataset that are fetched before they are needed."""
+_STEPS_AHEAD: Final = 64
+"""How many steps ahead shards of a remote dataset are fetched, as far as the cache has room."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,22 @@ class LoaderStats:
 class StreamLoader:
     """Streams a dataset into PyTorch batches; every iteration over it is an epoch.
 
-    A batch is a dict: `video` (batch, then the transform's layout, on the device), `mask` bool [batch, frames], True for real frames; `pts` float64
-    [batch, frames], seconds from the clip's first frame, -1 for a constant picture; `label` int64 [batch], -1 for none; `clip` int64
-    [batch], row numbers of the dataset; `valid` bool [batch], False for clips that only fill the batch; `key` list of str.
+    A batch is a dict of tensors on the device:
+
+    - `video`: the batch, then the transform's layout and dtype.
+    - `mask`: bool [batch, frames], True for real frames, False for padding.
+    - `pts`: float64 [batch, frames], seconds from the clip's first frame; -1 for a constant picture.
+    - `label`: int64 [batch], -1 for none.
+    - `clip`: int64 [batch], row numbers of the dataset.
+    - `valid`: bool [batch], False for clips that are only there to fill the batch.
+    - `key`: a list of str.
 
     Args:
         dataset: a `Dataset`, a folder, or a URL such as s3://bucket/name.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `Uniform`, `Frames` or `All`.
-        pad: what short clips show behind their end: "edge", "constant" (black), "reflect_101", "reflect_1001"; "none" skips them.
+        pad: what short clips show behind their end: "edge", "constant" (black), "reflect_101", "reflect_1001";
+            "none" skips them.
         transform: what is done to the frames; default: nothing, uint8 FHWC.
         shuffle: another order of all clips every epoch.
         seed: of order, places and augmentation.
@@ -116,22 +123,24 @@ class StreamLoader:
             folder = Path(cache_dir) if cache_dir is not None else default_cache_dir()
             self._cache = ShardCache(folder, limit_bytes=cache_bytes)
         self.dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(path, cache=self._cache)
+        self._access = ShardAccess(self.dataset, cache=self._cache, limit_bytes=cache_bytes)
         self._recipe = Recipe(sampling, pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
 
         rows = self._usable_clips()
         self._check_sizes(rows)
         if self._device_id is not None:
-            check_decodable(self.dataset, rows, device_id=self._device_id, open_shards=self._open_shards)
+            check_decodable(self.dataset, rows, device_id=self._device_id, access=self._access)
         self._plan = Plan(rows, batch_size, world.rank, world.size, seed, shuffle, last_batch)
         if len(self._plan) == 0:
             raise InputError(
-                f"{len(rows)} clips do not fill one step of {world.size} ranks x {batch_size} clips, and last_batch is 'drop': "
-                "give a smaller batch_size or another last_batch"
+                f"{len(rows)} clips do not fill one step of {world.size} ranks x {batch_size} clips, "
+                "and last_batch is 'drop': give a smaller batch_size or another last_batch"
             )
         self._epoch = 0
         self._stats = LoaderStats()
-        self._decoder: Decoder | None = None
-        self._torch: TorchBatches | None = None
+        # Those that no iteration uses. Iterations at the same time each have their own.
+        self._decoders: list[Decoder] = []
+        self._transforms: list[TorchBatches] = []
 
     def __len__(self) -> int:
         """Batches in an epoch, the same on every rank."""
@@ -154,9 +163,9 @@ class StreamLoader:
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
-        if self._decoder is not None:
-            self._decoder.close()
-        self._decoder, self._torch = None, None
+        while self._decoders:
+            self._decoders.pop().close()
+        self._transforms.clear()
         if self._cache is not None:
             self._cache.close()
 
@@ -172,15 +181,13 @@ class StreamLoader:
         return self._run(epoch)
 
     def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
-        if self._decoder is None:
-            self._decoder = self._make_decoder()
-        if self._torch is None:
-            self._torch = self._make_torch()
+        decoder = self._decoders.pop() if self._decoders else self._make_decoder()
+        transform = self._transforms.pop() if self._transforms else self._make_transform()
         encoded = Background(self._encoded(epoch), depth=2, name="streamvid-read")
-        decoded = Background(self._decoded(encoded, self._decoder), depth=2, name="streamvid-decode")
+        decoded = Background(self._decoded(encoded, decoder), depth=2, name="streamvid-decode")
         whole = False
         try:
-            batches = self._torch.over(self._counted(decoded))
+            batches = transform.over(self._counted(decoded))
             while True:
                 started = time.perf_counter()
                 batch = next(batches, None)
@@ -195,9 +202,13 @@ class StreamLoader:
         finally:
             decoded.close()
             encoded.close()
-            if not whole:
-                # Batches of an epoch that was left early are still inside the pipeline; the next epoch gets a new one.
-                self._torch = None
+            # A decoder that failed may be of no use; batches of an epoch that was left early are still inside the
+            # transform's pipeline. The next iteration makes new ones.
+            if whole and not self._decoders:
+                self._decoders.append(decoder)
+                self._transforms.append(transform)
+            else:
+                decoder.close()
 
     def _counted(self, decoded: Iterator[DecodedBatch]) -> Iterator[DecodedBatch]:
         for batch in decoded:
@@ -216,10 +227,15 @@ class StreamLoader:
         start, chunk = 0, 1
         while start < steps:
             numbers = range(start, min(start + chunk, steps))
-            self._prefetch_shards(order, numbers.stop)
+            self._access.prefetch(self._shards_from(order, numbers.stop))
             chosen = [samples.choose(self.dataset, self._plan.step(order, n), self._recipe, epoch) for n in numbers]
-            yield from samples.encode(self.dataset, chosen, self._recipe, self._open_shards)
+            yield from samples.encode(self.dataset, chosen, self._recipe, self._access)
             start, chunk = numbers.stop, min(2 * chunk, most)
+
+    def _shards_from(self, order: Int64, step: int) -> Iterator[int]:
+        """The shards that the steps from `step` on will read, as far ahead as is worth fetching."""
+        for number in range(step, min(step + _STEPS_AHEAD, len(self._plan))):
+            yield from self.dataset.clips.shard[self._plan.step(order, number).clips].tolist()
 
     def _decoded(self, encoded: Iterator[EncodedBatch], decoder: Decoder) -> Iterator[DecodedBatch]:
         for batch in encoded:
@@ -231,7 +247,7 @@ class StreamLoader:
             return CpuDecoder(threads=self._threads, max_batch=size)
         return GpuDecoder(device_id=self._device_id, threads=self._threads, max_batch=size)
 
-    def _make_torch(self) -> TorchBatches:
+    def _make_transform(self) -> TorchBatches:
         return TorchBatches(
             self._recipe.transform,
             device_id=self._device_id,
@@ -248,11 +264,17 @@ class StreamLoader:
             short = short_clips(self.dataset, self._recipe.sampling)
             rows = rows[~short]
             if short.any():
-                log.warning("%d of %d clips are too short for %s and are skipped", short.sum(), len(short), self._recipe.sampling)
+                log.warning(
+                    "%d of %d clips are too short for %s and are skipped",
+                    short.sum(),
+                    len(short),
+                    self._recipe.sampling,
+                )
         self.skipped = len(self.dataset) - len(rows)
         if len(rows) == 0:
             raise InputError(
-                f"all {len(self.dataset)} clips are too short for {self._recipe.sampling}: pad them, or sample fewer frames"
+                f"all {len(self.dataset)} clips are too short for {self._recipe.sampling}: "
+                "pad them, or sample fewer frames"
                 if len(self.dataset)
                 else "the dataset holds no clips"
             )
@@ -264,33 +286,6 @@ class StreamLoader:
         heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
         widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
         output_size(self._recipe.transform, heights, widths, _Names(clips.key, rows))
-
-    @contextlib.contextmanager
-    def _open_shards(self, numbers: Sequence[int]) -> Iterator[Sequence[str]]:
-        if self._cache is None:
-            yield [self.dataset.shard_path(number) for number in numbers]
-            return
-        with contextlib.ExitStack() as leases:
-            paths = []
-            for number in numbers:
-                entry = self.dataset.shard(number)
-                lease = self._cache.lease(self.dataset.shard_path(number), size=entry.bytes, sha256=entry.sha256)
-                paths.append(str(leases.enter_context(lease).path))
-            yield paths
-
-    def _prefetch_shards(self, order: Int64, step: int) -> None:
-        """Start fetching the shards that the steps from `step` on will need."""
-        if self._cache is None:
-            return
-        wanted: dict[int, None] = {}
-        for number in range(step, min(step + _CHUNK_CLIPS, len(self._plan))):
-            for shard in self.dataset.clips.shard[self._plan.step(order, number).clips].tolist():
-                wanted[shard] = None
-            if len(wanted) >= _SHARDS_AHEAD:
-                break
-        for shard in list(wanted)[:_SHARDS_AHEAD]:
-            entry = self.dataset.shard(shard)
-            self._cache.prefetch(self.dataset.shard_path(shard), size=entry.bytes, sha256=entry.sha256)
 
 
 class _Names(Sequence[str]):

@@ -1,7 +1,8 @@
 """Which clip, in which order, on which rank: a pure function of (clips, seed, epoch, world size, rank).
 
-An epoch is one order of all clips. Step *s* takes the next `batch_size` x `world_size` clips of that order, and rank *r* the *r*-th part
-of those. So the position in an epoch is one number, the clips that all ranks have consumed, and every rank makes the same number of steps.
+An epoch is one order of all clips. Step *s* takes the next `batch_size` x `world_size` clips of that order, and rank
+*r* the *r*-th part of those. So the position in an epoch is one number, the clips that all ranks have consumed, and
+every rank makes the same number of steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Step:
 
     Attributes:
         clips: int64 [batch], row numbers of clips.
-        valid: bool [batch], False for a clip that is only there to fill the batch and belongs to another place of the epoch.
+        valid: bool [batch], False for a clip that is only there to fill the batch and belongs to another place of
+            the epoch.
     """
 
     clips: Int64
@@ -44,9 +46,10 @@ class Plan:
         rank, world_size: which rank of how many.
         seed: any integer.
         shuffle: a new order every epoch, or the dataset's own order.
-        last_batch: what to do when the clips do not fill the last step of all ranks. "partial": that step's batches are smaller (where fewer
-            clips than ranks are left, ranks without one get a clip marked not valid, so that no rank runs dry); "drop": it does not
-            happen; "fill": it is filled with clips from the start of the epoch's order, marked not valid.
+        last_batch: what to do when the clips do not fill the last step of all ranks. "partial": that step's batches
+            are smaller (where fewer clips than ranks are left, ranks without one get a clip marked not valid, so
+            that no rank runs dry); "drop": it does not happen; "fill": it is filled with clips from the start of the
+            epoch's order, marked not valid.
     """
 
     clips: Int64
@@ -63,7 +66,9 @@ class Plan:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, it is {value!r}")
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.world_size:
-            raise InputError(f"rank must be from 0 to {self.world_size - 1} in a world of {self.world_size}, it is {self.rank!r}")
+            raise InputError(
+                f"rank must be from 0 to {self.world_size - 1} in a world of {self.world_size}, it is {self.rank!r}"
+            )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed must be a whole number, it is {self.seed!r}")
         if self.last_batch not in LAST_BATCH:
@@ -106,4 +111,6 @@ def draws(seed: int, epoch: int, clip: int, count: int) -> npt.NDArray[np.float6
 
 def _bits(seed: int, epoch: int, purpose: int, clip: int = 0) -> np.random.Philox:
     """A counter-based generator (Salmon et al., SC 2011): its own stream for every seed, epoch, purpose and clip."""
-    return np.random.Philox(key=[seed & _MASK64, epoch & _MASK64], counter=[0, 0, clip, purpose])
+    # As an array: of a list with numbers above 2^63, NumPy makes floats, and neighbouring seeds become the same.
+    key = np.array([seed & _MASK64, epoch & _MASK64], dtype=np.uint64)
+    return np.random.Philox(key=key, counter=[0, 0, clip, purpose])

@@ -1,7 +1,7 @@
 """Byte ranges of shards → bytes, by DALI's WebDataset reader over an index written for just these ranges.
 
-A read pipeline is CPU-only and cheap to build (about a millisecond), so one is made for every chunk of the plan and thrown away: no state
-of a reader outlives a chunk.
+A read pipeline is CPU-only and cheap to build (about a millisecond), so one is made for every chunk of the plan and
+thrown away: no state of a reader outlives a chunk.
 """
 
 from __future__ import annotations
@@ -49,14 +49,19 @@ def read(ranges: Sequence[ByteRange]) -> list[Bytes]:
         by_file.setdefault(ranges[number].path, []).append(number)
     order = [number for numbers in by_file.values() for number in numbers]
     with tempfile.TemporaryDirectory(prefix="streamvid-index-") as folder:
-        indexes = [_write_index(Path(folder) / f"{n}.idx", [ranges[i] for i in numbers]) for n, numbers in enumerate(by_file.values())]
+        indexes = [
+            _write_index(Path(folder) / f"{n}.idx", [ranges[i] for i in numbers])
+            for n, numbers in enumerate(by_file.values())
+        ]
         blocks = _run(list(by_file), indexes, len(ranges))
     result: list[Bytes] = [np.empty(0, dtype=np.uint8)] * len(ranges)
     for number, block in zip(order, blocks, strict=True):
         wanted = ranges[number]
         result[number] = block[wanted.start % TAR_BLOCK :]
         if len(result[number]) != wanted.end - wanted.start:
-            raise DatasetError(f"{wanted.path} gave {len(result[number])} bytes where {wanted.end - wanted.start} were asked for")
+            raise DatasetError(
+                f"{wanted.path} gave {len(result[number])} bytes where {wanted.end - wanted.start} were asked for"
+            )
     return result
 
 
@@ -77,7 +82,12 @@ def _run(paths: list[str], indexes: list[str], count: int) -> list[Bytes]:
     def reader() -> object:
         # Without mmap: a shard that shrinks while it is read raises instead of killing the process with SIGBUS.
         return fn.readers.webdataset(
-            paths=paths, index_paths=indexes, ext=["b"], dont_use_mmap=True, missing_component_behavior="error", prefetch_queue_depth=1
+            paths=paths,
+            index_paths=indexes,
+            ext=["b"],
+            dont_use_mmap=True,
+            missing_component_behavior="error",
+            prefetch_queue_depth=1,
         )
 
     try:
@@ -86,5 +96,7 @@ def _run(paths: list[str], indexes: list[str], count: int) -> list[Bytes]:
         (blocks,) = pipe.run()
     except RuntimeError as error:
         reason = str(error).split("\n", 1)[0]
-        raise DatasetError(f"a shard cannot be read ({reason}): check it with `streamvid verify`, then copy it again") from error
+        raise DatasetError(
+            f"a shard cannot be read ({reason}): check it with `streamvid verify`, then copy it again"
+        ) from error
     return [np.array(blocks.at(i)) for i in range(count)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid import read, transform
+from streamvid.access import ShardAccess
 from streamvid.dataset import Dataset
 from streamvid.index import FrameIndex, Int64
 from streamvid.plan import Step, draws
@@ -21,9 +21,6 @@ from streamvid.transform import Inputs, Transform
 
 GAP_BYTES: Final = 64 << 10
 """On a local disk, reading this much too much costs less than another read."""
-
-OpenShards = Callable[[Sequence[int]], AbstractContextManager[Sequence[str]]]
-"""Local paths of shards by number, usable inside the `with`."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,8 @@ def choose(dataset: Dataset, step: Step, recipe: Recipe, epoch: int) -> list[Sam
     if isinstance(recipe.sampling, All):
         slots = max(len(sample.selection.frames) for sample in samples)
         samples = [
-            Sample(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans) for s in samples
+            Sample(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans)
+            for s in samples
         ]
     return samples
 
@@ -109,7 +107,9 @@ def clip_times(dataset: Dataset, clip: int, index: FrameIndex) -> ClipTimes:
     return ClipTimes(index.frame_pts, int(rows.duration[clip]), tick)
 
 
-def make_sample(index: FrameIndex, clip: int, valid: bool, selection: Selection, random: npt.NDArray[np.float64]) -> Sample:
+def make_sample(
+    index: FrameIndex, clip: int, valid: bool, selection: Selection, random: npt.NDArray[np.float64]
+) -> Sample:
     """The sample of a clip that shows the selected frames."""
     shown = selection.frames[selection.frames >= 0]
     # A constant picture needs no frame, but a decoder needs one to make a picture of that size.
@@ -118,31 +118,38 @@ def make_sample(index: FrameIndex, clip: int, valid: bool, selection: Selection,
     return Sample(clip, valid, selection, random, part, ranges(part, gap=GAP_BYTES))
 
 
-def encode(dataset: Dataset, batches: Sequence[Sequence[Sample]], recipe: Recipe, open_shards: OpenShards) -> list[EncodedBatch]:
+def encode(
+    dataset: Dataset, batches: Sequence[Sequence[Sample]], recipe: Recipe, access: ShardAccess
+) -> list[EncodedBatch]:
     """Read the packets of several batches at once, and cut them out.
 
     Raises:
         DatasetError: a shard cannot be read.
     """
-    rows = dataset.clips
-    samples = [sample for batch in batches for sample in batch]
-    shards = sorted({int(rows.shard[sample.clip]) for sample in samples})
-    with open_shards(shards) as paths:
-        path_of = dict(zip(shards, paths, strict=True))
-        wanted = [
-            read.ByteRange(path_of[int(rows.shard[s.clip])], int(rows.mp4_offset[s.clip]) + start, int(rows.mp4_offset[s.clip]) + end)
-            for s in samples
-            for start, end in s.spans.tolist()
-        ]
-        blocks = iter(read.read(wanted))
-    encoded = []
+    flat = [sample for batch in batches for sample in batch]
+    shards = dataset.clips.shard[[sample.clip for sample in flat]]
+    slices: dict[int, EncodedSlice] = {}
+    for group in access.groups(np.unique(shards).tolist()):
+        members = np.flatnonzero(np.isin(shards, group)).tolist()
+        with access.open(group) as paths:
+            path_of = dict(zip(group, paths, strict=True))
+            blocks = iter(
+                read.read([part for n in members for part in _byte_ranges(dataset, flat[n], path_of[int(shards[n])])])
+            )
+        for n in members:
+            mine = [next(blocks) for _ in range(len(flat[n].spans))]
+            slices[n] = _encoded_slice(dataset, flat[n], gather(flat[n].part, flat[n].spans, mine))
+    encoded, first = [], 0
     for batch in batches:
-        slices = []
-        for sample in batch:
-            mine = [next(blocks) for _ in range(len(sample.spans))]
-            slices.append(_encoded_slice(dataset, sample, gather(sample.part, sample.spans, mine)))
-        encoded.append(_encoded_batch(dataset, batch, slices, recipe))
+        encoded.append(_encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
+        first += len(batch)
     return encoded
+
+
+def _byte_ranges(dataset: Dataset, sample: Sample, path: str) -> list[read.ByteRange]:
+    """What to read of the shard at `path`."""
+    origin = int(dataset.clips.mp4_offset[sample.clip])
+    return [read.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
 
 
 def _encoded_slice(dataset: Dataset, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
@@ -162,7 +169,9 @@ def _encoded_slice(dataset: Dataset, sample: Sample, data: npt.NDArray[np.uint8]
     )
 
 
-def _encoded_batch(dataset: Dataset, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe) -> EncodedBatch:
+def _encoded_batch(
+    dataset: Dataset, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe
+) -> EncodedBatch:
     rows = dataset.clips
     clips = np.array([sample.clip for sample in batch], dtype=np.int64)
     inputs = []

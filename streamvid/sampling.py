@@ -1,7 +1,7 @@
 """Which frames of a clip a sample shows: small pure functions over timestamps. docs/sampling.md states the rules.
 
-A sampler places its slots on an axis: frame numbers, or ticks of the clip's clock. The axis ends where the clip does; slots at or behind
-its end are padding, which `select` folds back onto the clip. Then places become frame numbers.
+A sampler places its slots on an axis: frame numbers, or ticks of the clip's clock. The axis ends where the clip
+does; slots at or behind its end are padding, which `select` folds back onto the clip. Then places become frame numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Selection:
     Attributes:
         frames: int64 [slots], frame numbers; -1 for a slot that shows a constant picture.
         mask: bool [slots], True for a real frame, False for padding.
-        seconds: float64 [slots], when the slot's frame is shown, counted from the clip's first frame; -1 for a constant picture.
+        seconds: float64 [slots], when the slot's frame is shown, counted from the clip's first frame; -1 for a
+            constant picture.
     """
 
     frames: Int64
@@ -87,7 +88,8 @@ class Sampling(Protocol):
         """Place the slots of one sample; `random` is float64 [draws], uniform in [0, 1)."""
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
-        """bool [clips]: which clips, given their frames and their durations in ticks, are too short and would be padded."""
+        """bool [clips]: which clips, given their frames and their durations in ticks, are too short and would be
+        padded."""
 
 
 def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Selection:
@@ -97,8 +99,8 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Sel
         sampling: how to choose.
         clip: the clip's times.
         random: float64 [sampling.draws], uniform in [0, 1).
-        pad: what slots behind the clip's end show: "edge" the last frame, "constant" a constant picture, "reflect_101" the
-            frames backwards from the one before the last, "reflect_1001" from the last.
+        pad: what slots behind the clip's end show: "edge" the last frame, "constant" a constant picture,
+            "reflect_101" the frames backwards from the one before the last, "reflect_1001" from the last.
 
     Raises:
         ValueError: the clip is short and `pad` is "none".
@@ -110,11 +112,8 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Sel
         if pad == "none":
             raise ValueError("the clip is too short, and padding is off")
         place = np.where(mask, place, _fold(place, slots, pad))
-    if slots.in_ticks:
-        frames = np.maximum(np.searchsorted(clip.pts, place, side="right") - 1, 0)
-    else:
-        frames = place
-    seconds = clip.pts[frames] * float(clip.tick)
+    frames = np.maximum(np.searchsorted(clip.pts, place, side="right") - 1, 0) if slots.in_ticks else place
+    seconds = np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
     if pad == "constant" and not mask.all():
         frames = np.where(mask, frames, -1)
         seconds = np.where(mask, seconds, -1.0)
@@ -136,8 +135,8 @@ def _fold(place: Int64, slots: Slots, pad: Pad) -> Int64:
 def _instants(frames: int, step: Fraction) -> Int64:
     """int64 [frames]: i x step ticks, rounded up.
 
-    Containers round timestamps to whole ticks. Rounding the instants up makes sampling at a clip's own rate give each frame once: an
-    instant less than a tick before a frame shows that frame.
+    Containers round timestamps to whole ticks. Rounding the instants up makes sampling at a clip's own rate give
+    each frame once: an instant less than a tick before a frame shows that frame.
     """
     instants = np.array([-(-i * step.numerator // step.denominator) for i in range(frames)], dtype=np.int64)
     instants.setflags(write=False)
@@ -171,8 +170,10 @@ class Window:
     Attributes:
         frames: frames in a sample.
         stride: step in frames; 1 if fps is not given either.
-        fps: frames a second. Each slot shows the frame on screen at its instant, so variable frame rates come out right.
-        place: where in the clip: "random" for training, "center" for evaluation, or "start". A window by fps starts on a frame.
+        fps: frames a second. Each slot shows the frame on screen at its instant, so variable frame rates come out
+            right.
+        place: where in the clip: "random" for training, "center" for evaluation, or "start". A window by fps starts
+            on a frame.
     """
 
     frames: int
@@ -223,7 +224,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Uniform:
-    """One frame from each of `frames` equal parts of the clip (the segments of TSN, Wang et al. 2016), by frame numbers.
+    """One frame from each of `frames` equal parts of the clip (the segments of TSN, Wang et al. 2016), by frame
+    numbers.
 
     A clip of fewer frames shows some of them more than once; that is not padding.
 

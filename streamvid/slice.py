@@ -61,7 +61,8 @@ class EncodedSlice:
     plain: bool
 
     def to_mp4(self) -> Bytes:
-        """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation order."""
+        """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation
+        order."""
         offsets = mp4.composition_offsets(self.ranks)
         head = mp4.header(self.stsd, self.sizes, width=self.width, height=self.height, offsets=offsets)
         return np.concatenate([np.frombuffer(head, dtype=np.uint8), self.data])

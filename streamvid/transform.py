@@ -1,13 +1,14 @@
 """Frames → the model's tensor: one DALI graph on either device, and one random draw for all frames of a clip.
 
-Every random number comes in from the plan, so that a clip looks the same in an epoch wherever and whenever it is decoded.
+Every random number comes in from the plan, so that a clip looks the same in an epoch wherever and whenever it is
+decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,10 @@ class Transform:
                 continue
             sides = value if isinstance(value, tuple) else (value,)
             if len(sides) not in (1, 2) or any(not _is_side(side) for side in sides):
-                raise InputError(f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; it is {value!r}")
+                raise InputError(
+                    f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
+                    f"it is {value!r}"
+                )
         if self.layout not in LAYOUTS:
             raise InputError(f"Transform(layout) must be one of {', '.join(LAYOUTS)}; it is {self.layout!r}")
         if self.dtype not in DTYPES:
@@ -70,7 +74,10 @@ class Transform:
             if self.dtype == "uint8":
                 raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
             if len(value) != 3 or not all(np.isfinite(value)) or (name == "std" and any(v == 0 for v in value)):
-                raise InputError(f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; it is {value!r}")
+                raise InputError(
+                    f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; "
+                    f"it is {value!r}"
+                )
             object.__setattr__(self, name, tuple(float(v) for v in value))
 
     def for_evaluation(self) -> Transform:
@@ -79,7 +86,7 @@ class Transform:
 
 
 def _is_side(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= value <= _MAX_SIDE
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= _MAX_SIDE)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -102,7 +109,8 @@ def resized(transform: Transform, heights: Int64, widths: Int64) -> Int64:
     if isinstance(transform.resize, tuple):
         return np.broadcast_to(np.array(transform.resize, dtype=np.int64), sizes.shape)
     short = sizes.min(axis=1, keepdims=True)
-    return np.maximum(np.floor(sizes * transform.resize / short + 0.5).astype(np.int64), 1)
+    scaled = np.floor(sizes * transform.resize / short + 0.5).astype(np.int64)
+    return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
 
 
 def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequence[str]) -> tuple[int, int]:
@@ -123,7 +131,8 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequ
         if len(small):
             first = int(small[0])
             raise InputError(
-                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, such as {names[first]} with "
+                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, "
+                f"such as {names[first]} with "
                 f"{sizes[first, 0]}x{sizes[first, 1]}: give Transform a larger resize or a smaller crop"
             )
         return int(crop[0]), int(crop[1])
@@ -131,8 +140,9 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequ
     if len(different):
         other = int(different[0])
         raise InputError(
-            f"clips come out in different sizes, such as {names[0]} with {sizes[0, 0]}x{sizes[0, 1]} and {names[other]} with "
-            f"{sizes[other, 0]}x{sizes[other, 1]} (height x width): give Transform a crop, or a resize of (height, width)"
+            f"clips come out in different sizes, such as {names[0]} with {sizes[0, 0]}x{sizes[0, 1]} and "
+            f"{names[other]} with {sizes[other, 0]}x{sizes[other, 1]} (height x width): "
+            "give Transform a crop, or a resize of (height, width)"
         )
     return int(sizes[0, 0]), int(sizes[0, 1])
 
@@ -158,15 +168,17 @@ class Inputs:
     mirror: npt.NDArray[np.int32]
 
 
-class GraphInputs(NamedTuple):
-    """The fields of `Inputs`, for a batch, as nodes of a DALI graph."""
-
-    gather: DataNode
-    shown: DataNode
-    angle: DataNode
-    size: DataNode
-    crop: DataNode
-    mirror: DataNode
+def needed(transform: Transform, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
+    """Names of the fields of `Inputs` that the graph has a use for; arguments as for `graph`."""
+    uses = {
+        "gather": True,
+        "shown": has_blanks,
+        "angle": rotates,
+        "size": transform.resize is not None,
+        "crop": transform.crop is not None,
+        "mirror": transform.flip,
+    }
+    return tuple(name for name, used in uses.items() if used)
 
 
 def inputs(transform: Transform, *, height: int, width: int, rotation: int, gather: Int64, random: Floats) -> Inputs:
@@ -192,38 +204,42 @@ def inputs(transform: Transform, *, height: int, width: int, rotation: int, gath
     )
 
 
-def graph(transform: Transform, frames: DataNode, given: GraphInputs, *, rotates: bool, has_blanks: bool) -> DataNode:
+def graph(
+    transform: Transform, frames: DataNode, given: Mapping[str, DataNode], *, rotates: bool, has_blanks: bool
+) -> DataNode:
     """The transform as DALI operators, inside a pipeline definition, on the device where the frames are.
 
     Args:
         transform: what to do.
         frames: uint8 [decoded, height, width, 3], layout FHWC.
-        given: the fields of `Inputs` as nodes of the graph.
+        given: the fields of `Inputs` that are `needed`, as nodes of the graph.
         rotates: some clips are to be turned; without, the graph has no operator for it.
         has_blanks: some slots may show a black picture; likewise.
     """
     from nvidia.dali import fn, types
 
     if rotates:
-        frames = fn.rotate(frames, angle=given.angle, interp_type=types.INTERP_NN, keep_size=False)
+        frames = fn.rotate(frames, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
     if transform.resize is not None:
-        frames = fn.resize(frames, size=given.size, interp_type=types.INTERP_LINEAR)
+        frames = fn.resize(frames, size=given["size"], interp_type=types.INTERP_LINEAR)
     if transform.crop is not None:
         height, width = _pair(transform.crop)
-        frames = fn.crop(frames, crop_h=height, crop_w=width, crop_pos_x=given.crop[0], crop_pos_y=given.crop[1])
+        frames = fn.crop(frames, crop_h=height, crop_w=width, crop_pos_x=given["crop"][0], crop_pos_y=given["crop"][1])
     # Each decoded frame went through the above once, however many slots show it.
-    frames = fn.sequence_rearrange(frames, new_order=given.gather)
+    frames = fn.sequence_rearrange(frames, new_order=given["gather"])
     if has_blanks:
-        frames = fn.reinterpret(frames * (given.shown.gpu() if frames.device == "gpu" else given.shown), layout="FHWC")
+        frames = fn.reinterpret(
+            frames * (given["shown"].gpu() if frames.device == "gpu" else given["shown"]), layout="FHWC"
+        )
     if transform.dtype == "uint8":
-        out = fn.flip(frames, horizontal=given.mirror) if transform.flip else frames
+        out = fn.flip(frames, horizontal=given["mirror"]) if transform.flip else frames
         if transform.layout != "FHWC":
             out = fn.transpose(out, perm=[0, 3, 1, 2], output_layout="FCHW")
     else:
         mean, std = transform.mean or (0.0, 0.0, 0.0), transform.std or (1.0, 1.0, 1.0)
         out = fn.crop_mirror_normalize(
             frames,
-            mirror=given.mirror,
+            mirror=given["mirror"] if transform.flip else 0,
             mean=[255 * v for v in mean],
             std=[255 * v for v in std],
             dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,

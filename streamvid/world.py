@@ -17,7 +17,8 @@ class World:
 
 
 def find_world(rank: int | None, world_size: int | None) -> World:
-    """Rank and world size: as given, else from torch.distributed, else from RANK and WORLD_SIZE, else one process alone.
+    """Rank and world size: as given, else from torch.distributed, else from RANK and WORLD_SIZE, else one process
+    alone.
 
     Raises:
         InputError: only one of the two is given, or the environment holds something else than numbers.
@@ -61,7 +62,9 @@ def find_device(device: str | int | None) -> int | None:
             raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:NUMBER', it is {device!r}")
         number = int(digits)
     if number >= count:
-        raise InputError(f"there is no device {text}: torch sees {count} GPUs; use device='cpu', or install torch for CUDA")
+        raise InputError(
+            f"there is no device {text}: torch sees {count} GPUs; use device='cpu', or install torch for CUDA"
+        )
     return number
 
 

@@ -1,0 +1,171 @@
+"""The loader on a GPU: right frames through all stages, clear refusals at the start, several ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.decode import decode_with_pyav
+from streamvid.pack import pack
+from streamvid.remux import store_clip
+from tests.reference import whole
+from tools.clips import Recipe, hard_recipes, read_frame_number, write
+
+HARD = hard_recipes()
+ALONE = """
+import sys
+from pathlib import Path
+import numpy as np
+from streamvid.decode import GpuDecoder
+from streamvid.remux import store_clip
+from tests.reference import whole
+from tools.gpu_survey import arrays
+clip = store_clip(Path(sys.argv[1]), Path(sys.argv[2]))
+np.save(sys.argv[3], arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([whole(clip)]))[0])
+"""
+
+
+def packed(names: Sequence[str], folder: Path) -> str:
+    (folder / "videos").mkdir()
+    for name in names:
+        write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
+    pack([str(folder / "videos")], str(folder / "dataset"), progress=False)
+    return str(folder / "dataset")
+
+
+def alone(source: Path, folder: Path) -> np.ndarray:
+    """All frames of a clip, decoded on the GPU by a process that decodes nothing else."""
+    target = folder / f"{source.stem}.npy"
+    inner = folder / f"{source.stem}-stored"
+    inner.mkdir()
+    subprocess.run([sys.executable, "-c", ALONE, str(source), str(inner), str(target)], check=True)
+    return np.load(target)
+
+
+def test_every_frame_through_all_stages(tmp_path: Path) -> None:
+    names = ["h264", "hevc", "hevc_10bit", "vp9", "h264_vfr", "hevc_open_gop", "h264_trimmed", "h264_five_frames"]
+    dataset = packed(names, tmp_path)
+    reference = {name: alone(tmp_path / "videos" / f"{name}.{HARD[name].container}", tmp_path) for name in names[:4]}
+    with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(8, fps=10), pad="edge", device="cuda") as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert batch["video"].is_cuda
+                for video, seconds, key in zip(batch["video"], batch["pts"].tolist(), batch["key"], strict=True):
+                    seen.append(key)
+                    times = [float(t) for t in HARD[key].shown_at()]
+                    numbers = [int(np.argmin(np.abs(np.array(times) - second))) for second in seconds]
+                    shown = HARD[key].shown()
+                    assert [read_frame_number(frame) for frame in video.cpu().numpy()] == [shown[n] for n in numbers]
+                    if key in reference:
+                        np.testing.assert_array_equal(video.cpu().numpy(), reference[key][numbers])
+            assert sorted(seen) == sorted(names)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
+    """Clips of 192 rows beside clips of 180, which are coded with 192: none comes out stretched, in any order."""
+    (tmp_path / "videos").mkdir()
+    sources = {}
+    for n, height in enumerate((192, 180, 180, 192, 180, 184, 192)):
+        recipe = Recipe(codec=codec, height=height, frames=20, seed=n)  # type: ignore[arg-type]
+        sources[f"{n}-{height}"] = write(recipe, tmp_path / "videos" / f"{n}-{height}.mp4")
+    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), progress=False)
+    script = f"""
+import numpy as np
+import streamvid as sv
+crop = sv.Transform(crop=(176, 320), random_crop=False, layout="FHWC", dtype="uint8")
+dataset = {str(tmp_path / "dataset")!r}
+loader = sv.StreamLoader(dataset, batch_size=3, sampling=sv.Frames([0, 7, 19]), transform=crop, device="cuda")
+for epoch in range(4):
+    for batch in loader:
+        for key, video in zip(batch["key"], batch["video"]):
+            np.save({str(tmp_path)!r} + f"/{{epoch}}-{{key}}.npy", video.cpu().numpy())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "are decoded on the CPU" in done.stderr
+    for key, source in sources.items():
+        height = int(key.split("-")[1])
+        top = (height - 176) // 2
+        on_gpu = alone(source, tmp_path)[[0, 7, 19], top : top + 176]
+        (inner := tmp_path / f"{key}-cpu").mkdir()
+        on_cpu = decode_with_pyav(whole(store_clip(source, inner)))[[0, 7, 19], top : top + 176]
+        for epoch in range(4):
+            got = np.load(tmp_path / f"{epoch}-{key}.npy")
+            # The four lower clips outvote the three of 192 rows, which therefore come from the CPU.
+            np.testing.assert_array_equal(got, on_cpu if height == 192 else on_gpu)
+
+
+REFUSED = [
+    "h264_intra", "h264_10bit", "h264_422_10bit", "h264_444_odd", "hevc_444", "vp9_odd", "vp9_444", "mpeg4_odd",
+    "mjpeg_avi", "av1", "vp9_hidden_frames", "h264_open_gop_from_recovery",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_gpu_cannot_decode_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    dataset = packed(["h264", name], tmp_path)
+    size = sv.Transform(resize=(64, 64))
+    with pytest.raises(sv.InputError) as error:
+        sv.StreamLoader(dataset, batch_size=1, sampling=sv.Frames([0]), transform=size, device="cuda")
+    assert name in str(error.value)
+    assert "device='cpu'" in str(error.value)
+    assert "\n" not in str(error.value)
+    with sv.StreamLoader(dataset, batch_size=1, sampling=sv.Frames([0]), transform=size, device="cpu") as loader:
+        assert sorted(key for batch in loader for key in batch["key"]) == sorted(["h264", name])
+
+
+@pytest.mark.parametrize("pad", ["edge", "constant"])
+def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
+    names = ["h264", "hevc", "vp9", "h264_rotated_90", "h264_rotated_180", "h264_rotated_270", "h264_five_frames"]
+    dataset = packed(names, tmp_path)
+    transform = sv.Transform(resize=128, crop=112, flip=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    batches = {}
+    for device in ("cuda", "cpu"):
+        with sv.StreamLoader(
+            dataset,
+            batch_size=4,
+            sampling=sv.Window(16, fps=8),
+            pad=pad,
+            transform=transform,
+            device=device,  # type: ignore[arg-type]
+        ) as loader:
+            batches[device] = list(loader)
+    for on_gpu, on_cpu in zip(batches["cuda"], batches["cpu"], strict=True):
+        assert on_gpu["key"] == on_cpu["key"]
+        for name in ("mask", "pts", "label", "clip", "valid"):
+            assert torch.equal(on_gpu[name].cpu(), on_cpu[name])
+        # 0.05 is 2.5 levels at a deviation of 0.2; the devices round chroma differently.
+        assert (on_gpu["video"].cpu() - on_cpu["video"]).abs().mean() < 0.05
+
+
+def test_same_seed_same_batches(tmp_path: Path) -> None:
+    dataset = packed(["h264", "hevc", "vp9", "h264_vfr"], tmp_path)
+    runs = []
+    for _ in range(2):
+        transform = sv.Transform(resize=100, crop=80, flip=True)
+        with sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(6), transform=transform, seed=5) as loader:
+            runs.append([batch["video"].clone() for _ in range(2) for batch in loader])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    assert not torch.equal(runs[0][0], runs[0][2])
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    """Packs, verifies, and streams on two ranks; on one GPU they share it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.demo", "--out", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "demo" / "batch.png").exists()
