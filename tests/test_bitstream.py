@@ -1,0 +1,180 @@
+"""What packets are, held against what encoders made of them, and against any bytes at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streamvid import bitstream, mp4
+from streamvid.decode import decode_with_pyav
+from streamvid.index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
+from streamvid.remux import store_clip
+from streamvid.slice import EncodedSlice
+from streamvid.stored import StoredClip
+from tests.reference import sequential, slice_of
+from tools.clips import Recipe, write
+
+SMALL = Recipe(width=96, height=64, frames=40, gop=13)
+HIDDEN_VP9 = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+RECIPES = {
+    "h264": replace(SMALL, b_frames=3),
+    "h264_pyramid": replace(SMALL, b_frames=7, params=(("b-pyramid", "normal"), ("ref", "4"))),
+    "h264_slices": replace(SMALL, params=(("slices", "3"),)),
+    "h264_cuts": replace(SMALL, scene=7, params=(("scenecut", "40"), ("min-keyint", "2"))),
+    "h264_open_gop": replace(SMALL, open_gop=True, b_frames=3),
+    "hevc": replace(SMALL, codec="hevc", b_frames=3),
+    "hevc_open_gop": replace(SMALL, codec="hevc", b_frames=3, open_gop=True),
+    "hevc_layers": replace(SMALL, codec="hevc", b_frames=3, params=(("temporal-layers", "2"),)),
+    "mpeg4": replace(SMALL, codec="mpeg4", b_frames=2),
+    "mpeg4_open_gop": replace(SMALL, codec="mpeg4", b_frames=2, open_gop=True),
+    "mjpeg": replace(SMALL, codec="mjpeg"),
+    "vp8": replace(SMALL, codec="vp8", container="webm"),
+    "vp9": replace(SMALL, codec="vp9", container="webm"),
+    "vp9_hidden": replace(SMALL, codec="vp9", container="webm", frames=60, gop=30, options=HIDDEN_VP9),
+    "av1": replace(SMALL, codec="av1"),
+}
+
+
+def stored(name: str, folder: Path) -> StoredClip:
+    recipe = RECIPES[name]
+    return store_clip(write(recipe, folder / f"a.{recipe.container}"), folder)
+
+
+def packets_of(clip: StoredClip) -> list[memoryview]:
+    data = memoryview(clip.mp4.read_bytes())
+    return [data[o : o + s] for o, s in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
+
+
+def decoded_alone(clip: StoredClip, keep: np.ndarray) -> dict[int, np.ndarray]:
+    """Decode some packets and nothing else: packet → its frame."""
+    index, data = clip.index, packets_of(clip)
+    rank = np.empty(len(index), dtype=np.int64)
+    rank[np.argsort(index.pts, kind="stable")] = np.arange(len(index))
+    numbers = np.flatnonzero(keep)
+    part = slice_of(clip, [0])
+    frames = np.sort(rank[numbers])
+    part = EncodedSlice(
+        **{name: getattr(part, name) for name in ("name", "codec", "stsd", "width", "height", "full_range", "plain")},
+        data=np.concatenate([np.frombuffer(data[n], dtype=np.uint8) for n in numbers]),
+        sizes=index.size[numbers],
+        ranks=rank[numbers],
+        frames=frames,
+    )
+    by_rank = dict(zip(frames.tolist(), decode_with_pyav(part), strict=True))
+    return {int(n): by_rank[int(rank[n])] for n in numbers}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_depends_on_a_disposable_packet(name: str, tmp_path: Path) -> None:
+    clip = stored(name, tmp_path)
+    right = sequential(clip.mp4, full_range=clip.color_range == "pc")
+    disposable = (clip.index.flags & DISPOSABLE) != 0
+    if RECIPES[name].codec in ("vp8", "vp9", "av1"):
+        assert not disposable.any()
+        return
+    if RECIPES[name].b_frames:
+        assert disposable.any()
+    number = {int(packet): n for n, packet in enumerate(clip.index.visible)}
+    kept = ~disposable if not disposable.all() else np.arange(len(disposable)) % 2 == 0
+    for packet, frame in decoded_alone(clip, kept).items():
+        np.testing.assert_array_equal(frame, right[number[packet]])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_decoding_may_start_at_a_random_access_packet(name: str, tmp_path: Path) -> None:
+    clip = stored(name, tmp_path)
+    index = clip.index
+    right = sequential(clip.mp4, full_range=clip.color_range == "pc")
+    number = {int(packet): n for n, packet in enumerate(index.visible)}
+    starts = np.flatnonzero(index.flags & RANDOM_ACCESS)
+    assert starts[0] == 0
+    assert len(starts) > 1 or name in ("av1", "h264_open_gop")
+    for start in starts.tolist():
+        behind = np.arange(len(index)) >= start
+        # Without its leading packets: those that follow it and are shown before it.
+        behind &= (index.pts >= index.pts[start]) | (np.arange(len(index)) == start)
+        for packet, frame in decoded_alone(clip, behind).items():
+            np.testing.assert_array_equal(frame, right[number[packet]])
+
+
+@pytest.mark.parametrize("name", [n for n in RECIPES if n != "h264_open_gop"])
+def test_key_frames_are_the_encoders(name: str, tmp_path: Path) -> None:
+    """Where encoders mark all that decoding may start at, and nothing else."""
+    clip = stored(name, tmp_path)
+    with av.open(io.BytesIO(clip.mp4.read_bytes()), "r", options={"ignore_editlist": "1"}) as container:
+        key = [p.is_keyframe for p in container.demux(video=0) if p.size]
+    assert ((clip.index.flags & RANDOM_ACCESS) != 0).tolist() == key
+
+
+def test_a_recovery_point_is_no_start(tmp_path: Path) -> None:
+    clip = stored("h264_open_gop", tmp_path)
+    assert np.flatnonzero(clip.index.flags & RANDOM_ACCESS).tolist() == [0]
+
+
+def _stsd(box: bytes, payload: bytes) -> bytes:
+    return mp4.visual_sample_description(b"xxxx", mp4.full_box(box, payload), width=64, height=64)
+
+
+CODECS = dict.fromkeys(("mpeg4", "mjpeg", "vp8", "vp9", "av1"), b"")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=5), st.integers(0, 3), st.data())
+def test_any_bytes_are_classified(packets: list[bytes], length_size: int, data: st.DataObject) -> None:
+    fixed = [data.draw(st.binary(min_size=max(0, len(p) - 8), max_size=len(p) + 8)) for p in packets[:1]]
+    stsds = {
+        "h264": _stsd(b"avcC", bytes([length_size] * 30)),
+        "hevc": _stsd(b"hvcC", bytes([length_size] * 30)),
+        **CODECS,
+    }
+    views = [memoryview(p) for p in [*packets, *fixed]]
+    for codec, stsd in stsds.items():
+        kinds = bitstream.classify(codec, stsd, views)
+        assert len(kinds) == len(views)
+        for kind, view in zip(kinds, views, strict=True):
+            if not view and codec != "mjpeg":
+                assert not kind.random_access
+                assert not kind.disposable
+
+
+@pytest.mark.parametrize("name", ["h264", "hevc", "vp8", "vp9", "av1", "mpeg4"])
+def test_damaged_packets_are_classified(name: str, tmp_path: Path) -> None:
+    """Cut and flipped real packets: nothing raises, and nothing runs past an end."""
+    clip = stored(name, tmp_path)
+    rng = np.random.default_rng(0)
+    for packet in packets_of(clip)[:8]:
+        for cut in (*range(12), len(packet) // 2):
+            bitstream.classify(clip.codec, clip.stsd, [memoryview(bytes(packet)[:cut])])
+        for _ in range(50):
+            damaged = bytearray(packet)
+            for _ in range(3):
+                damaged[int(rng.integers(0, min(len(damaged), 40)))] = int(rng.integers(0, 256))
+            bitstream.classify(clip.codec, clip.stsd, [memoryview(bytes(damaged))])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["h264", "hevc", "mpeg4", "vp9", "theora", ""]), st.binary(max_size=200))
+def test_any_sample_description(codec: str, stsd: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        bitstream.classifier(codec, stsd)(memoryview(b"\0\0\0\1\x65"))
+
+
+INDEX = FrameIndex(np.arange(3), np.arange(3), np.ones(3, dtype=np.int64), np.array([1, 0, 0])).to_npy()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: INDEX[:128] + tail))
+@example(b"")
+@example(b"PK\3\4" + bytes(100))
+@example(INDEX[:-1])
+def test_the_index_is_read_from_any_bytes(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert len(FrameIndex.from_npy(data)) >= 0

@@ -1,0 +1,310 @@
+"""Slices: the packets that frames need, where their bytes lie, and that they decode to the right frames."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamvid import mp4
+from streamvid.decode import decode_with_pyav
+from streamvid.errors import VideoError
+from streamvid.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
+from streamvid.remux import store_clip
+from streamvid.slice import EncodedSlice, gather, minimal, ranges
+from streamvid.stored import StoredClip
+from tests.reference import sequential, slice_of
+from tools.clips import Recipe, read_frame_number, write
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> FrameIndex:
+    """The packets of a clip with any GOPs: open and closed, with and without a random access point at the start."""
+    flags: list[int] = []
+    pts: list[int] = []
+    clock = draw(st.integers(0, 20))
+    for number in range(draw(st.integers(1, 5))):
+        starts = number > 0 or draw(st.booleans())
+        leading = draw(st.integers(0, 3)) if starts else 0
+        trailing = draw(st.integers(0 if starts else 1, 6))
+        disposable = st.sampled_from([0, DISPOSABLE])
+        # Those of the first random access point have nothing to be decoded from, unless something comes before it.
+        lost = HIDDEN if not flags else 0
+        if starts:
+            flags.append(RANDOM_ACCESS | draw(st.sampled_from([0, 0, 0, HIDDEN])))
+            pts.append(clock + leading)
+        for place in draw(st.permutations(range(leading))):
+            flags.append(LEADING | draw(disposable) | lost)
+            pts.append(clock + place)
+        clock += leading + starts
+        for place in draw(st.permutations(range(trailing))):
+            flags.append(draw(disposable) | draw(st.sampled_from([0, 0, 0, HIDDEN])))
+            pts.append(clock + place)
+        clock += trailing
+    if all(flag & HIDDEN for flag in flags):
+        flags.append(0)
+        pts.append(clock)
+    count = len(flags)
+    sizes = np.array(draw(st.lists(st.integers(1, 90), min_size=count, max_size=count)))
+    gaps = np.array(draw(st.lists(st.sampled_from([0, 0, 0, 1, 40]), min_size=count, max_size=count)))
+    offsets = np.cumsum(np.concatenate([[100], sizes[:-1]]) + gaps)
+    if draw(st.booleans()):  # some other muxer's order
+        order = np.array(draw(st.permutations(range(count))))
+        starts_at = np.cumsum(np.concatenate([[7], sizes[order][:-1]]))
+        offsets = np.empty(count, dtype=np.int64)
+        offsets[order] = starts_at
+    return FrameIndex(np.array(pts), offsets, sizes, np.array(flags))
+
+
+@st.composite
+def indexes_and_frames(draw: st.DrawFn) -> tuple[FrameIndex, list[int]]:
+    index = draw(indexes())
+    return index, sorted(draw(st.sets(st.integers(0, len(index.visible) - 1), min_size=1)))
+
+
+def needed(index: FrameIndex, frame: int) -> set[int]:
+    """What one frame needs: docs/format.md, "To decode frame n", word by word."""
+    flags = index.flags.tolist()
+    visible = sorted((n for n in range(len(flags)) if not flags[n] & HIDDEN), key=lambda n: index.pts[n])
+    packet = visible[frame]
+    starts = [n for n in range(packet + 1) if flags[n] & RANDOM_ACCESS]
+    if flags[packet] & LEADING:
+        starts = starts[:-1]
+    start = starts[-1] if starts else 0
+    fed = set()
+    follows_start = True
+    for n in range(start, packet + 1):
+        if n > start and follows_start and flags[n] & LEADING and n != packet:
+            continue
+        follows_start = n == start
+        if n == packet or not flags[n] & DISPOSABLE:
+            fed.add(n)
+    return fed
+
+
+def chosen(index: FrameIndex, offsets: Any) -> list[int]:
+    return (
+        np.searchsorted(np.sort(index.offset), offsets).tolist()
+        if False
+        else [index.offset.tolist().index(o) for o in offsets]
+    )
+
+
+@settings(max_examples=600, deadline=None)
+@given(indexes_and_frames())
+def test_the_packets_are_those_that_the_format_names(case: tuple[FrameIndex, list[int]]) -> None:
+    index, frames = case
+    part = minimal(index, np.array(frames))
+    got = chosen(index, part.offsets)
+    assert got == sorted(set(got)), "in decode order"
+    np.testing.assert_array_equal(part.sizes, index.size[got])
+    wanted = set().union(*(needed(index, frame) for frame in frames))
+    assert wanted <= set(got)
+    # Of a GOP whose leading pictures are wanted, all that others may refer to are taken; nothing else is.
+    gop = np.cumsum(index.flags & RANDOM_ACCESS)
+    open_gops = {gop[n] for n in index.visible[frames] if index.flags[n] & LEADING}
+    for extra in set(got) - wanted:
+        assert index.flags[extra] & LEADING
+        assert gop[extra] in open_gops
+    if len(frames) == 1:
+        assert set(got) == wanted
+
+
+@settings(max_examples=300, deadline=None)
+@given(indexes_and_frames())
+def test_ranks_are_the_presentation_order(case: tuple[FrameIndex, list[int]]) -> None:
+    index, frames = case
+    part = minimal(index, np.array(frames))
+    got = chosen(index, part.offsets)
+    shown = sorted(got, key=lambda n: (index.pts[n], n))
+    assert [shown.index(n) for n in got] == part.ranks.tolist()
+    assert [shown.index(int(n)) for n in index.visible[frames]] == part.frames.tolist()
+    assert part.plain == all(not index.flags[n] & HIDDEN for n in got)
+
+
+@settings(max_examples=300, deadline=None)
+@given(indexes_and_frames(), st.integers(0, 200))
+def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[int]], gap: int) -> None:
+    index, frames = case
+    data = np.random.default_rng(1).integers(0, 256, int((index.offset + index.size).max()) + 5, dtype=np.uint8)
+    part = minimal(index, np.array(frames))
+    spans = ranges(part, gap=gap)
+    assert spans.dtype == np.int64
+    got = gather(part, spans, [data[start:end] for start, end in spans.tolist()])
+    wanted = [data[o : o + s] for o, s in zip(part.offsets.tolist(), part.sizes.tolist(), strict=True)]
+    np.testing.assert_array_equal(got, np.concatenate(wanted))
+    assert got.dtype == np.uint8
+    # No more bytes than the packets and the gaps between them that are small enough to be read through.
+    assert np.all(spans[:, 0] < spans[:, 1])
+    assert np.all(spans[1:, 0] - spans[:-1, 1] > gap)
+    touched = np.zeros(len(data), dtype=bool)
+    for packet in range(len(part.offsets)):
+        touched[part.offsets[packet] : part.offsets[packet] + part.sizes[packet]] = True
+    for start, end in spans.tolist():
+        assert touched[start]
+        assert touched[end - 1]
+        runs = np.diff(np.flatnonzero(touched[start:end]))
+        assert runs.max(initial=0) <= gap + 1
+
+
+@pytest.mark.parametrize("frames", [[], [1, 1], [2, 1], [-1], [99], [0, 99], [-1, 2]])
+def test_frames_that_cannot_be(frames: list[int]) -> None:
+    index = FrameIndex(np.arange(5), np.arange(5) * 10, np.full(5, 10), np.array([1, 0, 0, 0, 0]))
+    with pytest.raises((ValueError, IndexError)):
+        minimal(index, np.array(frames, dtype=np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(indexes_and_frames())
+def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) -> None:
+    index, frames = case
+    part = minimal(index, np.array(frames))
+    data = np.random.default_rng(2).integers(0, 256, int(part.sizes.sum()), dtype=np.uint8)
+    vpcc = mp4.full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)
+    stsd = mp4.visual_sample_description(b"vp08", vpcc, width=64, height=48)
+    encoded = EncodedSlice(
+        name="a", codec="vp8", stsd=stsd, width=64, height=48, full_range=False, data=data,
+        sizes=part.sizes, ranks=part.ranks, frames=part.frames, plain=True,
+    )  # fmt: skip
+    written = encoded.to_mp4()
+    assert written.dtype == np.uint8
+    with av.open(io.BytesIO(written.tobytes()), "r") as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.name == "vp8"
+        packets: list[Any] = [p for p in container.demux(stream) if p.size]
+        assert b"".join(bytes(p) for p in packets) == data.tobytes()
+        assert [p.size for p in packets] == part.sizes.tolist()
+        assert np.argsort(np.argsort([p.pts for p in packets])).tolist() == part.ranks.tolist()
+        times = [p.dts for p in packets]
+        assert times == sorted(set(times))
+        assert all(p.pts >= p.dts for p in packets)
+        assert stream.frames == len(packets)
+    assert mp4.sample_description(written.tobytes()) == stsd
+
+
+SETTINGS = {
+    "h264": {
+        "ref": ["1", "2", "4"], "b-pyramid": ["none", "strict", "normal"], "scenecut": ["0", "40"],
+        "min-keyint": ["1", "4"], "weightp": ["0", "2"], "intra-refresh": ["0", "0", "0", "1"], "slices": ["1", "3"],
+    },
+    "hevc": {
+        "ref": ["1", "2", "4"], "b-pyramid": ["0", "1"], "scenecut": ["0", "40"], "min-keyint": ["1", "4"],
+        "b-adapt": ["0", "2"], "temporal-layers": ["1", "1", "2"], "radl": ["0", "2"],
+    },
+}  # fmt: skip
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """What an encoder can be asked for."""
+    codec = draw(st.sampled_from(["h264", "h264", "h264", "hevc", "hevc", "mpeg4", "vp9"]))
+    params = {name: draw(st.sampled_from(values)) for name, values in SETTINGS.get(codec, {}).items()}
+    gop, frames = draw(st.integers(1, 20)), draw(st.integers(1, 40))
+    b_frames = draw(st.sampled_from([0, 1, 2, 3, 7])) if codec != "vp9" else 0
+    if params.get("intra-refresh") == "1":
+        b_frames = 0
+    if "min-keyint" in params:
+        params["min-keyint"] = str(min(int(params["min-keyint"]), gop))
+    if params.get("radl") == "2" and (b_frames < 2 or gop < 5):
+        params["radl"] = "0"
+    if codec == "hevc":
+        params["rc-lookahead"] = "20"  # the preset's is too short for seven B-frames
+    hidden = codec == "vp9" and draw(st.booleans())
+    options = (("auto-alt-ref", "1"), ("lag-in-frames", "16"), ("cpu-used", "5"), ("b", "100k")) if hidden else ()
+    return Recipe(
+        codec=codec,  # type: ignore[arg-type]
+        container=draw(st.sampled_from(["mp4", "mkv"])),
+        width=96,
+        height=64,
+        frames=frames,
+        gop=gop,
+        b_frames=min(b_frames, max(gop - 1, 0)),
+        open_gop=draw(st.booleans()),
+        jitter=draw(st.none() | st.integers(0, 99)) if frames > 1 else None,
+        scene=draw(st.sampled_from([0, 0, 3, 7])),
+        seed=draw(st.integers(0, 99)),
+        params=tuple(params.items()),
+        options=options,
+    )
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+    print_blob=True,
+)
+@given(recipes(), st.integers(0, 2**32 - 1))
+def test_frames_of_any_encoder_are_those_of_the_sequential_decode(recipe: Recipe, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(recipe, Path(folder) / f"a.{recipe.container}")
+        clip = store_clip(source, Path(folder))
+        frames = sequential(source, full_range=False)
+        assert len(clip.index.visible) == len(frames)
+        rng = np.random.default_rng(seed)
+        # Each alone, and some sets: what a frame needs must not depend on who else is there.
+        wanted = [[n] for n in range(len(frames))]
+        wanted += [
+            sorted(rng.choice(len(frames), rng.integers(1, len(frames) + 1), replace=False).tolist()) for _ in range(6)
+        ]
+        for numbers in wanted:
+            for got, n in zip(decode_with_pyav(slice_of(clip, numbers)), numbers, strict=True):
+                assert np.array_equal(got, frames[n]), f"frame {n} of {numbers} in {recipe}"
+
+
+@pytest.fixture(scope="module")
+def plain_clip(tmp_path_factory: pytest.TempPathFactory) -> StoredClip:
+    """I, P and two B in a row that nothing refers to, one reference picture each way."""
+    folder = tmp_path_factory.mktemp("plain")
+    params = (("ref", "1"), ("b-pyramid", "none"), ("weightp", "0"))
+    recipe = Recipe(width=96, height=64, frames=36, gop=18, b_frames=2, params=params, crf=10)
+    return store_clip(write(recipe, folder / "a.mp4"), folder)
+
+
+def test_a_late_frame_needs_few_packets(plain_clip: StoredClip) -> None:
+    index = plain_clip.index
+    frame = 16
+    part = minimal(index, np.array([frame]))
+    before = int(index.visible[frame]) + 1
+    assert len(part.sizes) <= before // 2
+    # Sparse frames of several GOPs cost less than what lies between them.
+    assert len(minimal(index, np.array([0, 18])).sizes) == 2
+
+
+@pytest.mark.parametrize("frame", [0, 1, 3, 7, 14, 15, 16, 35])
+def test_no_packet_of_a_slice_can_be_left_out(plain_clip: StoredClip, frame: int) -> None:
+    """With one reference each way and no B-pyramid a slice is a chain, and without any of it the frame is another.
+
+    With a pyramid or more references that does not hold: a picture that may be referred to need not be.
+    """
+    whole = slice_of(plain_clip, [frame])
+    right = decode_with_pyav(whole)[0]
+    assert read_frame_number(right) == frame
+    for dropped in range(len(whole.sizes)):
+        if whole.ranks[dropped] == whole.frames[0]:
+            continue  # the frame itself
+        with_without = _without(whole, dropped)
+        try:
+            got = decode_with_pyav(with_without)[0]
+        except VideoError:
+            continue
+        assert not np.array_equal(got, right), f"packet {dropped} of {len(whole.sizes)} is not needed"
+
+
+def _without(part: EncodedSlice, dropped: int) -> EncodedSlice:
+    ends = np.cumsum(part.sizes)
+    pieces = [
+        part.data[end - size : end] for n, (end, size) in enumerate(zip(ends, part.sizes, strict=True)) if n != dropped
+    ]
+    keep = np.arange(len(part.sizes)) != dropped
+    return replace(
+        part, data=np.concatenate(pieces) if pieces else part.data[:0], sizes=part.sizes[keep], ranks=part.ranks[keep]
+    )
