@@ -60,9 +60,8 @@ class Background(Generic[Item]):
             for item in source:
                 if not self._put((True, item)):
                     break
-        except (
-            BaseException
-        ) as error:  # handed on, whatever it is: a thread that dies silently leaves its consumer waiting for ever
+        except BaseException as error:
+            # Handed on, whatever it is: a thread that dies silently leaves its consumer waiting for ever.
             end = error
         try:
             close = getattr(source, "close", None)

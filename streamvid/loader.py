@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
@@ -108,10 +109,17 @@ class StreamLoader:
     ) -> None:
         if pad not in PADS:
             raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
-        if not hasattr(sampling, "lay_out"):
-            raise InputError(f"sampling must be Window, Uniform, Frames or All, it is {sampling!r}")
-        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-            raise InputError(f"threads must be a whole number of at least 1, it is {threads!r}")
+        if isinstance(sampling, type) or not hasattr(sampling, "lay_out"):
+            raise InputError(f"sampling must be Window(…), Uniform(…), Frames(…) or All(), it is {sampling!r}")
+        if transform is not None and not isinstance(transform, Transform):
+            raise InputError(f"transform must be a Transform, it is {transform!r}")
+        if not isinstance(dataset, Dataset | str | os.PathLike):
+            raise InputError(f"dataset must be a path, a URL or a Dataset, it is {dataset!r}")
+        if not isinstance(shuffle, bool):
+            raise InputError(f"shuffle must be True or False, it is {shuffle!r}")
+        for name, number in (("threads", threads), ("cache_bytes", cache_bytes)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise InputError(f"{name} must be a whole number of at least 1, it is {number!r}")
         world = find_world(rank, world_size)
         # Before anything is opened: these need no dataset to be wrong.
         Plan(np.empty(0, dtype=np.int64), batch_size, world.rank, world.size, seed, shuffle, last_batch)
@@ -186,6 +194,13 @@ class StreamLoader:
         encoded = Background(self._encoded(epoch), depth=2, name="streamvid-read")
         decoded = Background(self._decoded(encoded, decoder), depth=2, name="streamvid-decode")
         whole = False
+
+        def stop() -> None:
+            decoded.close()
+            encoded.close()
+
+        # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
+        atexit.register(stop)
         try:
             batches = transform.over(self._counted(decoded))
             while True:
@@ -200,8 +215,8 @@ class StreamLoader:
                 self._count(batches=1, clips=int(valid.sum()), frames=int(batch["mask"][valid].sum()))
                 yield batch
         finally:
-            decoded.close()
-            encoded.close()
+            atexit.unregister(stop)
+            stop()
             # A decoder that failed may be of no use; batches of an epoch that was left early are still inside the
             # transform's pipeline. The next iteration makes new ones.
             if whole and not self._decoders:

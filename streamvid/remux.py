@@ -362,6 +362,8 @@ def _index(
         raise ValueError("its timestamps cannot be kept in an MP4: convert it first")
 
     kinds = bitstream.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
+    if not kinds[0].random_access:
+        hidden = hidden | _unrecovered(target, raw)
     flags = _flags(kinds, stored, hidden, codec)
     visible = (flags & HIDDEN) == 0
     if not visible.any():
@@ -386,6 +388,20 @@ def _index(
         duration=int(shown[-1] - shown[0]) + max(1, ticks),
         stsd=stsd,
     )
+
+
+def _unrecovered(target: Path, pts: Int64) -> npt.NDArray[np.bool_]:
+    """bool [packets]: those before the first frame that a decoder hands out.
+
+    A stream that does not begin with a random access point may need some packets until a picture is whole.
+    """
+    with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        first = next((frame.pts for frame in container.decode(stream) if frame.pts is not None), None)
+    if first is None:
+        raise ValueError("not one frame of it can be decoded")
+    return np.asarray(pts < first)
 
 
 def _traits(kinds: list[bitstream.PacketKind]) -> str:

@@ -1,12 +1,12 @@
 """Which frames of a clip a sample shows: small pure functions over timestamps. docs/sampling.md states the rules.
 
 A sampler places its slots on an axis: frame numbers, or ticks of the clip's clock. The axis ends where the clip
-does; slots at or behind its end are padding, which `select` folds back onto the clip. Then places become frame numbers.
+does; slots at or behind its end are padding. `select` turns places into frame numbers, and gives the padding frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -47,13 +47,11 @@ class Slots:
     Attributes:
         position: int64 [slots], frame numbers or ticks; those at or behind `end` are padding.
         end: where the clip ends on that axis: its number of frames, or its duration.
-        last: the place of the last frame on that axis.
         in_ticks: which axis it is.
     """
 
     position: Int64
     end: int
-    last: int
     in_ticks: bool
 
 
@@ -107,28 +105,44 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Sel
     """
     slots = sampling.lay_out(clip, random)
     mask = slots.position < slots.end
-    place = slots.position
-    if not mask.all():
-        if pad == "none":
-            raise ValueError("the clip is too short, and padding is off")
-        place = np.where(mask, place, _fold(place, slots, pad))
-    frames = np.maximum(np.searchsorted(clip.pts, place, side="right") - 1, 0) if slots.in_ticks else place
-    seconds = np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
-    if pad == "constant" and not mask.all():
+    if mask.all():
+        frames = _on_screen(clip, slots.position) if slots.in_ticks else slots.position
+        return Selection(frames, mask, _seconds(clip, frames))
+    if pad == "none":
+        raise ValueError("the clip is too short, and padding is off")
+    count = len(clip.pts)
+    if not slots.in_ticks:
+        frames = np.where(mask, slots.position, _fold(slots.position, count, pad))
+    else:
+        frames = _on_screen(clip, slots.position)
+        if pad in ("reflect_101", "reflect_1001"):
+            # Instants do not fold exactly where containers round times to ticks; slots do.
+            frames = frames[_fold(np.arange(len(frames)), int(mask.sum()), pad)]
+    seconds = _seconds(clip, frames)
+    if pad == "constant":
         frames = np.where(mask, frames, -1)
         seconds = np.where(mask, seconds, -1.0)
     return Selection(frames, mask, seconds)
 
 
-def _fold(place: Int64, slots: Slots, pad: Pad) -> Int64:
-    """Bring places behind the end back onto the clip."""
-    if pad == "reflect_101" and slots.last > 0:
-        folded = place % (2 * slots.last)
-        return np.where(folded > slots.last, 2 * slots.last - folded, folded)
+def _on_screen(clip: ClipTimes, instants: Int64) -> Int64:
+    """The frames on screen at those ticks; behind the end the last one."""
+    return np.maximum(np.searchsorted(clip.pts, instants, side="right") - 1, 0)
+
+
+def _seconds(clip: ClipTimes, frames: Int64) -> Floats:
+    return np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
+
+
+def _fold(number: Int64, count: int, pad: Pad) -> Int64:
+    """Bring numbers from `count` on back into 0 … count-1, by the padding mode; others stay."""
+    if pad == "reflect_101" and count > 1:
+        folded = number % (2 * count - 2)
+        return np.where(folded >= count, 2 * count - 2 - folded, folded)
     if pad == "reflect_1001":
-        folded = place % (2 * slots.end)
-        return np.where(folded >= slots.end, 2 * slots.end - 1 - folded, folded)
-    return np.full_like(place, slots.last)
+        folded = number % (2 * count)
+        return np.where(folded >= count, 2 * count - 1 - folded, folded)
+    return np.minimum(number, count - 1)
 
 
 @lru_cache(maxsize=256)
@@ -188,8 +202,12 @@ class Window:
             raise InputError("Window takes stride or fps, not both")
         if self.stride is not None:
             _whole(self.stride, "Window(stride)")
-        if self.fps is not None and (isinstance(self.fps, bool) or not 0.001 <= self.fps <= 100_000):
-            raise InputError(f"Window(fps) must be from 0.001 to 100000, it is {self.fps!r}")
+        if self.fps is not None and not (
+            isinstance(self.fps, int | float | Fraction | np.number)
+            and not isinstance(self.fps, bool)
+            and 0.001 <= self.fps <= 100_000
+        ):
+            raise InputError(f"Window(fps) must be a number from 0.001 to 100000, it is {self.fps!r}")
 
     @property
     def slots(self) -> int:
@@ -204,13 +222,13 @@ class Window:
         span = int(steps[-1])
         if self.fps is None:
             count = len(clip.pts)
-            return Slots(_start(count - span, self.place, random) + steps, count, count - 1, in_ticks=False)
+            return Slots(_start(count - span, self.place, random) + steps, count, in_ticks=False)
         if self.place == "center":
             middle = max(0, (clip.duration - span) // 2)
             start = max(0, int(np.searchsorted(clip.pts, middle, side="right")) - 1)
         else:
             start = _start(int(np.searchsorted(clip.pts, clip.duration - span, side="left")), self.place, random)
-        return Slots(clip.pts[start] + steps, clip.duration, int(clip.pts[-1]), in_ticks=True)
+        return Slots(clip.pts[start] + steps, clip.duration, in_ticks=True)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.asarray((frames if self.fps is None else duration) <= self._steps(tick)[-1])
@@ -253,7 +271,7 @@ class Uniform:
         count = len(clip.pts)
         within = random if self.place == "random" else 0.5
         position = ((np.arange(self.frames) + within) * (count / self.frames)).astype(np.int64)
-        return Slots(np.minimum(position, count - 1), count, count - 1, in_ticks=False)
+        return Slots(np.minimum(position, count - 1), count, in_ticks=False)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.zeros(len(frames), dtype=bool)
@@ -270,12 +288,14 @@ class Frames:
     numbers: Sequence[int]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.numbers, Iterable) or isinstance(self.numbers, str):
+            raise InputError(f"Frames takes a list of frame numbers, it is {self.numbers!r}")
         numbers = tuple(self.numbers)
         if not numbers:
             raise InputError("Frames needs at least one frame number")
         for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
-                raise InputError(f"Frames takes whole numbers from 0, one of them is {number!r}")
+            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < 1 << 31:
+                raise InputError(f"Frames takes whole numbers from 0 to {(1 << 31) - 1}, one of them is {number!r}")
         object.__setattr__(self, "numbers", tuple(int(number) for number in numbers))
 
     @property
@@ -288,7 +308,7 @@ class Frames:
 
     def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
         count = len(clip.pts)
-        return Slots(np.array(self.numbers, dtype=np.int64), count, count - 1, in_ticks=False)
+        return Slots(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.asarray(frames <= max(self.numbers))
@@ -308,7 +328,7 @@ class All:
 
     def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
         count = len(clip.pts)
-        return Slots(np.arange(count, dtype=np.int64), count, count - 1, in_ticks=False)
+        return Slots(np.arange(count, dtype=np.int64), count, in_ticks=False)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.zeros(len(frames), dtype=bool)
@@ -334,5 +354,5 @@ def lengthen(selection: Selection, slots: int, pad: Pad) -> Selection:
         return Selection(
             np.append(selection.frames, np.full(added, -1)), mask, np.append(selection.seconds, np.full(added, -1.0))
         )
-    place = np.where(mask, position, _fold(position, Slots(position, count, count - 1, in_ticks=False), pad))
+    place = _fold(position, count, pad)
     return Selection(selection.frames[place], mask, selection.seconds[place])

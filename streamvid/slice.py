@@ -96,14 +96,16 @@ def minimal(index: FrameIndex, frames: Int64) -> Slice:
     last_needed = np.full(count, -1)
     np.maximum.at(last_needed, gop[packets], packets)
     # A wanted leading picture depends on the GOP before its own, up to that GOP's end.
-    open_gops = np.unique(gop[packets[leading[packets]]])
+    wanted_leading = packets[leading[packets]]
+    open_gops = np.unique(gop[wanted_leading])
     last_of_gop = np.searchsorted(gop, np.arange(count), side="right") - 1
     before = open_gops[open_gops > 0] - 1
     last_needed[before] = last_of_gop[before]
-    keeps_leading = np.zeros(count, dtype=bool)
-    keeps_leading[open_gops] = True
+    # Leading pictures depend on leading ones before them alone, and nothing but leading ones depends on them.
+    last_leading = np.full(count, -1)
+    np.maximum.at(last_leading, gop[wanted_leading], wanted_leading)
 
-    droppable = ((index.flags & DISPOSABLE) != 0) | (leading & ~keeps_leading[gop])
+    droppable = ((index.flags & DISPOSABLE) != 0) | (leading & (position > last_leading[gop]))
     chosen = np.flatnonzero((position <= last_needed[gop]) & (wanted | ~droppable))
 
     ranks = np.empty(len(chosen), dtype=np.int64)

@@ -73,7 +73,7 @@ class Transform:
                 continue
             if self.dtype == "uint8":
                 raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
-            if len(value) != 3 or not all(np.isfinite(value)) or (name == "std" and any(v == 0 for v in value)):
+            if not _are_channels(value) or (name == "std" and any(v == 0 for v in value)):
                 raise InputError(
                     f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; "
                     f"it is {value!r}"
@@ -87,6 +87,15 @@ class Transform:
 
 def _is_side(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= _MAX_SIDE)
+
+
+def _are_channels(value: object) -> bool:
+    """Whether it is three finite numbers."""
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return numbers.shape == (3,) and bool(np.isfinite(numbers).all())
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -155,8 +164,8 @@ class Inputs:
         gather: int32 [slots], which decoded frame each slot shows.
         shown: uint8 [slots, 1, 1, 1], 1, or 0 for a slot that shows a black picture instead.
         angle: float32 [], degrees counterclockwise to stand the frames upright.
-        size: float32 [2], height and width to resize to.
-        crop: float32 [2], where the crop lies between left (0) and right (1), and between top and bottom.
+        size: float32 [2], height and width of what comes out.
+        start, end: float32 [2], the part of the upright frame that is resized to it: y and x, in its pixels.
         mirror: int32 [], 1 to flip.
     """
 
@@ -164,7 +173,8 @@ class Inputs:
     shown: npt.NDArray[np.uint8]
     angle: npt.NDArray[np.float32]
     size: npt.NDArray[np.float32]
-    crop: npt.NDArray[np.float32]
+    start: npt.NDArray[np.float32]
+    end: npt.NDArray[np.float32]
     mirror: npt.NDArray[np.int32]
 
 
@@ -174,8 +184,9 @@ def needed(transform: Transform, *, rotates: bool, has_blanks: bool) -> tuple[st
         "gather": True,
         "shown": has_blanks,
         "angle": rotates,
-        "size": transform.resize is not None,
-        "crop": transform.crop is not None,
+        "size": transform.resize is not None or transform.crop is not None,
+        "start": transform.crop is not None,
+        "end": transform.resize is not None and transform.crop is not None,
         "mirror": transform.flip,
     }
     return tuple(name for name, used in uses.items() if used)
@@ -191,15 +202,21 @@ def inputs(transform: Transform, *, height: int, width: int, rotation: int, gath
         gather: int64 [slots], which decoded frame each slot shows; -1 for a black picture.
         random: float64 [DRAWS], uniform in [0, 1).
     """
-    upright = (width, height) if rotation % 180 else (height, width)
-    size = resized(transform, np.array([upright[0]]), np.array([upright[1]]))[0]
-    place = random[:2] if transform.random_crop else np.array([0.5, 0.5])
+    upright = np.array((width, height) if rotation % 180 else (height, width), dtype=np.int64)
+    size = resized(transform, upright[:1], upright[1:])[0]
+    corner, crop = np.zeros(2), size
+    if transform.crop is not None:
+        crop = np.array(_pair(transform.crop))
+        place = random[1::-1] if transform.random_crop else np.array([0.5, 0.5])
+        # Every place is as likely as any other: there is one more than pixels to spare.
+        corner = np.floor((size - crop + 1) * place)
     return Inputs(
         gather=np.maximum(gather, 0).astype(np.int32),
         shown=(gather >= 0).astype(np.uint8).reshape(-1, 1, 1, 1),
         angle=np.array(-rotation % 360, dtype=np.float32),
-        size=size.astype(np.float32),
-        crop=place.astype(np.float32),
+        size=crop.astype(np.float32),
+        start=(corner * upright / size).astype(np.float32),
+        end=((corner + crop) * upright / size).astype(np.float32),
         mirror=np.array(int(transform.flip and random[2] < 0.5), dtype=np.int32),
     )
 
@@ -220,11 +237,17 @@ def graph(
 
     if rotates:
         frames = fn.rotate(frames, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
-    if transform.resize is not None:
+    if transform.resize is not None and transform.crop is not None:
+        # Only the pixels that the crop keeps are made.
+        frames = fn.resize(
+            frames, size=given["size"], roi_start=given["start"], roi_end=given["end"], interp_type=types.INTERP_LINEAR
+        )
+    elif transform.resize is not None:
         frames = fn.resize(frames, size=given["size"], interp_type=types.INTERP_LINEAR)
-    if transform.crop is not None:
-        height, width = _pair(transform.crop)
-        frames = fn.crop(frames, crop_h=height, crop_w=width, crop_pos_x=given["crop"][0], crop_pos_y=given["crop"][1])
+    elif transform.crop is not None:
+        frames = fn.slice(
+            frames, given["start"], given["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
+        )
     # Each decoded frame went through the above once, however many slots show it.
     frames = fn.sequence_rearrange(frames, new_order=given["gather"])
     if has_blanks:

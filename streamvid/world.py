@@ -31,9 +31,12 @@ def find_world(rank: int | None, world_size: int | None) -> World:
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return World(_number("RANK"), _number("WORLD_SIZE"))
-    return World(0, 1)
+    there = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if len(there) == 1:
+        raise InputError(
+            f"of the environment variables RANK and WORLD_SIZE only {there[0]} is set: set both, or neither"
+        )
+    return World(_number("RANK"), _number("WORLD_SIZE")) if there else World(0, 1)
 
 
 def find_device(device: str | int | None) -> int | None:

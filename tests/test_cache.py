@@ -287,7 +287,7 @@ def test_file_leased_twice_stays_until_both_are_released(cache: ShardCache, site
 
 
 def test_shard_larger_than_the_limit(cache: ShardCache, site: Site) -> None:
-    with pytest.raises(InputError, match=r"101 bytes, more than the whole cache of 100; raise .*limit_bytes"):
+    with pytest.raises(InputError, match=r"101 bytes, more than the whole cache of 100; raise .*cache_bytes"):
         cache.lease(**site.add("a", data("a", 101)))
     assert site.gets == {}
 

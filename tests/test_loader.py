@@ -222,6 +222,18 @@ def test_a_clip_looks_the_same_whoever_decodes_it(packed: Packed) -> None:
     assert looks[1].items() <= looks[0].items()
 
 
+def test_a_clip_looks_otherwise_in_another_epoch(packed: Packed) -> None:
+    transform = Transform(resize=80, crop=(16, 90), flip=True, layout="FHWC", dtype="uint8")
+    options = {"batch_size": 1, "sampling": Frames([0]), "shuffle": False}
+    with loader(packed, transform=transform, **options) as batches:
+        epochs = [torch.cat([batch["video"] for batch in batches]) for _ in range(2)]
+    differ = (epochs[0] != epochs[1]).flatten(1).any(1)
+    assert differ.sum() >= len(RECIPES) - 2  # chance may repeat itself
+    with loader(packed, sampling=Window(3), batch_size=1, shuffle=False) as batches:
+        starts = [[batch["pts"][0, 0].item() for batch in batches] for _ in range(2)]
+    assert starts[0] != starts[1]
+
+
 def test_set_epoch(packed: Packed) -> None:
     with loader(packed) as one, loader(packed) as two:
         assert one.epoch == 0

@@ -308,3 +308,17 @@ def _without(part: EncodedSlice, dropped: int) -> EncodedSlice:
     return replace(
         part, data=np.concatenate(pieces) if pieces else part.data[:0], sizes=part.sizes[keep], ranks=part.ranks[keep]
     )
+
+
+@pytest.mark.parametrize("container", ["ts", "mkv"])
+def test_a_clip_that_starts_at_a_recovery_point(container: Any, tmp_path: Path) -> None:
+    """A recording of a stream with intra refresh: no key frame at all, the picture is whole only after a while."""
+    params = (("intra-refresh", "1"),)
+    recipe = Recipe(container=container, height=192, frames=72, gop=24, b_frames=0, params=params, from_key=1)
+    source = write(recipe, tmp_path / f"a.{container}")
+    clip = store_clip(source, tmp_path)
+    frames = sequential(source, full_range=False)
+    assert len(clip.index.visible) == len(frames)
+    for n, frame in enumerate(frames):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [n]))[0], frame)
+        assert read_frame_number(frame) == 72 - len(frames) + n

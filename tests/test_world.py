@@ -65,7 +65,6 @@ def test_an_environment_without_numbers(wrong: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-@pytest.mark.xfail(strict=True, reason="taken for a world of one: every rank then trains on all clips")
 def test_half_an_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "3")
     with pytest.raises(InputError):

@@ -1,0 +1,49 @@
+# The commands of README.md. They need Python 3.11 or newer with pip and venv; all else is installed into .venv, and
+# nothing needs root.
+#
+#   PYTHON     which Python makes .venv           make test PYTHON=python3.12
+#   VIDEOS     a folder of videos for the demo    make demo VIDEOS=/data/clips
+#   PIP_ARGS   more for `pip install`             make demo PIP_ARGS=--no-cache-dir
+PYTHON ?= python3
+VIDEOS ?=
+PIP_ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install demo test lint bench clean
+
+help:
+	@echo "make demo [VIDEOS=folder]   pack videos, stream them on two ranks, show what came out"
+	@echo "make test                   all that CI runs: lint, types, tests"
+	@echo "make lint                   ruff and mypy alone"
+	@echo "make bench                  the quick form of the benchmark"
+	@echo "make clean                  remove what these commands made, .venv too"
+
+install: $(INSTALLED)
+
+# Installed anew whenever the requirements change.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("streamvid needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(RUN) -m tools.demo $(if $(VIDEOS),--videos "$(VIDEOS)")
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(INSTALLED)
+	$(RUN) -m tools.bench.stream --quick
+
+clean:
+	rm -rf $(VENV) demo-data build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks. All have one form, which report.py defines."""
