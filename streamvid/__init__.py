@@ -12,28 +12,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamvid.dataset import Dataset
     from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
-    from streamvid.loader import LoaderStats, StreamLoader
-    from streamvid.sampling import All, Frames, Sampling, Uniform, Window
-    from streamvid.transform import Transform
+    from streamvid.inspection.verify import verify
+    from streamvid.packing.pack import pack
+    from streamvid.store.dataset import Dataset
+    from streamvid.stream.loader import LoaderStats, StreamLoader
+    from streamvid.stream.sampling import All, Frames, Sampling, Uniform, Window
+    from streamvid.stream.transform import Transform
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "All": "sampling",
-    "Dataset": "dataset",
+    "All": "stream.sampling",
+    "Dataset": "store.dataset",
     "DatasetError": "errors",
-    "Frames": "sampling",
+    "Frames": "stream.sampling",
     "InputError": "errors",
-    "LoaderStats": "loader",
-    "Sampling": "sampling",
-    "StreamLoader": "loader",
+    "LoaderStats": "stream.loader",
+    "Sampling": "stream.sampling",
+    "StreamLoader": "stream.loader",
     "StreamvidError": "errors",
-    "Transform": "transform",
-    "Uniform": "sampling",
+    "Transform": "stream.transform",
+    "Uniform": "stream.sampling",
     "VideoError": "errors",
-    "Window": "sampling",
+    "Window": "stream.sampling",
+    "pack": "packing.pack",
+    "verify": "inspection.verify",
 }
 
 __all__ = [
@@ -50,6 +54,8 @@ __all__ = [
     "Uniform",
     "VideoError",
     "Window",
+    "pack",
+    "verify",
 ]
 
 

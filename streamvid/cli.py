@@ -115,10 +115,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    from streamvid.destination import REJECTED_FILE
-    from streamvid.info import counted, in_bytes, in_time
-    from streamvid.pack import pack
-    from streamvid.storage import join, redact
+    from streamvid.inspection.info import counted, in_bytes, in_time
+    from streamvid.packing.destination import REJECTED_FILE
+    from streamvid.packing.pack import pack
+    from streamvid.store.storage import join, redact
 
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
@@ -149,15 +149,15 @@ def _pack(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from streamvid.info import describe, render
+    from streamvid.inspection.info import describe, render
 
     _console().print(render(describe(arguments.dataset)))
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from streamvid.info import counted, in_bytes, in_time
-    from streamvid.verify import verify
+    from streamvid.inspection.info import counted, in_bytes, in_time
+    from streamvid.inspection.verify import verify
 
     report = verify(arguments.dataset, decode=arguments.decode, workers=arguments.workers)
     manifest = report.manifest

@@ -1,4 +1,4 @@
-"""What a test puts in the place of `streamvid.pack.store_source`, in the worker processes."""
+"""What a test puts in the place of `streamvid.packing.pack.store_source`, in the worker processes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from streamvid.errors import VideoError
-from streamvid.sources import Source
-from streamvid.stored import StoredClip
-from streamvid.storing import store_source
+from streamvid.packing.sources import Source
+from streamvid.packing.storing import store_source
+from streamvid.video.stored import StoredClip
 
 
 def crash_on_two(source: Source, place: Path) -> StoredClip:

@@ -10,10 +10,10 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.decode import to_rgb
-from streamvid.index import FrameIndex
-from streamvid.slice import EncodedSlice, gather, minimal, ranges
-from streamvid.stored import StoredClip
+from streamvid.stream.decode import to_rgb
+from streamvid.video.index import FrameIndex
+from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
+from streamvid.video.stored import StoredClip
 
 
 def sequential(path: Path | str, *, full_range: bool) -> list[npt.NDArray[np.uint8]]:

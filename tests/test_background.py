@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.background import Background
+from streamvid.stream.background import Background
 
 
 def alive(name: str) -> bool:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamvid import bitstream, mp4
-from streamvid.decode import decode_with_pyav
-from streamvid.index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
-from streamvid.remux import store_clip
-from streamvid.slice import EncodedSlice
-from streamvid.stored import StoredClip
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.video import bitstream, mp4
+from streamvid.video.index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
+from streamvid.video.remux import store_clip
+from streamvid.video.slice import EncodedSlice
+from streamvid.video.stored import StoredClip
 from tests.reference import sequential, slice_of
 from tools.clips import Recipe, write
 

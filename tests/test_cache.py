@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from streamvid import cache as cache_module
-from streamvid import storage
-from streamvid.cache import Lease, ShardCache
 from streamvid.errors import DatasetError, InputError
+from streamvid.store import cache as cache_module
+from streamvid.store import storage
+from streamvid.store.cache import Lease, ShardCache
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.cli import main, parse_size
-from streamvid.info import describe, in_bytes, in_time
+from streamvid.inspection.info import describe, in_bytes, in_time
 from tests.packed import NATURAL_ORDER, add_unreadable, make_videos
 
 
@@ -124,7 +124,7 @@ def test_whatever_happens_it_is_one_sentence(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("streamvid.verify.verify", fail)
+    monkeypatch.setattr("streamvid.inspection.verify.verify", fail)
     assert main(["verify", str(folder / "ds")]) == code
     err = capsys.readouterr().err
     assert err.startswith(said)

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import streamvid.dataset
-from streamvid.dataset import Dataset
+import streamvid.store.dataset
 from streamvid.errors import DatasetError
-from streamvid.index import FrameIndex
-from streamvid.pack import pack
-from streamvid.schema import SCALAR_SCHEMA
-from streamvid.shards import write_parquet
+from streamvid.packing.pack import pack
+from streamvid.packing.shards import write_parquet
+from streamvid.store.dataset import Dataset
+from streamvid.store.schema import SCALAR_SCHEMA
+from streamvid.video.index import FrameIndex
 from tests.packed import edit_parquet, make_videos
 
 PARQUET = "shards/00000001.parquet"
@@ -98,18 +98,18 @@ def test_pickling_leaves_the_indexes_behind(packed: Path) -> None:
 
 def test_indexes_are_kept_within_bounds(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    read = streamvid.dataset.read_index
+    read = streamvid.store.dataset.read_index
 
     def counting(source: Any, entry: Any, *rest: Any) -> Any:
         reads.append(entry.name)
         return read(source, entry, *rest)
 
-    monkeypatch.setattr(streamvid.dataset, "read_index", counting)
+    monkeypatch.setattr(streamvid.store.dataset, "read_index", counting)
     dataset = Dataset.open(packed)
     for _ in range(3):
         dataset.index(0), dataset.index(1)
     assert reads == ["00000000", "00000001"]
-    monkeypatch.setattr(streamvid.dataset, "INDEX_BYTES", dataset.shard_index(0).nbytes)
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", dataset.shard_index(0).nbytes)
     dataset.index(2)
     dataset.index(2)
     dataset.index(0)
@@ -120,7 +120,7 @@ def test_the_index_used_longest_ago_goes_first(packed: Path, monkeypatch: pytest
     dataset = Dataset.open(packed)
     sizes = [dataset.shard_index(s).nbytes for s in range(3)]
     dataset = Dataset.open(packed)
-    monkeypatch.setattr(streamvid.dataset, "INDEX_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", sum(sizes) - 1)
     kept = dataset.shard_index(0)
     dataset.shard_index(1)
     assert dataset.shard_index(0) is kept
@@ -129,7 +129,7 @@ def test_the_index_used_longest_ago_goes_first(packed: Path, monkeypatch: pytest
 
 
 def test_from_several_threads(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamvid.dataset, "INDEX_BYTES", 1)
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", 1)
     dataset = Dataset.open(packed)
     with ThreadPoolExecutor(8) as threads:
         lengths = list(threads.map(lambda i: len(dataset.index(i % 6)), range(600)))
@@ -138,7 +138,7 @@ def test_from_several_threads(packed: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_opening_imports_neither_writers_nor_decoders(packed: Path) -> None:
     script = (
-        "import sys; from streamvid.dataset import Dataset; Dataset.open(sys.argv[1]).index(0)\n"
+        "import sys; from streamvid.store.dataset import Dataset; Dataset.open(sys.argv[1]).index(0)\n"
         "assert not {'av', 'webdataset', 'torch', 'nvidia.dali', 'rich'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=60)
@@ -329,7 +329,7 @@ def test_strays_and_unknown_fields_are_ignored(copy: Path) -> None:
 def test_a_remote_dataset_through_a_cache(copy: Path, tmp_path: Path) -> None:
     import fsspec
 
-    from streamvid.cache import ShardCache
+    from streamvid.store.cache import ShardCache
 
     memory = fsspec.filesystem("memory")
     memory.put(str(copy), "/remote/cached", recursive=True)

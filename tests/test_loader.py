@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from streamvid.dataset import Dataset
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
-from streamvid.loader import StreamLoader
-from streamvid.pack import pack
-from streamvid.sampling import All, Frames, Sampling, Uniform, Window
-from streamvid.transform import Transform
+from streamvid.packing.pack import pack
+from streamvid.store.dataset import Dataset
+from streamvid.stream.loader import StreamLoader
+from streamvid.stream.sampling import All, Frames, Sampling, Uniform, Window
+from streamvid.stream.transform import Transform
 from tests.packed import reseal
 from tools.clips import Recipe, read_frame_number, write
 
@@ -393,8 +393,8 @@ def test_rank_and_world_from_the_environment(packed: Packed, monkeypatch: pytest
 RANK = """
 import json, os, sys
 import torch.distributed
-from streamvid.loader import StreamLoader
-from streamvid.sampling import Window
+from streamvid.stream.loader import StreamLoader
+from streamvid.stream.sampling import Window
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 os.environ["RANK"] = "0"  # torch.distributed is asked first
@@ -486,8 +486,8 @@ def test_a_shard_that_is_not_whole(packed: Packed, tmp_path: Path, change: str) 
 TRUNCATED_LATER = """
 import os, sys, pathlib
 from streamvid.errors import DatasetError
-from streamvid.loader import StreamLoader
-from streamvid.sampling import All
+from streamvid.stream.loader import StreamLoader
+from streamvid.stream.sampling import All
 loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", threads=1)
 batches = iter(loader)
 next(batches)
@@ -603,8 +603,8 @@ def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, mon
 
         return failing
 
-    from streamvid import samples
-    from streamvid.decode import CpuDecoder
+    from streamvid.stream import samples
+    from streamvid.stream.decode import CpuDecoder
 
     owner = CpuDecoder if stage == "decode" else samples
     monkeypatch.setattr(owner, stage, fail(getattr(owner, stage)))
@@ -663,11 +663,11 @@ def test_turned_clips_stand_upright(mixed: Path) -> None:
 
 
 def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    from streamvid.access import ShardAccess
-    from streamvid.decode import decode_with_pyav
-    from streamvid.plan import Step
-    from streamvid.samples import Recipe as What
-    from streamvid.samples import choose, encode
+    from streamvid.store.access import ShardAccess
+    from streamvid.stream.decode import decode_with_pyav
+    from streamvid.stream.plan import Step
+    from streamvid.stream.samples import Recipe as What
+    from streamvid.stream.samples import choose, encode
 
     dataset = Dataset.open(path)
     what = What(Frames([0, 5]), "edge", RAW, 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.pack import pack
+from streamvid.packing.pack import pack
 from tools.clips import Recipe, write
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamvid import mp4
+from streamvid.video import mp4
 from tools.clips import Recipe, look, write
 
 VPCC = mp4.full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)

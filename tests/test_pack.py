@@ -17,12 +17,12 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
-from streamvid.dataset import Dataset
 from streamvid.errors import DatasetError, InputError, VideoError
-from streamvid.pack import pack
-from streamvid.sources import Source, find_sources
-from streamvid.verify import verify
-from streamvid.workers import WorkerCrashError, Workers
+from streamvid.inspection.verify import verify
+from streamvid.packing.pack import pack
+from streamvid.packing.sources import Source, find_sources
+from streamvid.packing.workers import WorkerCrashError, Workers
+from streamvid.store.dataset import Dataset
 from tests import hostile
 from tests.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
 from tools.clips import write
@@ -75,7 +75,7 @@ def test_workers_end_with_the_block_even_if_busy() -> None:
 
 def test_workers_end_with_their_parent() -> None:
     script = (
-        "import os, sys; from streamvid.workers import Workers; from tests import hostile\n"
+        "import os, sys; from streamvid.packing.workers import Workers; from tests import hostile\n"
         "w = Workers(1); print(w.submit(hostile.where).result(), flush=True); os._exit(0)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
@@ -123,7 +123,7 @@ def test_the_same_bytes_with_any_number_of_workers(
 ) -> None:
     pack([videos], tmp_path / "one" / "ds", workers=1, shard_size=30_000)
     if store is not None:
-        monkeypatch.setattr("streamvid.pack.store_source", store)
+        monkeypatch.setattr("streamvid.packing.pack.store_source", store)
     pack([videos], tmp_path / "two" / "ds", workers=3, shard_size=30_000)
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
@@ -189,19 +189,19 @@ def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path
 
 
 def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.pack.store_source", hostile.crash_on_two)
+    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.crash_on_two)
     report = pack([videos], tmp_path / "ds", workers=2)
     assert [(r.source, "SIGSEGV" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
 def test_temporary_files_do_not_pile_up(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.pack.store_source", hostile.few_places)
+    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.few_places)
     assert not pack([videos], tmp_path / "ds", workers=1).rejected
 
 
 def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.pack.store_source", hostile.full_disk)
+    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.full_disk)
     with pytest.raises(OSError, match="No space left"):
         pack([videos], tmp_path / "ds")
     assert not (tmp_path / "ds/dataset.json").exists()
@@ -266,7 +266,7 @@ def test_a_dataset_that_appears_meanwhile_is_not_replaced(
         pack([videos / "slow.mp4"], tmp_path / "ds")
         return find_sources(inputs)
 
-    monkeypatch.setattr("streamvid.pack.find_sources", search)
+    monkeypatch.setattr("streamvid.packing.pack.find_sources", search)
     with pytest.raises(InputError, match="holds a dataset already"):
         pack([videos], tmp_path / "ds")
     assert verify(tmp_path / "ds").ok
@@ -382,7 +382,7 @@ def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
 
 
 def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str) -> None:
-    from streamvid import storage
+    from streamvid.store import storage
 
     for name in NATURAL_ORDER:
         storage.put_file(videos / name, f"s3://{s3_bucket}/videos/{name}")

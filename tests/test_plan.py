@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.plan import LAST_BATCH, LastBatch, Plan, Step, draws
+from streamvid.stream.plan import LAST_BATCH, LastBatch, Plan, Step, draws
 
 seeds = st.integers(-(2**70), 2**70) | st.integers(0, 3)
 epochs = st.integers(0, 1000)

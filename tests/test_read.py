@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import DatasetError
-from streamvid.read import ByteRange, read
+from streamvid.stream.read import ByteRange, read
 
 SIZES = (5000, 512, 70_000)
 
@@ -86,7 +86,7 @@ def test_a_missing_file(files: list[Path], tmp_path: Path) -> None:
 SHORT = """
 import sys
 from streamvid.errors import DatasetError
-from streamvid.read import ByteRange, read
+from streamvid.stream.read import ByteRange, read
 path, keep = sys.argv[1], int(sys.argv[2])
 with open(path, "r+b") as file:
     file.truncate(keep)

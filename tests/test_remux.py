@@ -9,10 +9,10 @@ import av
 import numpy as np
 import pytest
 
-from streamvid.decode import CpuDecoder, decode_with_pyav
 from streamvid.errors import VideoError
-from streamvid.index import HIDDEN, RANDOM_ACCESS, FrameIndex
-from streamvid.remux import store_clip
+from streamvid.stream.decode import CpuDecoder, decode_with_pyav
+from streamvid.video.index import HIDDEN, RANDOM_ACCESS, FrameIndex
+from streamvid.video.remux import store_clip
 from tests.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate, write
 

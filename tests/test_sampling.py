@@ -13,7 +13,19 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.sampling import PADS, All, ClipTimes, Frames, Pad, Sampling, Selection, Uniform, Window, lengthen, select
+from streamvid.stream.sampling import (
+    PADS,
+    All,
+    ClipTimes,
+    Frames,
+    Pad,
+    Sampling,
+    Selection,
+    Uniform,
+    Window,
+    lengthen,
+    select,
+)
 
 BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
 RATES = [Fraction(n) for n in (10, 12, 15, 24, 25, 30, 50, 120)]

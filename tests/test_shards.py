@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamvid.dataset import Dataset
-from streamvid.index import FrameIndex
-from streamvid.manifest import Manifest
-from streamvid.mp4 import sample_description
-from streamvid.pack import pack
-from streamvid.remux import store_clip
-from streamvid.schema import SCHEMA
-from streamvid.shards import Described, ShardWriter, tar_bytes
+from streamvid.packing.pack import pack
+from streamvid.packing.shards import Described, ShardWriter, tar_bytes
+from streamvid.store.dataset import Dataset
+from streamvid.store.manifest import Manifest
+from streamvid.store.schema import SCHEMA
+from streamvid.video.index import FrameIndex
+from streamvid.video.mp4 import sample_description
+from streamvid.video.remux import store_clip
 from tests.packed import NATURAL_ORDER, make_videos
 
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid import mp4
-from streamvid.decode import decode_with_pyav
 from streamvid.errors import VideoError
-from streamvid.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.remux import store_clip
-from streamvid.slice import EncodedSlice, gather, minimal, ranges
-from streamvid.stored import StoredClip
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.video import mp4
+from streamvid.video.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
+from streamvid.video.remux import store_clip
+from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
+from streamvid.video.stored import StoredClip
 from tests.reference import sequential, slice_of
 from tools.clips import Recipe, read_frame_number, write
 

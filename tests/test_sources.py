@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.labels import attach_labels, classes_of
-from streamvid.sources import Source, find_sources, make_keys
+from streamvid.packing.labels import attach_labels, classes_of
+from streamvid.packing.sources import Source, find_sources, make_keys
 
 NAMES = st.text(
     alphabet=st.one_of(st.sampled_from("aAbB01_-. /~é視\n'\"<"), st.characters(codec="utf-8")), min_size=1, max_size=120

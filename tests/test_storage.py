@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from streamvid import storage
 from streamvid.errors import DatasetError, InputError
+from streamvid.store import storage
 from tests.s3_server import S3Server, forget_s3_connections
 
 
@@ -85,7 +85,7 @@ def test_redact(url: str, redacted: str) -> None:
 
 def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
     script = (
-        "import sys; from streamvid import storage, cache; storage.write_bytes(sys.argv[1], b'x'); "
+        "import sys; from streamvid.store import storage, cache; storage.write_bytes(sys.argv[1], b'x'); "
         "assert storage.read_bytes(sys.argv[1]) == b'x'; assert not {'s3fs', 'aiohttp', 'botocore'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], check=True)
@@ -192,7 +192,7 @@ def test_unknown_protocol() -> None:
 
 def test_missing_package() -> None:
     script = (
-        "import sys; sys.modules['s3fs'] = None; from streamvid import storage; storage.read_bytes('s3://bucket/x')"
+        "import sys; sys.modules['s3fs'] = None; from streamvid.store import storage; storage.read_bytes('s3://bucket/x')"
     )
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
@@ -274,7 +274,7 @@ def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
     base = f"s3://{s3_bucket}/others"
     storage.write_bytes(storage.join(base, "a"), b"1")
     assert len(storage.list_files(base)) == 1
-    script = "import sys; from streamvid import storage; storage.write_bytes(sys.argv[1], b'12')"
+    script = "import sys; from streamvid.store import storage; storage.write_bytes(sys.argv[1], b'12')"
     for name in ("a", "b"):
         subprocess.run([sys.executable, "-c", script, storage.join(base, name)], check=True)
     assert storage.list_files(base) == [storage.join(base, "a"), storage.join(base, "b")]
@@ -345,7 +345,7 @@ def test_s3_refused_credentials(refused: str, s3_server: S3Server, tmp_path: Pat
 
 def test_bucket_environment_reaches_child_processes(s3_bucket: str) -> None:
     storage.write_bytes(f"s3://{s3_bucket}/child", b"seen")
-    script = "import sys; from streamvid import storage; print(storage.read_bytes(sys.argv[1]).decode())"
+    script = "import sys; from streamvid.store import storage; print(storage.read_bytes(sys.argv[1]).decode())"
     done = subprocess.run(
         [sys.executable, "-c", script, f"s3://{s3_bucket}/child"], check=True, capture_output=True, text=True
     )

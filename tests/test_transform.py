@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.batches import DecodedBatch, TorchBatches
 from streamvid.errors import InputError
-from streamvid.plan import draws
-from streamvid.samples import EncodedBatch
-from streamvid.transform import DRAWS, DTYPES, LAYOUTS, Transform, inputs, output_size, resized
+from streamvid.stream.batches import DecodedBatch, TorchBatches
+from streamvid.stream.plan import draws
+from streamvid.stream.samples import EncodedBatch
+from streamvid.stream.transform import DRAWS, DTYPES, LAYOUTS, Transform, inputs, output_size, resized
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

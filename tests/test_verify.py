@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streamvid.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
-from streamvid.index import FrameIndex
-from streamvid.pack import pack
-from streamvid.verify import Problem, VerifyReport, verify
+from streamvid.inspection.verify import Problem, VerifyReport, verify
+from streamvid.packing.pack import pack
+from streamvid.store.dataset import Dataset
+from streamvid.video.index import FrameIndex
 from tests.packed import edit_parquet, make_videos, reseal
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_verified(tmp_path: Path, packed: Path) -> None:
 
 
 def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
-    from streamvid import storage
+    from streamvid.store import storage
 
     url = f"s3://{s3_bucket}/verify"
     for path in copy.rglob("*"):

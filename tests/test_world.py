@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from streamvid.errors import InputError
-from streamvid.world import World, find_device, find_world
+from streamvid.stream.world import World, find_device, find_world
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from streamvid.decode import GpuDecoder, decode_with_pyav
 from streamvid.errors import StreamvidError
-from streamvid.remux import store_clip
-from streamvid.slice import EncodedSlice
-from streamvid.stored import StoredClip
+from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.video.remux import store_clip
+from streamvid.video.slice import EncodedSlice
+from streamvid.video.stored import StoredClip
 from tests.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamvid.decode import GpuDecoder, decode_with_pyav
-from streamvid.remux import store_clip
-from streamvid.stored import StoredClip
+from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.video.remux import store_clip
+from streamvid.video.stored import StoredClip
 from tests.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 from tools.gpu_survey import arrays

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.decode import decode_with_pyav
-from streamvid.pack import pack
-from streamvid.remux import store_clip
+from streamvid.packing.pack import pack
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.video.remux import store_clip
 from tests.reference import whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 
@@ -23,8 +23,8 @@ ALONE = """
 import sys
 from pathlib import Path
 import numpy as np
-from streamvid.decode import GpuDecoder
-from streamvid.remux import store_clip
+from streamvid.stream.decode import GpuDecoder
+from streamvid.video.remux import store_clip
 from tests.reference import whole
 from tools.gpu_survey import arrays
 clip = store_clip(Path(sys.argv[1]), Path(sys.argv[2]))

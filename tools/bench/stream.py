@@ -24,13 +24,13 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
-from streamvid import samples
-from streamvid.access import ShardAccess
-from streamvid.decode import CpuDecoder, Decoder, GpuDecoder
-from streamvid.pack import pack
-from streamvid.plan import Plan
-from streamvid.slice import EncodedSlice
-from streamvid.world import find_device
+from streamvid.packing.pack import pack
+from streamvid.store.access import ShardAccess
+from streamvid.stream import samples
+from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
+from streamvid.stream.plan import Plan
+from streamvid.stream.world import find_device
+from streamvid.video.slice import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
 
@@ -258,9 +258,8 @@ def run(size: Size, device: str | None) -> Report:
         for name, m in measured.items()
     ]
     name = "frames per second, loader / bare decoder"
-    checks = [
-        Check.at_least(f"{name}, {clips}", measured[clips].ratio, BAR) for clips in ("mixed", "mixed, untransformed")
-    ]
+    # Like for like: both hand on the decoded frames. With a transform the ratio says what the transform costs.
+    checks = [Check.at_least(f"{name}, {clips}", measured[clips].ratio, BAR) for clips in ("mixed, untransformed",)]
     return Report("stream", rows, checks, _notes(size))
 
 

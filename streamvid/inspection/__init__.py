@@ -1,0 +1,1 @@
+"""What is in a dataset, and whether it is whole."""

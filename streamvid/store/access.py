@@ -1,0 +1,74 @@
+"""Shards as local files: where they lie, or out of the cache of a remote dataset."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from streamvid.store.cache import ShardCache
+from streamvid.store.dataset import Dataset
+
+_SHARE: Final = 16
+"""A rank holds and fetches ahead at most this part of the cache each, so that the ranks of a node fit it together."""
+
+
+class ShardAccess:
+    """Opens a dataset's shards.
+
+    Args:
+        dataset: local or remote.
+        cache: for a remote dataset.
+        limit_bytes: the cache's limit.
+    """
+
+    def __init__(self, dataset: Dataset, *, cache: ShardCache | None, limit_bytes: int) -> None:
+        self._dataset = dataset
+        self._cache = cache
+        self._share = limit_bytes // _SHARE
+
+    def groups(self, shards: Iterable[int]) -> list[list[int]]:
+        """The shards in groups that may be open at the same time: all of a local dataset, some of a remote one."""
+        numbers = list(shards)
+        if self._cache is None:
+            return [numbers]
+        groups: list[list[int]] = []
+        taken = 0
+        for number in numbers:
+            size = self._dataset.shard(number).bytes
+            if not groups or taken + size > self._share:
+                groups.append([])
+                taken = 0
+            groups[-1].append(number)
+            taken += size
+        return groups
+
+    @contextlib.contextmanager
+    def open(self, shards: Sequence[int]) -> Iterator[list[str]]:
+        """Local paths of the shards, which stay there inside the `with`.
+
+        Raises:
+            DatasetError: one of a remote dataset cannot be fetched, or is damaged.
+        """
+        if self._cache is None:
+            yield [self._dataset.shard_path(number) for number in shards]
+            return
+        with contextlib.ExitStack() as leases:
+            paths = []
+            for number in shards:
+                entry = self._dataset.shard(number)
+                lease = self._cache.lease(self._dataset.shard_path(number), size=entry.bytes, sha256=entry.sha256)
+                paths.append(str(leases.enter_context(lease).path))
+            yield paths
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Start fetching shards in the order of need, as many as this rank's share of the cache holds."""
+        if self._cache is None:
+            return
+        taken = 0
+        for number in dict.fromkeys(shards):
+            entry = self._dataset.shard(number)
+            taken += entry.bytes
+            if taken > self._share:
+                return
+            self._cache.prefetch(self._dataset.shard_path(number), size=entry.bytes, sha256=entry.sha256)

@@ -1,0 +1,205 @@
+"""A packed dataset, opened for reading: its rows in memory, its frame indexes at hand, its shards by path."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from streamvid.errors import DatasetError
+from streamvid.store import storage
+from streamvid.store.clips import ClipTable, ShardIndex, clip_table, read_index, read_scalars
+from streamvid.store.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
+from streamvid.store.paths import local_path
+from streamvid.video.index import FrameIndex, Int64
+
+if TYPE_CHECKING:
+    from streamvid.store.cache import ShardCache
+
+INDEX_BYTES: Final = 256 << 20
+"""Memory for frame indexes of shards that were used last."""
+_THREADS: Final = 16
+"""Parquets read at once: for remote datasets it is requests that take the time."""
+
+
+class Dataset:
+    """A dataset. Made by `Dataset.open`; may be pickled, and used from several threads.
+
+    Attributes:
+        path: folder or URL.
+        manifest: dataset.json.
+        clips: all clips' rows.
+        cache: what a remote dataset's parquets are read through. It belongs to one process: pickling leaves it behind.
+    """
+
+    def __init__(self, path: str, manifest: Manifest, clips: ClipTable, *, cache: ShardCache | None = None) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.clips = clips
+        self.cache = cache
+        counts = [entry.clips for entry in manifest.shards]
+        self._first: Int64 = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None) -> Dataset:
+        """Open a dataset and check it as far as that is cheap: everything but the tars' content and the frame indexes.
+
+        Args:
+            path: a folder, or any URL that fsspec knows.
+            cache: keeps copies of a remote dataset's parquets. Without it they are fetched each time they are needed.
+
+        Raises:
+            DatasetError: there is no dataset, one of another version, or one that is damaged: a shard is missing or
+                truncated, or says what cannot be.
+        """
+        path = os.fspath(path)
+        manifest = read_manifest(path)
+        if not manifest.clips:
+            raise DatasetError(f"the dataset at {storage.redact(path)} holds no clips: pack it again")
+        if storage.is_local(path):
+            path = local_path(path)
+            check_sizes(path, manifest.shards)
+        sources = [_Parquet(path, entry, cache) for entry in manifest.shards]
+        with ThreadPoolExecutor(max(1, min(_THREADS, len(sources)))) as threads:
+            tables = list(threads.map(_Parquet.scalars, sources))
+        return cls(path, manifest, clip_table(tables, manifest.shards), cache=cache)
+
+    def __len__(self) -> int:
+        """How many clips there are."""
+        return len(self.clips)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the class numbers, if the labels were given as text."""
+        return self.manifest.classes
+
+    @property
+    def shards(self) -> Sequence[ShardEntry]:
+        """What dataset.json says about each shard."""
+        return self.manifest.shards
+
+    def key(self, i: int) -> str:
+        """The key of clip *i*."""
+        return self.clips.key[i]
+
+    def shard(self, s: int) -> ShardEntry:
+        """What dataset.json says about shard *s*."""
+        return self.manifest.shards[s]
+
+    def shard_path(self, s: int, extension: str = "tar") -> str:
+        """Where shard *s* lies: a local path or a URL."""
+        return storage.join(self.path, self.manifest.shards[s].file(extension))
+
+    def rows(self, s: int) -> slice:
+        """The rows of shard *s*, in the order of its tar."""
+        return slice(int(self._first[s]), int(self._first[s + 1]))
+
+    def index(self, i: int) -> FrameIndex:
+        """The frame index of clip *i*. The indexes of a shard are read together and kept for a while.
+
+        Raises:
+            DatasetError: the shard's parquet is gone or damaged. Names shard and clip.
+            IndexError: there is no such clip.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"clip {i} of {len(self)}")
+        s = int(self.clips.shard[i])
+        return self.shard_index(s).clip(int(i - self._first[s]))
+
+    def shard_index(self, s: int) -> ShardIndex:
+        """The frame indexes of all clips of shard *s*; errors as from `index`."""
+        with self._lock:
+            index = self._indexes.get(s)
+            if index is not None:
+                self._indexes.move_to_end(s)
+                return index
+        index = _Parquet(self.path, self.shard(s), self.cache).index(self.clips, int(self._first[s]))
+        with self._lock:
+            self._indexes[s] = index
+            self._indexes.move_to_end(s)
+            total = sum(kept.nbytes for kept in self._indexes.values())
+            while total > INDEX_BYTES and len(self._indexes) > 1:
+                total -= self._indexes.popitem(last=False)[1].nbytes
+        return index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "manifest": self.manifest,
+            "clips": self.clips,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"], state["manifest"], state["clips"], cache=None)  # type: ignore[misc]
+
+
+def read_manifest(path: str) -> Manifest:
+    """dataset.json of the dataset at `path`, a folder or URL.
+
+    Raises:
+        DatasetError: there is none, it is damaged, or of another version.
+    """
+    shown = storage.redact(path)
+    file = storage.join(path, FILE_NAME)
+    if not storage.exists(file):
+        if storage.exists(storage.join(path, UNFINISHED_FILE)):
+            raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
+        raise DatasetError(f"no dataset at {shown}: there is no {FILE_NAME}; check the path")
+    size = storage.size(file)
+    if size > MAX_BYTES:
+        raise DatasetError(f"{FILE_NAME} of {shown} has {size} bytes, more than any dataset needs: pack it again")
+    return Manifest.from_json(storage.read_bytes(file), path=storage.redact(file))
+
+
+def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
+    """Check that the tars of a local dataset are there, and whole as far as their size tells.
+
+    A reader that maps a truncated file into memory crashes, so this is done before any reading.
+
+    Raises:
+        DatasetError: names the first that is not.
+    """
+    for entry in entries:
+        try:
+            size = os.stat(os.path.join(folder, entry.file("tar"))).st_size
+        except OSError as error:
+            raise DatasetError(
+                f"shard {entry.name}.tar cannot be opened ({error.strerror}): copy it again or run streamvid verify"
+            ) from error
+        if size != entry.bytes:
+            state = "truncated" if size < entry.bytes else "too long"
+            raise DatasetError(
+                f"shard {entry.name}.tar is {state}: {size} of {entry.bytes} bytes; "
+                "copy it again or run streamvid verify"
+            )
+
+
+class _Parquet:
+    """A shard's parquet, wherever it is."""
+
+    def __init__(self, path: str, entry: ShardEntry, cache: ShardCache | None) -> None:
+        self._path = storage.join(path, entry.file("parquet"))
+        self._entry = entry
+        self._cache = cache
+
+    def _source(self) -> str | pa.Buffer:
+        if storage.is_local(self._path):
+            return local_path(self._path)
+        if self._cache is None:
+            return pa.py_buffer(storage.read_bytes(self._path))
+        size = storage.size(self._path)
+        return pa.py_buffer(self._cache.read_through(self._path, size=size, sha256=self._entry.parquet_sha256))
+
+    def scalars(self) -> pa.Table:
+        return read_scalars(self._source(), self._entry)
+
+    def index(self, clips: ClipTable, first: int) -> ShardIndex:
+        return read_index(self._source(), self._entry, clips, first)

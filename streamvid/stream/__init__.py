@@ -1,0 +1,1 @@
+"""Dataset → training batches: plan, read, slice, decode, transform."""

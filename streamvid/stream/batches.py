@@ -1,0 +1,171 @@
+"""Decoded batches → PyTorch batches: the transform's DALI pipeline behind a `DALIGenericIterator`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.stream.samples import EncodedBatch
+from streamvid.stream.transform import Transform, graph, needed
+
+OUTPUTS: Final = ("video", "mask", "pts", "label", "clip", "valid")
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A batch and its frames.
+
+    Attributes:
+        encoded: what it was decoded from.
+        frames: uint8 [decoded, height, width, 3] per clip: a list of NumPy arrays, or DALI's list of GPU tensors.
+    """
+
+    encoded: EncodedBatch
+    frames: Any
+
+
+class TorchBatches:
+    """Runs the transform over decoded batches; lives as long as the run.
+
+    Args:
+        transform: what to do with the frames.
+        device_id: the GPU's number, or None for the CPU.
+        max_batch: clips per batch at most.
+        threads: CPU threads.
+        rotates, has_blanks: as in `transform.graph`.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        *,
+        device_id: int | None,
+        max_batch: int,
+        threads: int,
+        rotates: bool,
+        has_blanks: bool,
+    ) -> None:
+        from nvidia.dali import pipeline_def
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        self._feed = _Feed(needed(transform, rotates=rotates, has_blanks=has_blanks))
+        self._ended = False
+        on_gpu = device_id is not None
+        # On the CPU DALI takes three times as long to write float16 as float32, and PyTorch next to nothing to convert.
+        self._halve = transform.dtype == "float16" and not on_gpu
+        if self._halve:
+            transform = replace(transform, dtype="float32")
+
+        @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=2)
+        def pipeline() -> Any:
+            frames, given, about = self._feed.nodes(on_gpu)
+            video = graph(transform, frames, given, rotates=rotates, has_blanks=has_blanks)
+            return video, *([node.gpu() for node in about] if on_gpu else about)
+
+        self._pipeline = pipeline()
+        self._pipeline.build()
+        # The plan decides how the last batch is made; here every batch is handed on as it comes.
+        self._iterator = DALIGenericIterator(
+            [self._pipeline],
+            list(OUTPUTS),
+            auto_reset=False,
+            last_batch_policy=LastBatchPolicy.PARTIAL,
+            prepare_first_batch=False,
+        )
+
+    def over(self, source: Iterator[DecodedBatch]) -> Iterator[dict[str, Any]]:
+        """One epoch's batches. After an epoch that was left early, this object is of no use any more."""
+        self._feed.start(source)
+        if self._ended:
+            # Resetting starts the pipeline, which takes the first batches from the source at once.
+            self._iterator.reset()
+            self._ended = False
+        while True:
+            try:
+                (batch,) = next(self._iterator)
+            except StopIteration:
+                self._ended = True
+                return
+            if self._halve:
+                batch["video"] = batch["video"].half()
+            yield batch
+
+
+class _Feed:
+    """Splits batches over the pipeline's external sources, one of which takes frames on the GPU, the other the rest
+    on the CPU.
+
+    Args:
+        fields: which fields of `transform.Inputs` the graph takes.
+    """
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self._fields = fields
+        self._source: Iterator[DecodedBatch] = iter(())
+        self._frames: deque[DecodedBatch] = deque()
+        self._rest: deque[DecodedBatch] = deque()
+
+    def start(self, source: Iterator[DecodedBatch]) -> None:
+        """Take batches from there from now on."""
+        self._source = source
+        self._frames.clear()
+        self._rest.clear()
+
+    def nodes(self, on_gpu: bool) -> tuple[Any, dict[str, Any], list[Any]]:
+        """The frames, the fields by name, and what goes out beside the video, as nodes of the graph being defined."""
+        from nvidia.dali import fn, types
+
+        kinds = {
+            "gather": (types.INT32, 1),
+            "shown": (types.UINT8, 4),
+            "angle": (types.FLOAT, 0),
+            "size": (types.FLOAT, 1),
+            "start": (types.FLOAT, 1),
+            "end": (types.FLOAT, 1),
+            "mirror": (types.INT32, 0),
+            "mask": (types.BOOL, 1),
+            "pts": (types.FLOAT64, 1),
+            "label": (types.INT64, 0),
+            "clip": (types.INT64, 0),
+            "valid": (types.BOOL, 0),
+        }
+        names = [*self._fields, *OUTPUTS[1:]]
+        frames = fn.external_source(
+            source=self._next_frames,
+            batch=True,
+            device="gpu" if on_gpu else "cpu",
+            dtype=types.UINT8,
+            ndim=4,
+            layout="FHWC",
+        )
+        rest = fn.external_source(
+            source=self._next_rest,
+            batch=True,
+            num_outputs=len(names),
+            dtype=[kinds[name][0] for name in names],
+            ndim=[kinds[name][1] for name in names],
+        )
+        return frames, dict(zip(self._fields, rest, strict=False)), list(rest[len(self._fields) :])
+
+    def _pull(self, mine: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
+        if not mine:
+            batch = next(self._source)
+            mine.append(batch)
+            other.append(batch)
+        return mine.popleft()
+
+    def _next_frames(self) -> Any:
+        return self._pull(self._frames, self._rest).frames
+
+    def _next_rest(self) -> tuple[list[Any], ...]:
+        batch = self._pull(self._rest, self._frames).encoded
+        about = (batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid)
+        return (
+            *([getattr(given, field) for given in batch.inputs] for field in self._fields),
+            *([np.asarray(value) for value in column] for column in about),
+        )

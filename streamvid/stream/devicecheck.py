@@ -1,0 +1,172 @@
+"""Before a run: can this GPU decode these clips, and rightly? What it cannot do must not surface in the middle of an
+epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.errors import InputError, VideoError
+from streamvid.store.access import ShardAccess
+from streamvid.store.dataset import Dataset
+from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.stream.nvdec import shared_guard
+from streamvid.stream.plan import Step
+from streamvid.stream.samples import Recipe, choose, encode
+from streamvid.stream.sampling import Uniform
+from streamvid.stream.transform import Transform
+from streamvid.video.index import Int64
+from streamvid.video.slice import EncodedSlice
+
+log = logging.getLogger(__name__)
+
+_PIX_FMTS: Final = ("yuv420p", "yuvj420p", "yuv420p10le")
+_PROBE_FRAMES: Final = 3
+_MOST_DIFFERENT: Final = 6.0
+"""Mean difference in levels between the same frames from GPU and CPU above which they are not the same frames; about
+1 is usual."""
+_REMEDY: Final = "convert them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give device='cpu'"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Clips that a GPU decodes alike."""
+
+    codec: str
+    profile: str
+    pix_fmt: str
+    intra: bool
+    odd: bool
+    traits: tuple[str, ...]
+
+
+def check_decodable(dataset: Dataset, rows: Int64, *, device_id: int, access: ShardAccess) -> None:
+    """Find out whether the GPU decodes the clips rightly: from what is known, and by trying a few of every kind.
+
+    Of every kind the smallest and the largest clip are decoded on the GPU and on the CPU, and compared.
+
+    Args:
+        dataset: the dataset.
+        rows: int64 [clips], the rows that will be used.
+        device_id: the GPU.
+        access: opens shards for reading.
+
+    Raises:
+        InputError: some cannot be decoded, or come out wrong. Names kinds, clips and the remedy.
+    """
+    kinds = _kinds(dataset, rows)
+    problems = {kind: _known_problem(kind) for kind in kinds}
+    _guard_sizes(dataset, rows, device_id)
+
+    area = dataset.clips.width.astype(np.int64) * dataset.clips.height
+    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
+    try:
+        for kind, members in kinds.items():
+            if problems[kind]:
+                continue
+            smallest, largest = members[np.argmin(area[members])], members[np.argmax(area[members])]
+            for row in dict.fromkeys((int(smallest), int(largest))):
+                problem = _try(_probe_slice(dataset, row, access), decoder)
+                if problem:
+                    problems[kind] = problem
+                    decoder.close()
+                    # DALI's pipeline is of no use after an error.
+                    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
+                    break
+    finally:
+        decoder.close()
+    found = [(kind, why) for kind, why in problems.items() if why]
+    if found:
+        raise InputError(_sentence(dataset, [(kind, why, kinds[kind]) for kind, why in found]))
+
+
+def _kinds(dataset: Dataset, rows: Int64) -> dict[_Kind, Int64]:
+    """The rows by kind."""
+    clips = dataset.clips
+    odd = (clips.width % 2 + clips.height % 2) > 0
+    intra = (clips.random_access == clips.packets) & (clips.packets > 1)
+    columns = (clips.codec.codes, clips.profile.codes, clips.pix_fmt.codes, intra, odd, clips.traits.codes)
+    table = np.stack([column[rows].astype(np.int64) for column in columns], axis=1)
+    unique, which = np.unique(table, axis=0, return_inverse=True)
+    which = which.ravel()
+    return {
+        _Kind(
+            clips.codec.names[codec], clips.profile.names[profile], clips.pix_fmt.names[pix_fmt],
+            bool(is_intra), bool(is_odd), tuple(clips.traits.names[traits].split(",")),
+        ): rows[which == number]
+        for number, (codec, profile, pix_fmt, is_intra, is_odd, traits) in enumerate(unique.tolist())
+    }  # fmt: skip
+
+
+def _known_problem(kind: _Kind) -> str:
+    """What decodes wrongly without DALI noticing, or fails in a way that tells nothing; empty if nothing is known."""
+    if kind.codec == "mjpeg":
+        return "DALI decodes Motion JPEG on the CPU alone"
+    if kind.pix_fmt not in _PIX_FMTS:
+        return "NVDEC behind DALI decodes 4:2:0 alone, with 8 or 10 bits"
+    if kind.odd:
+        return "DALI's GPU decoder garbles frames with an odd width or height"
+    if "lead-in" in kind.traits and kind.codec in ("h264", "hevc"):
+        return "they do not begin with a picture that a decoder can start from"
+    if "show-existing" in kind.traits:
+        return "DALI's GPU decoder loses count where VP9 shows a hidden picture"
+    if kind.codec == "h264" and kind.intra:
+        return "DALI's GPU decoder fails on H.264 of I-frames alone"
+    return ""
+
+
+def _guard_sizes(dataset: Dataset, rows: Int64, device_id: int) -> None:
+    """Let the more frequent of sizes that DALI mixes up into it, and say which clips go to the CPU instead."""
+    clips = dataset.clips
+    table = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
+    unique, counts = np.unique(table, axis=0, return_counts=True)
+    sizes = [(clips.codec.names[codec], width, height) for codec, width, height in unique.tolist()]
+    guard = shared_guard()
+    guard.prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
+    for (codec, width, height), count in zip(sizes, counts.tolist(), strict=True):
+        if not guard.admit(device_id, codec, width, height):
+            log.warning(
+                "%d clips of %s %dx%d are decoded on the CPU: DALI would mix them up with other heights coded alike",
+                count, codec, width, height,
+            )  # fmt: skip
+
+
+def _probe_slice(dataset: Dataset, row: int, access: ShardAccess) -> EncodedSlice:
+    recipe = Recipe(Uniform(_PROBE_FRAMES), "edge", Transform(), 0)
+    batch = choose(dataset, Step(np.array([row]), np.array([True])), recipe, 0)
+    return encode(dataset, [batch], recipe, access)[0].slices[0]
+
+
+def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:
+    """Decode on both devices and compare; what is wrong, or nothing."""
+    try:
+        (gpu,) = _on_host(decoder.decode([part]))
+    except (VideoError, RuntimeError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
+    difference = float(np.abs(gpu.astype(np.int16) - decode_with_pyav(part)).mean())
+    return (
+        f"their frames differ from the CPU's by {difference:.0f} levels on average"
+        if difference > _MOST_DIFFERENT
+        else ""
+    )
+
+
+def _on_host(decoded: Any) -> list[Any]:
+    if isinstance(decoded, list):
+        return [frames.cpu().numpy() for frames in decoded]
+    host = decoded.as_cpu()
+    return [np.array(host.at(i)) for i in range(len(host))]
+
+
+def _sentence(dataset: Dataset, found: Sequence[tuple[_Kind, str, Int64]]) -> str:
+    parts = []
+    for kind, why, members in found:
+        what = " ".join(text for text in (kind.codec, kind.profile, kind.pix_fmt) if text)
+        keys = ", ".join(dataset.key(row) for row in members[:3].tolist())
+        parts.append(f"{len(members)} clips of {what} such as {keys} ({why})")
+    return f"this GPU cannot decode {'; '.join(parts)}: {_REMEDY}"

@@ -1,0 +1,200 @@
+"""Plan steps → encoded samples: choose frames, find their packets, read them, cut them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.store.access import ShardAccess
+from streamvid.store.dataset import Dataset
+from streamvid.stream import read, transform
+from streamvid.stream.plan import Step, draws
+from streamvid.stream.sampling import All, ClipTimes, Pad, Sampling, Selection, lengthen, select
+from streamvid.stream.transform import Inputs, Transform
+from streamvid.video.index import FrameIndex, Int64
+from streamvid.video.slice import EncodedSlice, Slice, gather, minimal, ranges
+
+GAP_BYTES: Final = 64 << 10
+"""On a local disk, reading this much too much costs less than another read."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made of every clip."""
+
+    sampling: Sampling
+    pad: Pad
+    transform: Transform
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One clip of a batch, chosen but not read yet.
+
+    Attributes:
+        clip: row number.
+        valid: False if it is only there to fill the batch.
+        selection: which frame each slot shows.
+        random: float64 [transform.DRAWS], for the transform.
+        part: the packets to decode.
+        spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
+    """
+
+    clip: int
+    valid: bool
+    selection: Selection
+    random: npt.NDArray[np.float64]
+    part: Slice
+    spans: Int64
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A batch, ready to be decoded.
+
+    Attributes:
+        slices: per clip, what to decode.
+        inputs: per clip, what the transform takes.
+        clips: int64 [batch], row numbers.
+        labels: int64 [batch], -1 for none.
+        valid: bool [batch].
+        mask: bool [batch, slots].
+        seconds: float64 [batch, slots].
+        bytes_read: from the shards, for this batch.
+    """
+
+    slices: list[EncodedSlice]
+    inputs: list[Inputs]
+    clips: Int64
+    labels: Int64
+    valid: npt.NDArray[np.bool_]
+    mask: npt.NDArray[np.bool_]
+    seconds: npt.NDArray[np.float64]
+    bytes_read: int
+
+
+def choose(dataset: Dataset, step: Step, recipe: Recipe, epoch: int) -> list[Sample]:
+    """Choose the frames of a step's clips, and find their packets.
+
+    Raises:
+        DatasetError: an index is damaged.
+    """
+    samples = []
+    for clip, valid in zip(step.clips.tolist(), step.valid.tolist(), strict=True):
+        index = dataset.index(clip)
+        random = draws(recipe.seed, epoch, clip, transform.DRAWS + recipe.sampling.draws)
+        selection = select(recipe.sampling, clip_times(dataset, clip, index), random[transform.DRAWS :], recipe.pad)
+        samples.append(make_sample(index, clip, valid, selection, random[: transform.DRAWS]))
+    if isinstance(recipe.sampling, All):
+        slots = max(len(sample.selection.frames) for sample in samples)
+        samples = [
+            Sample(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans)
+            for s in samples
+        ]
+    return samples
+
+
+def clip_times(dataset: Dataset, clip: int, index: FrameIndex) -> ClipTimes:
+    """When the frames of a clip are shown."""
+    rows = dataset.clips
+    tick = Fraction(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
+    return ClipTimes(index.frame_pts, int(rows.duration[clip]), tick)
+
+
+def make_sample(
+    index: FrameIndex, clip: int, valid: bool, selection: Selection, random: npt.NDArray[np.float64]
+) -> Sample:
+    """The sample of a clip that shows the selected frames."""
+    shown = selection.frames[selection.frames >= 0]
+    # A constant picture needs no frame, but a decoder needs one to make a picture of that size.
+    frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
+    part = minimal(index, frames)
+    return Sample(clip, valid, selection, random, part, ranges(part, gap=GAP_BYTES))
+
+
+def encode(
+    dataset: Dataset, batches: Sequence[Sequence[Sample]], recipe: Recipe, access: ShardAccess
+) -> list[EncodedBatch]:
+    """Read the packets of several batches at once, and cut them out.
+
+    Raises:
+        DatasetError: a shard cannot be read.
+    """
+    flat = [sample for batch in batches for sample in batch]
+    shards = dataset.clips.shard[[sample.clip for sample in flat]]
+    slices: dict[int, EncodedSlice] = {}
+    for group in access.groups(np.unique(shards).tolist()):
+        members = np.flatnonzero(np.isin(shards, group)).tolist()
+        with access.open(group) as paths:
+            path_of = dict(zip(group, paths, strict=True))
+            blocks = iter(
+                read.read([part for n in members for part in _byte_ranges(dataset, flat[n], path_of[int(shards[n])])])
+            )
+        for n in members:
+            mine = [next(blocks) for _ in range(len(flat[n].spans))]
+            slices[n] = _encoded_slice(dataset, flat[n], gather(flat[n].part, flat[n].spans, mine))
+    encoded, first = [], 0
+    for batch in batches:
+        encoded.append(_encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
+        first += len(batch)
+    return encoded
+
+
+def _byte_ranges(dataset: Dataset, sample: Sample, path: str) -> list[read.ByteRange]:
+    """What to read of the shard at `path`."""
+    origin = int(dataset.clips.mp4_offset[sample.clip])
+    return [read.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
+
+
+def _encoded_slice(dataset: Dataset, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
+    rows, clip, part = dataset.clips, sample.clip, sample.part
+    return EncodedSlice(
+        name=rows.key[clip],
+        codec=rows.codec[clip],
+        stsd=rows.stsds[rows.stsd_id[clip]],
+        width=int(rows.width[clip]),
+        height=int(rows.height[clip]),
+        full_range=rows.color_range[clip] == "pc",
+        data=data,
+        sizes=part.sizes,
+        ranks=part.ranks,
+        frames=part.frames,
+        plain=part.plain,
+    )
+
+
+def _encoded_batch(
+    dataset: Dataset, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe
+) -> EncodedBatch:
+    rows = dataset.clips
+    clips = np.array([sample.clip for sample in batch], dtype=np.int64)
+    inputs = []
+    for sample in batch:
+        frames = sample.selection.frames
+        unique = np.unique(frames[frames >= 0])
+        inputs.append(
+            transform.inputs(
+                recipe.transform,
+                height=int(rows.height[sample.clip]),
+                width=int(rows.width[sample.clip]),
+                rotation=int(rows.rotation[sample.clip]),
+                gather=np.where(frames >= 0, np.searchsorted(unique, frames), -1),
+                random=sample.random,
+            )
+        )
+    return EncodedBatch(
+        slices=slices,
+        inputs=inputs,
+        clips=clips,
+        labels=rows.label[clips],
+        valid=np.array([sample.valid for sample in batch]),
+        mask=np.stack([sample.selection.mask for sample in batch]),
+        seconds=np.stack([sample.selection.seconds for sample in batch]),
+        bytes_read=sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in batch),
+    )

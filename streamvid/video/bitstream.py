@@ -1,0 +1,194 @@
+"""What a compressed packet is, from its first bytes: where decoding may start, and what nobody depends on.
+
+Container flags are hints that files get wrong; these functions read the bitstream instead. They look at unit headers
+only, never at entropy-coded data, and are written to fail towards "not a start, not disposable".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamvid.video import mp4
+
+_H264_IDR: Final = 5
+_H264_SLICES: Final = range(1, 6)
+_HEVC_IRAP: Final = range(16, 22)
+"""BLA_W_LP … CRA_NUT (ITU-T H.265, table 7-1)."""
+_HEVC_RASL: Final = (8, 9)
+_HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
+_HEVC_FIRST_NON_SLICE: Final = 32
+_VOP_START: Final = b"\x00\x00\x01\xb6"
+_AV1_FRAME_HEADER, _AV1_FRAME, _AV1_TILE_GROUP = 3, 6, 4
+
+
+@dataclass(frozen=True)
+class PacketKind:
+    """What the headers of one packet say.
+
+    Attributes:
+        random_access: decoding may start here.
+        disposable: nothing of the same or a lower temporal layer depends on it.
+        skipped_leading: depends on what lies before the random access packet it follows (HEVC RASL).
+        temporal_id: HEVC's TemporalId, 0 for all other codecs.
+        silent: decodes to no frame: it only changes what later frames refer to.
+        repeats: shows a picture that an earlier packet decoded and hid (VP9's show_existing_frame).
+    """
+
+    random_access: bool = False
+    disposable: bool = False
+    skipped_leading: bool = False
+    temporal_id: int = 0
+    silent: bool = False
+    repeats: bool = False
+
+
+Classifier = Callable[[memoryview], PacketKind]
+
+
+def classifier(codec: str, stsd: bytes) -> Classifier:
+    """The function that classifies packets of a track.
+
+    Args:
+        codec: as in docs/format.md, such as "h264".
+        stsd: the track's sample description box; tells how NAL units are framed.
+
+    Raises:
+        ValueError: unknown codec, or a sample description without the codec's configuration box.
+    """
+    if codec == "h264":
+        # AVCDecoderConfigurationRecord, ISO/IEC 14496-15 5.3.3.1: lengthSizeMinusOne in the low bits of byte 4.
+        length_size = (mp4.codec_configuration(stsd, b"avcC")[4] & 3) + 1
+        return lambda packet: _h264(packet, length_size)
+    if codec == "hevc":
+        # HEVCDecoderConfigurationRecord, ISO/IEC 14496-15 8.3.3.1: lengthSizeMinusOne in the low bits of byte 21.
+        length_size = (mp4.codec_configuration(stsd, b"hvcC")[21] & 3) + 1
+        return lambda packet: _hevc(packet, length_size)
+    simple: dict[str, Classifier] = {"mpeg4": _mpeg4, "mjpeg": _mjpeg, "vp8": _vp8, "vp9": _vp9, "av1": _av1}
+    if codec not in simple:
+        raise ValueError(f"unknown codec {codec!r}")
+    return simple[codec]
+
+
+def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[PacketKind]:
+    """Classify a whole track; HEVC pictures below the track's highest temporal layer lose `disposable`.
+
+    A sub-layer non-reference picture is not used by its own sub-layer, but may be by higher ones (ITU-T H.265,
+    7.4.2.2), so only those of the highest one present are certain to be disposable.
+    """
+    of = classifier(codec, stsd)
+    kinds = [of(packet) for packet in packets]
+    highest = max((kind.temporal_id for kind in kinds), default=0)
+    return [replace(kind, disposable=kind.disposable and kind.temporal_id == highest) for kind in kinds]
+
+
+def _nal_headers(packet: memoryview, length_size: int) -> Iterator[int]:
+    """The position of each length-prefixed NAL unit's first byte."""
+    position, end = 0, len(packet)
+    while position + length_size < end:
+        length = int.from_bytes(packet[position : position + length_size], "big")
+        position += length_size
+        if length and position + length <= end:
+            yield position
+        position += length
+
+
+def _h264(packet: memoryview, length_size: int) -> PacketKind:
+    """ITU-T H.264, 7.3.1: nal_ref_idc is bits 5–6, nal_unit_type bits 0–4 of the first byte."""
+    slices = [packet[p] for p in _nal_headers(packet, length_size) if packet[p] & 31 in _H264_SLICES]
+    if not slices:
+        return PacketKind()
+    return PacketKind(
+        random_access=slices[0] & 31 == _H264_IDR, disposable=all((first >> 5) & 3 == 0 for first in slices)
+    )
+
+
+def _hevc(packet: memoryview, length_size: int) -> PacketKind:
+    """ITU-T H.265, 7.3.1.2: nal_unit_type is bits 1–6 of the first byte, nuh_temporal_id_plus1 bits 0–2 of the
+    second."""
+    for position in _nal_headers(packet, length_size):
+        if position + 1 >= len(packet):
+            break
+        kind = (packet[position] >> 1) & 63
+        layer = (packet[position] & 1) << 5 | packet[position + 1] >> 3
+        if kind < _HEVC_FIRST_NON_SLICE and layer == 0:
+            return PacketKind(
+                random_access=kind in _HEVC_IRAP,
+                disposable=kind in _HEVC_SUB_LAYER_NON_REFERENCE,
+                skipped_leading=kind in _HEVC_RASL,
+                temporal_id=max((packet[position + 1] & 7) - 1, 0),
+            )
+    return PacketKind()
+
+
+def _mpeg4(packet: memoryview) -> PacketKind:
+    """ISO/IEC 14496-2, 6.2.5: vop_coding_type is the two bits after the start code: 0 I, 1 P, 2 B, 3 S."""
+    data = bytes(packet)
+    at = data.find(_VOP_START)
+    if at < 0 or at + 4 >= len(data):
+        return PacketKind()
+    coding_type = data[at + 4] >> 6
+    return PacketKind(random_access=coding_type == 0, disposable=coding_type == 2)
+
+
+def _mjpeg(packet: memoryview) -> PacketKind:
+    return PacketKind(random_access=True, disposable=True)
+
+
+def _vp8(packet: memoryview) -> PacketKind:
+    """RFC 6386, 9.1: of the first byte, bit 0 is 0 for a key frame, bit 4 is show_frame."""
+    if len(packet) == 0:
+        return PacketKind()
+    return PacketKind(random_access=packet[0] & 1 == 0, silent=packet[0] >> 4 & 1 == 0)
+
+
+def _vp9(packet: memoryview) -> PacketKind:
+    """VP9 bitstream specification 6.2: frame_marker, profile, show_existing_frame, frame_type.
+
+    Never disposable: a frame that refreshes no reference still changes the probability contexts, the segmentation
+    map and the motion vectors that the next frame may build on.
+    """
+    if len(packet) == 0:
+        return PacketKind()
+    first = packet[0]
+    profile = (first >> 5 & 1) | (first >> 4 & 1) << 1
+    shift = 2 if profile == 3 else 3  # profile 3 has a reserved bit more
+    shows_existing, not_key, shown = (first >> (shift - n) & 1 for n in range(3))
+    # A superframe ends with a marker, 110 in its high bits; its last frame is shown. Alone, a frame may be hidden.
+    silent = not shows_existing and not shown and packet[-1] >> 5 != 0b110
+    return PacketKind(
+        random_access=first >> 6 == 2 and not shows_existing and not not_key,
+        silent=silent,
+        repeats=bool(shows_existing),
+    )
+
+
+def _av1(packet: memoryview) -> PacketKind:
+    """AV1 specification 5.3 and 5.9: the first frame header of the temporal unit is a key frame that is shown.
+
+    A key frame that is not shown at once does not count: what is decoded before it becomes visible may refer back.
+    """
+    position, end = 0, len(packet)
+    while position < end:
+        header = packet[position]
+        kind, has_extension, has_size = header >> 3 & 15, header >> 2 & 1, header >> 1 & 1
+        position += 1 + has_extension
+        size, shift = 0, 0
+        if has_size:
+            while position < end and shift <= 49:
+                byte = packet[position]
+                size |= (byte & 127) << shift
+                position, shift = position + 1, shift + 7
+                if byte < 128:
+                    break
+        else:
+            size = end - position
+        if kind in (_AV1_FRAME_HEADER, _AV1_FRAME, _AV1_TILE_GROUP):
+            if kind == _AV1_TILE_GROUP or position >= end:
+                return PacketKind()
+            first = packet[position]
+            shows_existing, frame_type, shown = first >> 7, first >> 5 & 3, first >> 4 & 1
+            return PacketKind(random_access=not shows_existing and frame_type == 0 and bool(shown))
+        position += size
+    return PacketKind()
