@@ -53,17 +53,17 @@ def test_all_ranks_together_give_every_clip_once(
     for n in range(count):
         for rank in ranks:
             step = rank[n]
-            assert step.clips.dtype == np.int64
+            assert step.items.dtype == np.int64
             assert step.valid.dtype == np.bool_
-            assert len(step.clips) == len(step.valid)
-            assert set(step.clips.tolist()) <= set(clips.tolist())
+            assert len(step.items) == len(step.valid)
+            assert set(step.items.tolist()) <= set(clips.tolist())
             if n < count - 1 or last != "partial" or len(clips) % share == 0:
-                assert len(step.clips) == batch
+                assert len(step.items) == batch
             else:
-                assert 1 <= len(step.clips) <= batch
+                assert 1 <= len(step.items) <= batch
             if n < count - 1 or last != "fill":
                 # Only a rank that would have nothing holds a clip that does not count.
-                assert step.valid.all() or len(step.clips) == 1
+                assert step.valid.all() or len(step.items) == 1
     if last == "partial" and count:
         sizes = [int(rank[-1].valid.sum()) for rank in ranks]
         assert max(sizes) - min(sizes) <= 1
@@ -109,7 +109,7 @@ def test_filled_up_from_the_start_of_the_order(clips: Any, batch: int, world: in
     assume(len(clips) % (batch * world))
     ranks = [steps(plan, epoch) for plan in plans(clips, batch, world, 5, True, "fill")]
     order = Plan(clips, batch, 0, world, 5, True, "fill").order(epoch)
-    last = np.concatenate([rank[-1].clips for rank in ranks])
+    last = np.concatenate([rank[-1].items for rank in ranks])
     valid = np.concatenate([rank[-1].valid for rank in ranks])
     rest = len(clips) % (batch * world)
     assert valid.tolist() == [n < rest for n in range(batch * world)]

@@ -191,9 +191,7 @@ def test_unknown_protocol() -> None:
 
 
 def test_missing_package() -> None:
-    script = (
-        "import sys; sys.modules['s3fs'] = None; from streamvid.store import storage; storage.read_bytes('s3://bucket/x')"
-    )
+    script = "import sys; sys.modules['s3fs'] = None; from streamvid.store import storage; storage.read_bytes('s3://bucket/x')"
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("streamvid.errors.InputError: Cannot read s3://bucket/x: ")

@@ -15,10 +15,12 @@ from streamvid.errors import InputError
 from streamvid.stream.batches import DecodedBatch, TorchBatches
 from streamvid.stream.plan import draws
 from streamvid.stream.samples import EncodedBatch
-from streamvid.stream.transform import DRAWS, DTYPES, LAYOUTS, Transform, inputs, output_size, resized
+from streamvid.stream.transform import DTYPES, LAYOUTS, Transform, inputs, output_size, resized
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+DRAWS = Transform().draws
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from streamvid.stream.background import Background
 from streamvid.stream.batches import DecodedBatch, TorchBatches
 from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
 from streamvid.stream.devicecheck import check_decodable
+from streamvid.stream.items import rows_of
 from streamvid.stream.plan import LastBatch, Plan
 from streamvid.stream.samples import EncodedBatch, Recipe
 from streamvid.stream.sampling import PADS, All, Pad, Sampling
@@ -251,7 +252,7 @@ class StreamLoader:
     def _shards_from(self, order: Int64, step: int) -> Iterator[int]:
         """The shards that the steps from `step` on will read, as far ahead as is worth fetching."""
         for number in range(step, min(step + _STEPS_AHEAD, len(self._plan))):
-            yield from self.dataset.clips.shard[self._plan.step(order, number).clips].tolist()
+            yield from self.dataset.clips.shard[rows_of(self._plan.step(order, number).items)].tolist()
 
     def _decoded(self, encoded: Iterator[EncodedBatch], decoder: Decoder) -> Iterator[DecodedBatch]:
         for batch in encoded:

@@ -18,7 +18,7 @@ from streamvid.video.index import Int64
 
 LastBatch = Literal["partial", "drop", "fill"]
 LAST_BATCH: tuple[LastBatch, ...] = ("partial", "drop", "fill")
-_ORDER, _CLIP = 0, 1
+_ORDER, _ITEM = 0, 1
 _MASK64 = (1 << 64) - 1
 
 
@@ -27,12 +27,12 @@ class Step:
     """One rank's part of one step.
 
     Attributes:
-        clips: int64 [batch], row numbers of clips.
+        items: int64 [batch], what to decode: see `streamvid.stream.items`.
         valid: bool [batch], False for a clip that is only there to fill the batch and belongs to another place of
             the epoch.
     """
 
-    clips: Int64
+    items: Int64
     valid: npt.NDArray[np.bool_]
 
 
@@ -104,13 +104,13 @@ class Plan:
         return Step(mine, np.ones(len(mine), dtype=bool))
 
 
-def draws(seed: int, epoch: int, clip: int, count: int) -> npt.NDArray[np.float64]:
-    """float64 [count], uniform in [0, 1): the random numbers of one clip in one epoch, whoever decodes it, and when."""
-    return np.random.Generator(_bits(seed, epoch, _CLIP, clip)).random(count)
+def draws(seed: int, epoch: int, item: int, count: int) -> npt.NDArray[np.float64]:
+    """float64 [count], uniform in [0, 1): the random numbers of one item in one epoch, whoever decodes it, and when."""
+    return np.random.Generator(_bits(seed, epoch, _ITEM, item)).random(count)
 
 
-def _bits(seed: int, epoch: int, purpose: int, clip: int = 0) -> np.random.Philox:
-    """A counter-based generator (Salmon et al., SC 2011): its own stream for every seed, epoch, purpose and clip."""
+def _bits(seed: int, epoch: int, purpose: int, item: int = 0) -> np.random.Philox:
+    """A counter-based generator (Salmon et al., SC 2011): its own stream for every seed, epoch, purpose and item."""
     # As an array: of a list with numbers above 2^63, NumPy makes floats, and neighbouring seeds become the same.
     key = np.array([seed & _MASK64, epoch & _MASK64], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=[0, 0, clip, purpose])
+    return np.random.Philox(key=key, counter=[0, 0, item, purpose])

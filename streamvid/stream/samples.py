@@ -13,6 +13,7 @@ import numpy.typing as npt
 from streamvid.store.access import ShardAccess
 from streamvid.store.dataset import Dataset
 from streamvid.stream import read, transform
+from streamvid.stream.items import row_of, sample_of
 from streamvid.stream.plan import Step, draws
 from streamvid.stream.sampling import All, ClipTimes, Pad, Sampling, Selection, lengthen, select
 from streamvid.stream.transform import Inputs, Transform
@@ -41,7 +42,7 @@ class Sample:
         clip: row number.
         valid: False if it is only there to fill the batch.
         selection: which frame each slot shows.
-        random: float64 [transform.DRAWS], for the transform.
+        random: float64 [transform.draws], for the transform.
         part: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
     """
@@ -86,11 +87,14 @@ def choose(dataset: Dataset, step: Step, recipe: Recipe, epoch: int) -> list[Sam
         DatasetError: an index is damaged.
     """
     samples = []
-    for clip, valid in zip(step.clips.tolist(), step.valid.tolist(), strict=True):
+    for item, valid in zip(step.items.tolist(), step.valid.tolist(), strict=True):
+        clip = row_of(item)
         index = dataset.index(clip)
-        random = draws(recipe.seed, epoch, clip, transform.DRAWS + recipe.sampling.draws)
-        selection = select(recipe.sampling, clip_times(dataset, clip, index), random[transform.DRAWS :], recipe.pad)
-        samples.append(make_sample(index, clip, valid, selection, random[: transform.DRAWS]))
+        random = draws(recipe.seed, epoch, item, recipe.transform.draws + recipe.sampling.draws)
+        for_transform, for_sampling = np.split(random, [recipe.transform.draws])
+        times = clip_times(dataset, clip, index)
+        selection = select(recipe.sampling, times, for_sampling, recipe.pad, sample=sample_of(item))
+        samples.append(make_sample(index, clip, valid, selection, for_transform))
     if isinstance(recipe.sampling, All):
         slots = max(len(sample.selection.frames) for sample in samples)
         samples = [

@@ -82,15 +82,18 @@ class Sampling(Protocol):
     def draws(self) -> int:
         """How many random numbers `lay_out` takes."""
 
-    def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
-        """Place the slots of one sample; `random` is float64 [draws], uniform in [0, 1)."""
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
+        """int64 [clips]: how many samples each clip gives, from its frames and its duration in ticks."""
+
+    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
+        """Place the slots of a clip's sample number `sample`; `random` is float64 [draws], uniform in [0, 1)."""
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         """bool [clips]: which clips, given their frames and their durations in ticks, are too short and would be
         padded."""
 
 
-def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Selection:
+def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad, *, sample: int = 0) -> Selection:
     """The frames of one sample of a clip.
 
     Args:
@@ -99,11 +102,12 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad) -> Sel
         random: float64 [sampling.draws], uniform in [0, 1).
         pad: what slots behind the clip's end show: "edge" the last frame, "constant" a constant picture,
             "reflect_101" the frames backwards from the one before the last, "reflect_1001" from the last.
+        sample: which of the clip's samples.
 
     Raises:
         ValueError: the clip is short and `pad` is "none".
     """
-    slots = sampling.lay_out(clip, random)
+    slots = sampling.lay_out(clip, random, sample)
     mask = slots.position < slots.end
     if mask.all():
         frames = _on_screen(clip, slots.position) if slots.in_ticks else slots.position
@@ -217,7 +221,7 @@ class Window:
     def draws(self) -> int:
         return 1 if self.place == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
+    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         steps = self._steps(clip.tick)
         span = int(steps[-1])
         if self.fps is None:
@@ -229,6 +233,9 @@ class Window:
         else:
             start = _start(int(np.searchsorted(clip.pts, clip.duration - span, side="left")), self.place, random)
         return Slots(clip.pts[start] + steps, clip.duration, in_ticks=True)
+
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
+        return np.ones(len(frames), dtype=np.int64)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.asarray((frames if self.fps is None else duration) <= self._steps(tick)[-1])
@@ -267,11 +274,14 @@ class Uniform:
     def draws(self) -> int:
         return self.frames if self.place == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
+    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         count = len(clip.pts)
         within = random if self.place == "random" else 0.5
         position = ((np.arange(self.frames) + within) * (count / self.frames)).astype(np.int64)
         return Slots(np.minimum(position, count - 1), count, in_ticks=False)
+
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
+        return np.ones(len(frames), dtype=np.int64)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.zeros(len(frames), dtype=bool)
@@ -306,9 +316,12 @@ class Frames:
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
+    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         count = len(clip.pts)
         return Slots(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
+
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
+        return np.ones(len(frames), dtype=np.int64)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.asarray(frames <= max(self.numbers))
@@ -326,9 +339,12 @@ class All:
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats) -> Slots:
+    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         count = len(clip.pts)
         return Slots(np.arange(count, dtype=np.int64), count, in_ticks=False)
+
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
+        return np.ones(len(frames), dtype=np.int64)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.zeros(len(frames), dtype=bool)

@@ -24,8 +24,6 @@ Layout = Literal["FHWC", "FCHW", "CFHW"]
 DType = Literal["uint8", "float16", "float32"]
 LAYOUTS: Final[tuple[Layout, ...]] = ("FHWC", "FCHW", "CFHW")
 DTYPES: Final[tuple[DType, ...]] = ("uint8", "float16", "float32")
-DRAWS: Final = 3
-"""Random numbers per clip: crop x, crop y, flip."""
 _MAX_SIDE: Final = 16384
 
 
@@ -79,6 +77,11 @@ class Transform:
                     f"it is {value!r}"
                 )
             object.__setattr__(self, name, tuple(float(v) for v in value))
+
+    @property
+    def draws(self) -> int:
+        """Random numbers per clip: crop x, crop y, flip."""
+        return 3
 
     def for_evaluation(self) -> Transform:
         """The same without chance: the centre crop, and no flip."""
@@ -200,7 +203,7 @@ def inputs(transform: Transform, *, height: int, width: int, rotation: int, gath
         height, width: of decoded frames, before rotation.
         rotation: degrees clockwise that stand them upright: 0, 90, 180 or 270.
         gather: int64 [slots], which decoded frame each slot shows; -1 for a black picture.
-        random: float64 [DRAWS], uniform in [0, 1).
+        random: float64 [transform.draws], uniform in [0, 1).
     """
     upright = np.array((width, height) if rotation % 180 else (height, width), dtype=np.int64)
     size = resized(transform, upright[:1], upright[1:])[0]
