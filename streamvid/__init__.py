@@ -17,43 +17,64 @@ if TYPE_CHECKING:
     from streamvid.packing.pack import pack
     from streamvid.store.dataset import Dataset
     from streamvid.stream.loader import LoaderStats, StreamLoader
-    from streamvid.stream.sampling import All, Frames, Sampling, Uniform, Window
-    from streamvid.stream.transform import Transform
+    from streamvid.stream.picks import All, ByClip, Frames, Keyframes, RandomFrames, Uniform
+    from streamvid.stream.sampling import ClipTimes, Sampling
+    from streamvid.stream.sources import Mix, Subset
+    from streamvid.stream.transform import Transform, Views
+    from streamvid.stream.windows import MultiRate, Window, Windows
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "All": "stream.sampling",
+    "All": "stream.picks",
+    "ByClip": "stream.picks",
+    "ClipTimes": "stream.sampling",
     "Dataset": "store.dataset",
     "DatasetError": "errors",
-    "Frames": "stream.sampling",
+    "Frames": "stream.picks",
     "InputError": "errors",
+    "Keyframes": "stream.picks",
     "LoaderStats": "stream.loader",
+    "MultiRate": "stream.windows",
+    "RandomFrames": "stream.picks",
+    "Mix": "stream.sources",
     "Sampling": "stream.sampling",
     "StreamLoader": "stream.loader",
     "StreamvidError": "errors",
+    "Subset": "stream.sources",
     "Transform": "stream.transform",
-    "Uniform": "stream.sampling",
+    "Uniform": "stream.picks",
     "VideoError": "errors",
-    "Window": "stream.sampling",
+    "Views": "stream.transform",
+    "Window": "stream.windows",
+    "Windows": "stream.windows",
     "pack": "packing.pack",
     "verify": "inspection.verify",
 }
 
 __all__ = [
     "All",
+    "ByClip",
+    "ClipTimes",
     "Dataset",
     "DatasetError",
     "Frames",
     "InputError",
+    "Keyframes",
     "LoaderStats",
+    "Mix",
+    "MultiRate",
+    "RandomFrames",
     "Sampling",
     "StreamLoader",
     "StreamvidError",
+    "Subset",
     "Transform",
     "Uniform",
     "VideoError",
+    "Views",
     "Window",
+    "Windows",
     "pack",
     "verify",
 ]

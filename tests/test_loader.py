@@ -22,8 +22,10 @@ from streamvid.errors import DatasetError, InputError, StreamvidError, VideoErro
 from streamvid.packing.pack import pack
 from streamvid.store.dataset import Dataset
 from streamvid.stream.loader import StreamLoader
-from streamvid.stream.sampling import All, Frames, Sampling, Uniform, Window
+from streamvid.stream.picks import All, Frames, Uniform
+from streamvid.stream.sampling import Sampling
 from streamvid.stream.transform import Transform
+from streamvid.stream.windows import Window
 from tests.packed import reseal
 from tools.clips import Recipe, read_frame_number, write
 
@@ -394,7 +396,7 @@ RANK = """
 import json, os, sys
 import torch.distributed
 from streamvid.stream.loader import StreamLoader
-from streamvid.stream.sampling import Window
+from streamvid.stream.windows import Window
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 os.environ["RANK"] = "0"  # torch.distributed is asked first
@@ -487,7 +489,7 @@ TRUNCATED_LATER = """
 import os, sys, pathlib
 from streamvid.errors import DatasetError
 from streamvid.stream.loader import StreamLoader
-from streamvid.stream.sampling import All
+from streamvid.stream.picks import All
 loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", threads=1)
 batches = iter(loader)
 next(batches)
@@ -671,9 +673,9 @@ def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
     dataset = Dataset.open(path)
     what = What(Frames([0, 5]), "edge", RAW, 0)
-    step = Step(np.array([row]), np.array([True]))
+    step = Step(np.array([row]), np.array([0]), np.array([True]))
 
-    (batch,) = encode(dataset, [choose(dataset, step, what, 0)], what, ShardAccess(dataset, cache=None, limit_bytes=0))
+    (batch,) = encode(dataset, [choose(dataset, step, what)], what, ShardAccess(dataset, cache=None, limit_bytes=0))
     return decode_with_pyav(batch.slices[0])
 
 

@@ -13,19 +13,9 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.stream.sampling import (
-    PADS,
-    All,
-    ClipTimes,
-    Frames,
-    Pad,
-    Sampling,
-    Selection,
-    Uniform,
-    Window,
-    lengthen,
-    select,
-)
+from streamvid.stream.picks import All, Frames, Uniform
+from streamvid.stream.sampling import PADS, ClipTimes, Pad, Sampling, Selection, lengthen, select
+from streamvid.stream.windows import Window
 
 BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
 RATES = [Fraction(n) for n in (10, 12, 15, 24, 25, 30, 50, 120)]

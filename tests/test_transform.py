@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,73 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.stream.batches import DecodedBatch, TorchBatches
-from streamvid.stream.plan import draws
-from streamvid.stream.samples import EncodedBatch
-from streamvid.stream.transform import DTYPES, LAYOUTS, Transform, inputs, output_size, resized
+from streamvid.stream.augment import inputs
+from streamvid.stream.sizes import output_size, resized
+from streamvid.stream.transform import DRAWS, DTYPES, LAYOUTS, Transform
+from tests.views import Array, Clip, clip, draws, torch_batches
 
-Array = np.ndarray[Any, np.dtype[Any]]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-DRAWS = Transform().draws
-
-
-@dataclass(frozen=True)
-class Clip:
-    """A clip as it comes from the decoder, and what it is to become."""
-
-    frames: Array
-    gather: list[int]
-    random: Array
-    rotation: int = 0
-
-
-def clip(
-    height: int, width: int, *, decoded: int = 3, gather: list[int] | None = None, seed: int = 0, rotation: int = 0
-) -> Clip:
-    frames = np.random.default_rng([seed, height, width]).integers(0, 256, (decoded, height, width, 3), dtype=np.uint8)
-    return Clip(frames, list(range(decoded)) if gather is None else gather, draws(seed, 0, 0, DRAWS), rotation)
+NO_DRAWS = np.zeros(DRAWS)
 
 
 def run(transform: Transform, *batches: list[Clip], has_blanks: bool | None = None) -> list[Array]:
     """The video of each batch."""
-    every = [one for batch in batches for one in batch]
-    torch_batches = TorchBatches(
-        transform,
-        device_id=None,
-        max_batch=max(len(batch) for batch in batches),
-        threads=2,
-        rotates=any(one.rotation for one in every),
-        has_blanks=any(-1 in one.gather for one in every) if has_blanks is None else has_blanks,
-    )
-    return [
-        batch["video"].numpy().copy() for batch in torch_batches.over(iter([_decoded(transform, b) for b in batches]))
-    ]
-
-
-def _decoded(transform: Transform, batch: list[Clip]) -> DecodedBatch:
-    slots = len(batch[0].gather)
-    encoded = EncodedBatch(
-        slices=[],
-        inputs=[
-            inputs(
-                transform,
-                height=one.frames.shape[1],
-                width=one.frames.shape[2],
-                rotation=one.rotation,
-                gather=np.array(one.gather),
-                random=one.random,
-            )
-            for one in batch
-        ],
-        clips=np.arange(len(batch)),
-        labels=np.zeros(len(batch), dtype=np.int64),
-        valid=np.ones(len(batch), dtype=bool),
-        mask=np.ones((len(batch), slots), dtype=bool),
-        seconds=np.zeros((len(batch), slots)),
-        bytes_read=0,
-    )
-    return DecodedBatch(encoded, [one.frames for one in batch])
+    return [batch["video"].numpy() for batch in torch_batches(transform, *batches, has_blanks=has_blanks)]
 
 
 def by_numpy(transform: Transform, one: Clip) -> Array:
@@ -167,7 +111,10 @@ def test_every_place_of_a_crop_can_come() -> None:
     one = clip(1, 5, decoded=1)
     places = set()
     for x in np.linspace(0, 1, 50, endpoint=False):
-        (got,) = run(Transform(crop=1, layout="FHWC", dtype="uint8"), [Clip(one.frames, [0], np.array([x, 0, 0]))])[:1]
+        (got,) = run(
+            Transform(crop=1, layout="FHWC", dtype="uint8"),
+            [Clip(one.frames, [0], np.array([x] + [0.0] * (DRAWS - 1)))],
+        )[:1]
         places.add(next(n for n in range(5) if np.array_equal(got[0, 0, 0, 0], one.frames[0, 0, n])))
         if x > 0.3 and len(places) == 5:
             break
@@ -176,7 +123,7 @@ def test_every_place_of_a_crop_can_come() -> None:
 
 def test_one_draw_for_all_frames_of_a_clip() -> None:
     still = np.repeat(clip(40, 60, decoded=1).frames, 8, axis=0)
-    batch = [Clip(still, list(range(8)), draws(seed, 0, 0, DRAWS)) for seed in range(6)]
+    batch = [Clip(still, list(range(8)), draws(seed)) for seed in range(6)]
     (got,) = run(Transform(resize=50, crop=32, flip=True, dtype="float32", mean=MEAN, std=STD), batch)
     for video in got:  # CFHW
         for frame in range(1, 8):
@@ -186,18 +133,22 @@ def test_one_draw_for_all_frames_of_a_clip() -> None:
 
 
 def test_half_of_the_clips_are_flipped() -> None:
-    still = np.zeros(1, dtype=np.int64)
-    flips = [
-        inputs(Transform(flip=True), height=8, width=8, rotation=0, gather=still, random=draws(0, 0, n, DRAWS)).mirror
-        for n in range(1000)
-    ]
-    assert 400 < sum(map(int, flips)) < 600
+    many = 1000
+    made = inputs(
+        Transform(flip=True),
+        heights=np.full(many, 8),
+        widths=np.full(many, 8),
+        rotations=np.zeros(many, dtype=np.int64),
+        gather=np.zeros((many, 1), dtype=np.int64),
+        random=np.stack([draws(n) for n in range(many)]),
+    )
+    assert 400 < made["video.mirror"].sum() < 600
 
 
 def test_for_evaluation_nothing_is_left_to_chance() -> None:
     transform = Transform(crop=16, flip=True, dtype="uint8", layout="FHWC").for_evaluation()
     one = clip(33, 47)
-    batch = [Clip(one.frames, one.gather, draws(seed, 0, 0, DRAWS)) for seed in range(4)]
+    batch = [Clip(one.frames, one.gather, draws(seed)) for seed in range(4)]
     (got,) = run(transform, batch)
     np.testing.assert_array_equal(got, np.broadcast_to(one.frames[:, 9:25, 16:32], got.shape))  # 8.5 → 9, 15.5 → 16
 
@@ -218,7 +169,7 @@ def test_a_graph_for_blanks_without_any() -> None:
 def test_zero_to_one() -> None:
     frames = np.stack([np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)])
     for dtype in ("float16", "float32"):
-        (got,) = run(Transform(dtype=dtype, layout="FHWC"), [Clip(frames, [0, 1], np.zeros(3))])
+        (got,) = run(Transform(dtype=dtype, layout="FHWC"), [Clip(frames, [0, 1], NO_DRAWS)])
         np.testing.assert_array_equal(got[0, 0], 0)
         np.testing.assert_array_equal(got[0, 1], 1)
 
@@ -245,7 +196,7 @@ def test_the_graph_resizes_to_the_sizes_said(resize: Any) -> None:
         (got,) = run(transform, [clip(height, width)])
         assert got.shape[2:4] == output_size(transform, np.array([height]), np.array([width]), ["a"])
         assert got.shape[2:4] == tuple(resized(transform, np.array([height]), np.array([width]))[0])
-        flat = Clip(np.full((1, height, width, 3), (10, 120, 250), np.uint8), [0], np.zeros(3))
+        flat = Clip(np.full((1, height, width, 3), (10, 120, 250), np.uint8), [0], NO_DRAWS)
         (got,) = run(transform, [flat])
         assert np.abs(got.astype(int) - [10, 120, 250]).max() == 0
 
@@ -254,7 +205,7 @@ def test_resizing_keeps_the_picture() -> None:
     """Twice as large: a gradient stays a gradient, left is left, up is up."""
     ramp = np.zeros((1, 16, 32, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(32)[None, None, :] * 8, np.arange(16)[None, :, None] * 16
-    (got,) = run(Transform(resize=32, dtype="uint8", layout="FHWC"), [Clip(ramp, [0], np.zeros(3))])
+    (got,) = run(Transform(resize=32, dtype="uint8", layout="FHWC"), [Clip(ramp, [0], NO_DRAWS)])
     assert got.shape == (1, 1, 32, 64, 3)
     assert np.all(np.diff(got[0, 0, :, :, 0].astype(int), axis=1) >= 0)
     assert np.all(np.diff(got[0, 0, :, :, 1].astype(int), axis=0) >= 0)

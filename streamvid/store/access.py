@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from streamvid.store import storage
 from streamvid.store.cache import ShardCache
-from streamvid.store.dataset import Dataset
+from streamvid.store.source import ClipSource
 
 _SHARE: Final = 16
 """A rank holds and fetches ahead at most this part of the cache each, so that the ranks of a node fit it together."""
@@ -17,25 +18,22 @@ class ShardAccess:
     """Opens a dataset's shards.
 
     Args:
-        dataset: local or remote.
-        cache: for a remote dataset.
+        dataset: local or remote, or several of both kinds.
+        cache: for remote ones.
         limit_bytes: the cache's limit.
     """
 
-    def __init__(self, dataset: Dataset, *, cache: ShardCache | None, limit_bytes: int) -> None:
+    def __init__(self, dataset: ClipSource, *, cache: ShardCache | None, limit_bytes: int) -> None:
         self._dataset = dataset
         self._cache = cache
         self._share = limit_bytes // _SHARE
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
         """The shards in groups that may be open at the same time: all of a local dataset, some of a remote one."""
-        numbers = list(shards)
-        if self._cache is None:
-            return [numbers]
         groups: list[list[int]] = []
         taken = 0
-        for number in numbers:
-            size = self._dataset.shard(number).bytes
+        for number in shards:
+            size = self._fetched_bytes(number)
             if not groups or taken + size > self._share:
                 groups.append([])
                 taken = 0
@@ -50,15 +48,14 @@ class ShardAccess:
         Raises:
             DatasetError: one of a remote dataset cannot be fetched, or is damaged.
         """
-        if self._cache is None:
-            yield [self._dataset.shard_path(number) for number in shards]
-            return
         with contextlib.ExitStack() as leases:
             paths = []
             for number in shards:
-                entry = self._dataset.shard(number)
-                lease = self._cache.lease(self._dataset.shard_path(number), size=entry.bytes, sha256=entry.sha256)
-                paths.append(str(leases.enter_context(lease).path))
+                path, entry = self._dataset.shard_path(number), self._dataset.shard(number)
+                if self._cache is not None and not storage.is_local(path):
+                    lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
+                    path = str(leases.enter_context(lease).path)
+                paths.append(path)
             yield paths
 
     def prefetch(self, shards: Iterable[int]) -> None:
@@ -68,7 +65,14 @@ class ShardAccess:
         taken = 0
         for number in dict.fromkeys(shards):
             entry = self._dataset.shard(number)
-            taken += entry.bytes
+            size = self._fetched_bytes(number)
+            taken += size
             if taken > self._share:
                 return
-            self._cache.prefetch(self._dataset.shard_path(number), size=entry.bytes, sha256=entry.sha256)
+            if size:
+                self._cache.prefetch(self._dataset.shard_path(number), size=size, sha256=entry.sha256)
+
+    def _fetched_bytes(self, number: int) -> int:
+        """What opening a shard takes of the cache: nothing for a local one."""
+        local = self._cache is None or storage.is_local(self._dataset.shard_path(number))
+        return 0 if local else self._dataset.shard(number).bytes

@@ -15,6 +15,7 @@ import pyarrow as pa
 from streamvid.errors import DatasetError
 from streamvid.store import storage
 from streamvid.store.clips import ClipTable, ShardIndex, clip_table, read_index, read_scalars
+from streamvid.store.columns import Columns
 from streamvid.store.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.store.paths import local_path
 from streamvid.video.index import FrameIndex, Int64
@@ -35,6 +36,7 @@ class Dataset:
         path: folder or URL.
         manifest: dataset.json.
         clips: all clips' rows.
+        columns: the clips' columns by name, for filters and batches.
         cache: what a remote dataset's parquets are read through. It belongs to one process: pickling leaves it behind.
     """
 
@@ -43,10 +45,8 @@ class Dataset:
         self.manifest = manifest
         self.clips = clips
         self.cache = cache
-        counts = [entry.clips for entry in manifest.shards]
-        self._first: Int64 = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
-        self._lock = threading.Lock()
+        self.columns = Columns(clips, manifest.classes)
+        self._indexes = IndexCache([Parquet(path, entry, cache) for entry in manifest.shards], clips)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None) -> Dataset:
@@ -67,9 +67,9 @@ class Dataset:
         if storage.is_local(path):
             path = local_path(path)
             check_sizes(path, manifest.shards)
-        sources = [_Parquet(path, entry, cache) for entry in manifest.shards]
+        sources = [Parquet(path, entry, cache) for entry in manifest.shards]
         with ThreadPoolExecutor(max(1, min(_THREADS, len(sources)))) as threads:
-            tables = list(threads.map(_Parquet.scalars, sources))
+            tables = list(threads.map(Parquet.scalars, sources))
         return cls(path, manifest, clip_table(tables, manifest.shards), cache=cache)
 
     def __len__(self) -> int:
@@ -98,9 +98,14 @@ class Dataset:
         """Where shard *s* lies: a local path or a URL."""
         return storage.join(self.path, self.manifest.shards[s].file(extension))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the shards are local files."""
+        return storage.is_local(self.path)
+
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""
-        return slice(int(self._first[s]), int(self._first[s + 1]))
+        return self._indexes.rows(s)
 
     def index(self, i: int) -> FrameIndex:
         """The frame index of clip *i*. The indexes of a shard are read together and kept for a while.
@@ -109,26 +114,11 @@ class Dataset:
             DatasetError: the shard's parquet is gone or damaged. Names shard and clip.
             IndexError: there is no such clip.
         """
-        if not 0 <= i < len(self):
-            raise IndexError(f"clip {i} of {len(self)}")
-        s = int(self.clips.shard[i])
-        return self.shard_index(s).clip(int(i - self._first[s]))
+        return self._indexes.clip(i)
 
     def shard_index(self, s: int) -> ShardIndex:
         """The frame indexes of all clips of shard *s*; errors as from `index`."""
-        with self._lock:
-            index = self._indexes.get(s)
-            if index is not None:
-                self._indexes.move_to_end(s)
-                return index
-        index = _Parquet(self.path, self.shard(s), self.cache).index(self.clips, int(self._first[s]))
-        with self._lock:
-            self._indexes[s] = index
-            self._indexes.move_to_end(s)
-            total = sum(kept.nbytes for kept in self._indexes.values())
-            while total > INDEX_BYTES and len(self._indexes) > 1:
-                total -= self._indexes.popitem(last=False)[1].nbytes
-        return index
+        return self._indexes.shard(s)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -182,12 +172,12 @@ def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
             )
 
 
-class _Parquet:
+class Parquet:
     """A shard's parquet, wherever it is."""
 
     def __init__(self, path: str, entry: ShardEntry, cache: ShardCache | None) -> None:
         self._path = storage.join(path, entry.file("parquet"))
-        self._entry = entry
+        self.entry = entry
         self._cache = cache
 
     def _source(self) -> str | pa.Buffer:
@@ -196,10 +186,56 @@ class _Parquet:
         if self._cache is None:
             return pa.py_buffer(storage.read_bytes(self._path))
         size = storage.size(self._path)
-        return pa.py_buffer(self._cache.read_through(self._path, size=size, sha256=self._entry.parquet_sha256))
+        return pa.py_buffer(self._cache.read_through(self._path, size=size, sha256=self.entry.parquet_sha256))
 
     def scalars(self) -> pa.Table:
-        return read_scalars(self._source(), self._entry)
+        """The columns of one value per clip: see `read_scalars`."""
+        return read_scalars(self._source(), self.entry)
 
     def index(self, clips: ClipTable, first: int) -> ShardIndex:
-        return read_index(self._source(), self._entry, clips, first)
+        """The frame indexes: see `read_index`."""
+        return read_index(self._source(), self.entry, clips, first)
+
+
+class IndexCache:
+    """Frame indexes of the shards that were used last, at most `INDEX_BYTES` of them. For several threads.
+
+    Args:
+        parquets: per shard.
+        clips: the rows of all shards' clips.
+    """
+
+    def __init__(self, parquets: Sequence[Parquet], clips: ClipTable) -> None:
+        self._parquets = parquets
+        self._clips = clips
+        counts = [parquet.entry.clips for parquet in parquets]
+        self._first: Int64 = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, s: int) -> slice:
+        """The rows of shard *s*."""
+        return slice(int(self._first[s]), int(self._first[s + 1]))
+
+    def clip(self, i: int) -> FrameIndex:
+        """The frame index of clip *i*. Raises IndexError if there is no such clip, else as `shard`."""
+        if not 0 <= i < len(self._clips):
+            raise IndexError(f"clip {i} of {len(self._clips)}")
+        s = int(self._clips.shard[i])
+        return self.shard(s).clip(int(i - self._first[s]))
+
+    def shard(self, s: int) -> ShardIndex:
+        """The frame indexes of shard *s*. Raises DatasetError if its parquet is gone or damaged."""
+        with self._lock:
+            index = self._kept.get(s)
+            if index is not None:
+                self._kept.move_to_end(s)
+                return index
+        index = self._parquets[s].index(self._clips, int(self._first[s]))
+        with self._lock:
+            self._kept[s] = index
+            self._kept.move_to_end(s)
+            total = sum(kept.nbytes for kept in self._kept.values())
+            while total > INDEX_BYTES and len(self._kept) > 1:
+                total -= self._kept.popitem(last=False)[1].nbytes
+        return index

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from streamvid.errors import InputError
+from streamvid.stream.augment import KINDS, field_names
+from streamvid.stream.graph import graph
 from streamvid.stream.samples import EncodedBatch
-from streamvid.stream.transform import Transform, graph, needed
+from streamvid.stream.transform import Transform, Views, by_view
 
-OUTPUTS: Final = ("video", "mask", "pts", "label", "clip", "valid")
+ABOUT: Final = {
+    "mask": (np.bool_, 1),
+    "pts": (np.float64, 1),
+    "label": (np.int64, 0),
+    "clip": (np.int64, 0),
+    "valid": (np.bool_, 0),
+}
+"""What a batch holds beside the frames: dtype and number of dimensions per clip."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +46,12 @@ class TorchBatches:
         device_id: the GPU's number, or None for the CPU.
         max_batch: clips per batch at most.
         threads: CPU threads.
-        rotates, has_blanks: as in `transform.graph`.
+        rotates, has_blanks: as in `streamvid.stream.graph.graph`.
     """
 
     def __init__(
         self,
-        transform: Transform,
+        transform: Transform | Views,
         *,
         device_id: int | None,
         max_batch: int,
@@ -53,26 +63,27 @@ class TorchBatches:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        self._feed = _Feed(needed(transform, rotates=rotates, has_blanks=has_blanks))
+        self._feed = _Feed(field_names(transform, rotates=rotates, has_blanks=has_blanks))
+        self._views = by_view(transform)
         self._ended = False
         on_gpu = device_id is not None
         # On the CPU DALI takes three times as long to write float16 as float32, and PyTorch next to nothing to convert.
-        self._halve = transform.dtype == "float16" and not on_gpu
-        if self._halve:
-            transform = replace(transform, dtype="float32")
+        self._halve = [view for view, one in self._views.items() if one.dtype == "float16" and not on_gpu]
+        views = {view: replace(one, dtype="float32") for view, one in self._views.items() if view in self._halve}
+        made = Views({**self._views, **views})
 
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=2)
         def pipeline() -> Any:
             frames, given, about = self._feed.nodes(on_gpu)
-            video = graph(transform, frames, given, rotates=rotates, has_blanks=has_blanks)
-            return video, *([node.gpu() for node in about] if on_gpu else about)
+            videos = graph(made, frames, given, rotates=rotates, has_blanks=has_blanks)
+            return *videos, *([node.gpu() for node in about] if on_gpu else about)
 
         self._pipeline = pipeline()
         self._pipeline.build()
         # The plan decides how the last batch is made; here every batch is handed on as it comes.
         self._iterator = DALIGenericIterator(
             [self._pipeline],
-            list(OUTPUTS),
+            [*self._views, *ABOUT],
             auto_reset=False,
             last_batch_policy=LastBatchPolicy.PARTIAL,
             prepare_first_batch=False,
@@ -91,9 +102,26 @@ class TorchBatches:
             except StopIteration:
                 self._ended = True
                 return
-            if self._halve:
-                batch["video"] = batch["video"].half()
+            for view in self._halve:
+                batch[view] = batch[view].half()
+            for view, one in self._views.items():
+                if one.dali is not None:
+                    _check_own(view, one, batch)
             yield batch
+
+
+def _check_own(view: str, transform: Transform, batch: Mapping[str, Any]) -> None:
+    """Whether the user's own part of the graph left what the rest of a batch relies on."""
+    video, mask = batch[view], batch["mask"]
+    at = 1 + transform.layout.index("F")
+    colours = 1 + transform.layout.index("C")
+    if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
+        raise InputError(
+            f"Transform(dali) must leave one picture of three channels for each of {mask.shape[1]} frames, "
+            f"but batch[{view!r}] has the shape {tuple(video.shape)}"
+        )
+    if str(video.dtype) != f"torch.{transform.dtype}":
+        raise InputError(f"Transform(dali) must return uint8, but batch[{view!r}] comes out as {video.dtype}")
 
 
 class _Feed:
@@ -101,7 +129,7 @@ class _Feed:
     on the CPU.
 
     Args:
-        fields: which fields of `transform.Inputs` the graph takes.
+        fields: what the graph takes: see `streamvid.stream.augment.field_names`.
     """
 
     def __init__(self, fields: Sequence[str]) -> None:
@@ -120,21 +148,7 @@ class _Feed:
         """The frames, the fields by name, and what goes out beside the video, as nodes of the graph being defined."""
         from nvidia.dali import fn, types
 
-        kinds = {
-            "gather": (types.INT32, 1),
-            "shown": (types.UINT8, 4),
-            "angle": (types.FLOAT, 0),
-            "size": (types.FLOAT, 1),
-            "start": (types.FLOAT, 1),
-            "end": (types.FLOAT, 1),
-            "mirror": (types.INT32, 0),
-            "mask": (types.BOOL, 1),
-            "pts": (types.FLOAT64, 1),
-            "label": (types.INT64, 0),
-            "clip": (types.INT64, 0),
-            "valid": (types.BOOL, 0),
-        }
-        names = [*self._fields, *OUTPUTS[1:]]
+        kinds = [KINDS[name.rpartition(".")[2]] for name in self._fields] + list(ABOUT.values())
         frames = fn.external_source(
             source=self._next_frames,
             batch=True,
@@ -146,9 +160,9 @@ class _Feed:
         rest = fn.external_source(
             source=self._next_rest,
             batch=True,
-            num_outputs=len(names),
-            dtype=[kinds[name][0] for name in names],
-            ndim=[kinds[name][1] for name in names],
+            num_outputs=len(kinds),
+            dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
+            ndim=[ndim for _, ndim in kinds],
         )
         return frames, dict(zip(self._fields, rest, strict=False)), list(rest[len(self._fields) :])
 
@@ -166,6 +180,6 @@ class _Feed:
         batch = self._pull(self._rest, self._frames).encoded
         about = (batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid)
         return (
-            *([getattr(given, field) for given in batch.inputs] for field in self._fields),
+            *([np.asarray(value) for value in batch.inputs[name]] for name in self._fields),
             *([np.asarray(value) for value in column] for column in about),
         )

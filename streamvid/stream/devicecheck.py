@@ -12,12 +12,12 @@ import numpy as np
 
 from streamvid.errors import InputError, VideoError
 from streamvid.store.access import ShardAccess
-from streamvid.store.dataset import Dataset
+from streamvid.store.source import ClipSource
 from streamvid.stream.decode import GpuDecoder, decode_with_pyav
 from streamvid.stream.nvdec import shared_guard
+from streamvid.stream.picks import Uniform
 from streamvid.stream.plan import Step
 from streamvid.stream.samples import Recipe, choose, encode
-from streamvid.stream.sampling import Uniform
 from streamvid.stream.transform import Transform
 from streamvid.video.index import Int64
 from streamvid.video.slice import EncodedSlice
@@ -44,7 +44,7 @@ class _Kind:
     traits: tuple[str, ...]
 
 
-def check_decodable(dataset: Dataset, rows: Int64, *, device_id: int, access: ShardAccess) -> None:
+def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, access: ShardAccess) -> None:
     """Find out whether the GPU decodes the clips rightly: from what is known, and by trying a few of every kind.
 
     Of every kind the smallest and the largest clip are decoded on the GPU and on the CPU, and compared.
@@ -84,7 +84,7 @@ def check_decodable(dataset: Dataset, rows: Int64, *, device_id: int, access: Sh
         raise InputError(_sentence(dataset, [(kind, why, kinds[kind]) for kind, why in found]))
 
 
-def _kinds(dataset: Dataset, rows: Int64) -> dict[_Kind, Int64]:
+def _kinds(dataset: ClipSource, rows: Int64) -> dict[_Kind, Int64]:
     """The rows by kind."""
     clips = dataset.clips
     odd = (clips.width % 2 + clips.height % 2) > 0
@@ -119,7 +119,7 @@ def _known_problem(kind: _Kind) -> str:
     return ""
 
 
-def _guard_sizes(dataset: Dataset, rows: Int64, device_id: int) -> None:
+def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int) -> None:
     """Let the more frequent of sizes that DALI mixes up into it, and say which clips go to the CPU instead."""
     clips = dataset.clips
     table = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
@@ -135,9 +135,9 @@ def _guard_sizes(dataset: Dataset, rows: Int64, device_id: int) -> None:
             )  # fmt: skip
 
 
-def _probe_slice(dataset: Dataset, row: int, access: ShardAccess) -> EncodedSlice:
+def _probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
     recipe = Recipe(Uniform(_PROBE_FRAMES), "edge", Transform(), 0)
-    batch = choose(dataset, Step(np.array([row]), np.array([True])), recipe, 0)
+    batch = choose(dataset, Step(np.array([row]), np.array([0]), np.array([True])), recipe)
     return encode(dataset, [batch], recipe, access)[0].slices[0]
 
 
@@ -163,7 +163,7 @@ def _on_host(decoded: Any) -> list[Any]:
     return [np.array(host.at(i)) for i in range(len(host))]
 
 
-def _sentence(dataset: Dataset, found: Sequence[tuple[_Kind, str, Int64]]) -> str:
+def _sentence(dataset: ClipSource, found: Sequence[tuple[_Kind, str, Int64]]) -> str:
     parts = []
     for kind, why, members in found:
         what = " ".join(text for text in (kind.codec, kind.profile, kind.pix_fmt) if text)

@@ -52,9 +52,15 @@ def expand(rows: Int64, samples: Int64) -> Int64:
 
 
 def repeat(items: Int64, times: Int64) -> Int64:
-    """Each item as often as `times` says, int64 [items]; 0 leaves it out."""
+    """Each item as often as `times` says, int64 [items]; 0 leaves it out.
+
+    Raises:
+        ValueError: one comes more often than MAX_REPEATS.
+    """
     if np.all(times == 1):
         return items
+    if np.max(times, initial=0) > MAX_REPEATS:
+        raise ValueError(f"an item would come {np.max(times)} times in a pass; the limit is {MAX_REPEATS}")
     starts = np.cumsum(times) - times
     number = np.arange(int(times.sum()), dtype=np.int64) - np.repeat(starts, times)
     return np.repeat(items, times) | number << (_ROW_BITS + _SAMPLE_BITS)

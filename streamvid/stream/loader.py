@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -18,25 +17,26 @@ from streamvid.store import storage
 from streamvid.store.access import ShardAccess
 from streamvid.store.cache import ShardCache
 from streamvid.store.dataset import Dataset
-from streamvid.stream import samples
-from streamvid.stream.background import Background
-from streamvid.stream.batches import DecodedBatch, TorchBatches
-from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
+from streamvid.store.source import ClipSource
+from streamvid.stream.batches import ABOUT
 from streamvid.stream.devicecheck import check_decodable
-from streamvid.stream.items import rows_of
-from streamvid.stream.plan import LastBatch, Plan
-from streamvid.stream.samples import EncodedBatch, Recipe
-from streamvid.stream.sampling import PADS, All, Pad, Sampling
-from streamvid.stream.transform import Transform, output_size
+from streamvid.stream.mixture import Stream
+from streamvid.stream.order import SHUFFLES, Shuffle
+from streamvid.stream.plan import LastBatch, Plan, Position, check_whole
+from streamvid.stream.run import Delivered, Runner
+from streamvid.stream.samples import Recipe
+from streamvid.stream.sampling import PADS, Pad, Sampling
+from streamvid.stream.sizes import output_sizes
+from streamvid.stream.sources import Mix, Subset, make_pools, open_source
+from streamvid.stream.state import from_state, identify, to_state
+from streamvid.stream.transform import Transform, Views, by_view
 from streamvid.stream.world import find_device, find_world
 from streamvid.video.index import Int64
 
 log = logging.getLogger(__name__)
 
-_CHUNK_CLIPS: Final = 64
-"""Clips whose packets are read together: enough for long reads, few enough for memory."""
-_STEPS_AHEAD: Final = 64
-"""How many steps ahead shards of a remote dataset are fetched, as far as the cache has room."""
+_BLOCK_SHARDS: Final = 16
+"""Shards whose clips are shuffled together with shuffle="block"."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,30 @@ class StreamLoader:
     - `label`: int64 [batch], -1 for none.
     - `clip`: int64 [batch], row numbers of the dataset.
     - `valid`: bool [batch], False for clips that are only there to fill the batch.
-    - `key`: a list of str.
+    - `epoch`: int64 [batch], in which pass over its dataset each clip comes.
+    - `dataset`: int64 [batch], from which part, if it is a `Mix`.
+    - `key`: a list of str; and the `columns` asked for.
 
     Args:
-        dataset: a `Dataset`, a folder, or a URL such as s3://bucket/name.
+        dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `Uniform`, `Frames` or `All`.
         pad: what short clips show behind their end: "edge", "constant" (black), "reflect_101", "reflect_1001";
             "none" skips them.
-        transform: what is done to the frames; default: nothing, uint8 FHWC.
-        shuffle: another order of all clips every epoch.
+        transform: what is done to the frames; default: nothing, uint8 FHWC. Several by name make several views of
+            each clip: `batch[name]` instead of `batch["video"]`.
+        after: your own function: takes every finished batch, and gives what the loop gets. It runs in the loop's
+            thread.
+        columns: metadata to put into batches: numbers as tensors, text as lists.
+        shuffle: another order every epoch: of all clips (True or "full"), or of shards, and then of the clips of 16
+            shards at a time ("block"); or the dataset's own order (False or "none").
+        locality: "node": every node has shards of its own, the same in every epoch, and its ranks share them.
+        steps_per_epoch: an epoch is so many steps; default: a pass over the dataset.
         seed: of order, places and augmentation.
         last_batch: "partial", "drop" or "fill": see `streamvid.stream.plan.Plan`.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
+        ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
         threads: CPU threads that decode and transform; default: the cores that this process may use.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
@@ -93,64 +103,87 @@ class StreamLoader:
 
     def __init__(
         self,
-        dataset: Dataset | str | os.PathLike[str],
+        dataset: Subset | Mix | Dataset | str | os.PathLike[str],
         *,
         batch_size: int,
         sampling: Sampling,
         pad: Pad = "edge",
-        transform: Transform | None = None,
-        shuffle: bool = True,
+        transform: Transform | Views | Mapping[str, Transform] | None = None,
+        after: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        columns: Sequence[str] = (),
+        shuffle: bool | Shuffle = True,
+        locality: Literal["node"] | None = None,
+        steps_per_epoch: int | None = None,
         seed: int = 0,
         last_batch: LastBatch = "partial",
         device: str | int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        ranks_per_node: int | None = None,
         threads: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
     ) -> None:
+        # Options first: these need no dataset to be wrong.
         if pad not in PADS:
             raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
         if isinstance(sampling, type) or not hasattr(sampling, "lay_out"):
             raise InputError(f"sampling must be Window(…), Uniform(…), Frames(…) or All(), it is {sampling!r}")
-        if transform is not None and not isinstance(transform, Transform):
-            raise InputError(f"transform must be a Transform, it is {transform!r}")
-        if not isinstance(dataset, Dataset | str | os.PathLike):
-            raise InputError(f"dataset must be a path, a URL or a Dataset, it is {dataset!r}")
-        if not isinstance(shuffle, bool):
-            raise InputError(f"shuffle must be True or False, it is {shuffle!r}")
-        for name, number in (("threads", threads), ("cache_bytes", cache_bytes)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-                raise InputError(f"{name} must be a whole number of at least 1, it is {number!r}")
-        world = find_world(rank, world_size)
-        # Before anything is opened: these need no dataset to be wrong.
-        Plan(np.empty(0, dtype=np.int64), batch_size, world.rank, world.size, seed, shuffle, last_batch)
+        if isinstance(transform, Mapping):
+            transform = Views(transform)
+        if transform is not None and not isinstance(transform, Transform | Views):
+            raise InputError(f"transform must be a Transform, or a dict of them by name, it is {transform!r}")
+        if after is not None and not callable(after):
+            raise InputError(f"after must be a function of a batch, it is {after!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed must be a whole number, it is {seed!r}")
+        if locality not in (None, "node"):
+            raise InputError(f"locality must be 'node' or None, it is {locality!r}")
+        for name, number in (("threads", threads), ("cache_bytes", cache_bytes), ("batch_size", batch_size)):
+            if number is not None:
+                check_whole(number, name)
+        order = _shuffle(shuffle)
+        world = find_world(rank, world_size, ranks_per_node=ranks_per_node)
         self._device_id = find_device(device)
-        self._threads = threads or len(os.sched_getaffinity(0))
         self._cache: ShardCache | None = None
-        path = dataset.path if isinstance(dataset, Dataset) else os.fspath(dataset)
-        if not storage.is_local(path):
-            folder = Path(cache_dir) if cache_dir is not None else default_cache_dir()
-            self._cache = ShardCache(folder, limit_bytes=cache_bytes)
-        self.dataset = dataset if isinstance(dataset, Dataset) else Dataset.open(path, cache=self._cache)
-        self._access = ShardAccess(self.dataset, cache=self._cache, limit_bytes=cache_bytes)
-        self._recipe = Recipe(sampling, pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self._cache_options = (Path(cache_dir) if cache_dir is not None else default_cache_dir(), cache_bytes)
+        source = open_source(dataset, self._open)
+        self.dataset: ClipSource = source.dataset
+        self._source = source
 
-        rows = self._usable_clips()
+        found = make_pools(source, sampling, pad)
+        self.skipped = found.short
+        if found.short:
+            log.warning("%d of %d clips are too short for %s and are skipped", found.short, len(self.dataset), sampling)
+        rows = found.rows()
+        self._recipe = Recipe(sampling, pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
         self._check_sizes(rows)
-        if self._device_id is not None:
-            check_decodable(self.dataset, rows, device_id=self._device_id, access=self._access)
-        self._plan = Plan(rows, batch_size, world.rank, world.size, seed, shuffle, last_batch)
+        self._columns = self._check_columns(columns)
+        stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
+        self._plan = Plan(stream, batch_size, world, last_batch, locality == "node", steps_per_epoch)
         if len(self._plan) == 0:
             raise InputError(
-                f"{len(rows)} clips do not fill one step of {world.size} ranks x {batch_size} clips, "
+                f"{self._plan.size} clips do not fill one step of {world.size} ranks x {batch_size} clips, "
                 "and last_batch is 'drop': give a smaller batch_size or another last_batch"
             )
-        self._epoch = 0
+        access = ShardAccess(self.dataset, cache=self._ensure_cache(), limit_bytes=cache_bytes)
+        if self._device_id is not None:
+            check_decodable(self.dataset, rows, device_id=self._device_id, access=access)
+        self._runner = Runner(
+            self.dataset,
+            access,
+            self._recipe,
+            device_id=self._device_id,
+            threads=threads or len(os.sched_getaffinity(0)),
+            max_batch=batch_size,
+            rotates=bool(self.dataset.clips.rotation[rows].any()),
+        )
+        self._identity = identify(source.checksums(), self._plan, sampling, pad)
+        self._after = after
         self._stats = LoaderStats()
-        # Those that no iteration uses. Iterations at the same time each have their own.
-        self._decoders: list[Decoder] = []
-        self._transforms: list[TorchBatches] = []
+        self._next = self._plan.start(0)
+        self._now: Position | None = None
+        """Where the last iteration that was begun stands; None before it, and when it has ended."""
 
     def __len__(self) -> int:
         """Batches in an epoch, the same on every rank."""
@@ -158,14 +191,37 @@ class StreamLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next iteration will be."""
-        return self._epoch
+        """Number of the epoch that the next iteration will be, or go on with."""
+        return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that epoch."""
+        """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
-        self._epoch = epoch
+        if epoch != self._next.epoch:
+            self._next = self._plan.start(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
+
+        The same on every rank at the same step; JSON-safe, under 1 KiB. It follows the protocol of torchdata's
+        stateful loaders.
+        """
+        return to_state(self._now or self._next, self._identity)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from a state, on any number of ranks and nodes, with any batch size.
+
+        It hands out what is left of the epoch, each item once; with the ranks and batch size of before the same
+        batches. If nothing is left, it is the next epoch.
+
+        Raises:
+            InputError: the state belongs to another dataset, sampling, seed or order, or is none.
+        """
+        position = from_state(state, self._identity)
+        if position.segments and self._plan.epoch(position).left == 0:
+            position = self._plan.after(position)
+        self._next, self._now = position, None
 
     def stats(self) -> LoaderStats:
         """What has been done so far."""
@@ -173,9 +229,7 @@ class StreamLoader:
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
-        while self._decoders:
-            self._decoders.pop().close()
-        self._transforms.clear()
+        self._runner.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -186,123 +240,88 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epoch = self._epoch
-        self._epoch += 1
-        return self._run(epoch)
+        position = self._next
+        self._next, self._now = self._plan.after(position), position
+        return self._run(position)
 
-    def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
-        decoder = self._decoders.pop() if self._decoders else self._make_decoder()
-        transform = self._transforms.pop() if self._transforms else self._make_transform()
-        encoded = Background(self._encoded(epoch), depth=2, name="streamvid-read")
-        decoded = Background(self._decoded(encoded, decoder), depth=2, name="streamvid-decode")
-        whole = False
-
-        def stop() -> None:
-            decoded.close()
-            encoded.close()
-
-        # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
-        atexit.register(stop)
+    def _run(self, position: Position) -> Iterator[dict[str, Any]]:
+        delivered = self._runner.run(self._plan.epoch(position))
         try:
-            batches = transform.over(self._counted(decoded))
             while True:
                 started = time.perf_counter()
-                batch = next(batches, None)
+                one = next(delivered, None)
                 self._count(wait_seconds=time.perf_counter() - started)
-                if batch is None:
-                    whole = True
-                    return
-                batch["key"] = [self.dataset.key(int(clip)) for clip in batch["clip"].tolist()]
+                if one is None:
+                    break
+                before, position = position, position.advanced(self._plan.layout)
+                if self._now is before:  # not if another iteration has begun since
+                    self._now = position
+                batch = self._batch(one)
                 valid = batch["valid"]
-                self._count(batches=1, clips=int(valid.sum()), frames=int(batch["mask"][valid].sum()))
-                yield batch
+                self._count(
+                    batches=1,
+                    clips=int(valid.sum()),
+                    frames=int(batch["mask"][valid].sum()),
+                    bytes_read=one.encoded.bytes_read,
+                )
+                yield batch if self._after is None else self._after(batch)
+            if self._now is position:
+                self._now = None
         finally:
-            atexit.unregister(stop)
-            stop()
-            # A decoder that failed may be of no use; batches of an epoch that was left early are still inside the
-            # transform's pipeline. The next iteration makes new ones.
-            if whole and not self._decoders:
-                self._decoders.append(decoder)
-                self._transforms.append(transform)
-            else:
-                decoder.close()
+            delivered.close()  # type: ignore[attr-defined]
 
-    def _counted(self, decoded: Iterator[DecodedBatch]) -> Iterator[DecodedBatch]:
-        for batch in decoded:
-            self._count(bytes_read=batch.encoded.bytes_read)
-            yield batch
+    def _batch(self, one: Delivered) -> dict[str, Any]:
+        """The tensors, and what else is known of their clips."""
+        import torch
+
+        batch, rows = one.tensors, one.encoded.clips
+        device = batch["clip"].device
+        batch["epoch"] = torch.from_numpy(one.step.passes).to(device)
+        batch["key"] = [self.dataset.key(row) for row in rows.tolist()]
+        if len(self._source.subsets) > 1:
+            batch["dataset"] = torch.from_numpy(self._source.part_of(rows)).to(device)
+        if self._columns:
+            from streamvid.store.columns import column_for_batch
+
+            for name in self._columns:
+                values = column_for_batch(self.dataset, name, rows)
+                batch[name] = torch.from_numpy(values).to(device) if isinstance(values, np.ndarray) else values
+        return batch
 
     def _count(self, **more: float) -> None:
         now = self._stats
         self._stats = LoaderStats(**{name: getattr(now, name) + more.get(name, 0) for name in now.__dataclass_fields__})
 
-    def _encoded(self, epoch: int) -> Iterator[EncodedBatch]:
-        """The read stage: chunks of steps, small at first so that the first batch comes soon."""
-        order = self._plan.order(epoch)
-        steps = len(self._plan)
-        most = max(1, _CHUNK_CLIPS // self._plan.batch_size)
-        start, chunk = 0, 1
-        while start < steps:
-            numbers = range(start, min(start + chunk, steps))
-            self._access.prefetch(self._shards_from(order, numbers.stop))
-            chosen = [samples.choose(self.dataset, self._plan.step(order, n), self._recipe, epoch) for n in numbers]
-            yield from samples.encode(self.dataset, chosen, self._recipe, self._access)
-            start, chunk = numbers.stop, min(2 * chunk, most)
+    def _open(self, path: str) -> Dataset:
+        if not storage.is_local(path):
+            folder, limit = self._cache_options
+            self._cache = self._cache or ShardCache(folder, limit_bytes=limit)
+        return Dataset.open(path, cache=self._cache)
 
-    def _shards_from(self, order: Int64, step: int) -> Iterator[int]:
-        """The shards that the steps from `step` on will read, as far ahead as is worth fetching."""
-        for number in range(step, min(step + _STEPS_AHEAD, len(self._plan))):
-            yield from self.dataset.clips.shard[rows_of(self._plan.step(order, number).items)].tolist()
+    def _ensure_cache(self) -> ShardCache | None:
+        """The cache, if any part of the dataset is remote, whoever opened it."""
+        remote = any(not storage.is_local(self.dataset.shard_path(n)) for n in range(len(self.dataset.shards)))
+        if remote and self._cache is None:
+            folder, limit = self._cache_options
+            self._cache = ShardCache(folder, limit_bytes=limit)
+        return self._cache
 
-    def _decoded(self, encoded: Iterator[EncodedBatch], decoder: Decoder) -> Iterator[DecodedBatch]:
-        for batch in encoded:
-            yield DecodedBatch(batch, decoder.decode(batch.slices))
-
-    def _make_decoder(self) -> Decoder:
-        size = self._plan.batch_size
-        if self._device_id is None:
-            return CpuDecoder(threads=self._threads, max_batch=size)
-        return GpuDecoder(device_id=self._device_id, threads=self._threads, max_batch=size)
-
-    def _make_transform(self) -> TorchBatches:
-        return TorchBatches(
-            self._recipe.transform,
-            device_id=self._device_id,
-            max_batch=self._plan.batch_size,
-            threads=self._threads,
-            rotates=bool(self.dataset.clips.rotation[self._plan.clips].any()),
-            has_blanks=self._recipe.pad in ("constant", "none"),
-        )
-
-    def _usable_clips(self) -> Int64:
-        """The rows that take part: all, but for short ones where padding is off."""
-        rows = np.arange(len(self.dataset), dtype=np.int64)
-        if self._recipe.pad == "none":
-            short = short_clips(self.dataset, self._recipe.sampling)
-            rows = rows[~short]
-            if short.any():
-                log.warning(
-                    "%d of %d clips are too short for %s and are skipped",
-                    short.sum(),
-                    len(short),
-                    self._recipe.sampling,
-                )
-        self.skipped = len(self.dataset) - len(rows)
-        if len(rows) == 0:
-            raise InputError(
-                f"all {len(self.dataset)} clips are too short for {self._recipe.sampling}: "
-                "pad them, or sample fewer frames"
-                if len(self.dataset)
-                else "the dataset holds no clips"
-            )
-        return rows
+    def _check_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(columns, str):
+            raise InputError(f"columns must be a list of names, it is {columns!r}")
+        taken = {*ABOUT, "video", "key", "epoch", "dataset", *by_view(self._recipe.transform)}
+        for name in columns:
+            if name in taken:
+                raise InputError(f"batches have {name!r} already: leave it out of columns")
+            self.dataset.columns.get(name)
+        return tuple(columns)
 
     def _check_sizes(self, rows: Int64) -> None:
         clips = self.dataset.clips
         lying = (clips.rotation[rows] % 180) != 0
         heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
         widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
-        output_size(self._recipe.transform, heights, widths, _Names(clips.key, rows))
+        output_sizes(self._recipe.transform, heights, widths, _Names(clips.key, rows))
 
 
 class _Names(Sequence[str]):
@@ -318,19 +337,12 @@ class _Names(Sequence[str]):
         return self._keys[int(self._rows[i])]
 
 
-def short_clips(dataset: Dataset, sampling: Sampling) -> Any:
-    """bool [clips]: which clips of the dataset need padding under that sampling."""
-    from fractions import Fraction
-
-    clips = dataset.clips
-    short = np.zeros(len(dataset), dtype=bool)
-    if isinstance(sampling, All):
-        return short
-    bases, which = np.unique(np.stack([clips.time_base_num, clips.time_base_den]), axis=1, return_inverse=True)
-    for number, (num, den) in enumerate(bases.T.tolist()):
-        rows = np.flatnonzero(which.ravel() == number)
-        short[rows] = sampling.is_short(clips.frames[rows].astype(np.int64), clips.duration[rows], Fraction(num, den))
-    return short
+def _shuffle(shuffle: bool | Shuffle) -> Shuffle:
+    if isinstance(shuffle, bool):
+        return "full" if shuffle else "none"
+    if shuffle not in SHUFFLES:
+        raise InputError(f"shuffle must be True, False, {', '.join(map(repr, SHUFFLES))}; it is {shuffle!r}")
+    return shuffle
 
 
 def default_cache_dir() -> Path:

@@ -1,25 +1,88 @@
-"""Which clip, in which order, on which rank: a pure function of (clips, seed, epoch, world size, rank).
+"""Which items, in which order, on which rank: a pure function of (dataset, seed, epoch, world, position).
 
-An epoch is one order of all clips. Step *s* takes the next `batch_size` x `world_size` clips of that order, and rank
-*r* the *r*-th part of those. So the position in an epoch is one number, the clips that all ranks have consumed, and
-every rank makes the same number of steps.
+An epoch is a window of an endless stream of items (`streamvid.stream.mixture`): usually one pass over the dataset.
+Its items lie in lanes: one for all ranks, or with locality one per node. Step *s* takes the next `batch_size` items
+per rank from every lane. So where a run stands is told by
+a few integers, which mean the same for any number of ranks: see `Position`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import InputError
+from streamvid.stream.items import rows_of
+from streamvid.stream.mixture import Stream
+from streamvid.stream.order import Pool, arrange, deal_to_nodes, draws, pass_items
+from streamvid.stream.world import World
 from streamvid.video.index import Int64
+
+__all__ = ["Epoch", "Layout", "Plan", "Pool", "Position", "Segment", "Step", "draws"]
 
 LastBatch = Literal["partial", "drop", "fill"]
 LAST_BATCH: tuple[LastBatch, ...] = ("partial", "drop", "fill")
-_ORDER, _ITEM = 0, 1
-_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks share the items of a step.
+
+    Attributes:
+        lanes: 1, or with locality the number of nodes.
+        ranks: ranks per lane.
+        batch: items per rank and step.
+    """
+
+    lanes: int
+    ranks: int
+    batch: int
+
+    @property
+    def share(self) -> int:
+        """Items that a step takes from a lane."""
+        return self.ranks * self.batch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps that were made in one layout."""
+
+    layout: Layout
+    steps: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        epoch: its number.
+        first: position of its first item in the stream.
+        size: its items.
+        segments: what of it has been consumed: a segment for every layout that has worked on it, in order.
+    """
+
+    epoch: int
+    first: int
+    size: int
+    segments: tuple[Segment, ...] = ()
+
+    def advanced(self, layout: Layout) -> Position:
+        """After one more step in that layout."""
+        before, last = self.segments[:-1], self.segments[-1:]
+        if last and last[0].layout == layout:
+            return replace(self, segments=(*before, replace(last[0], steps=last[0].steps + 1)))
+        if layout.lanes == 1 and all(segment.layout.lanes == 1 for segment in self.segments):
+            # A single lane keeps its order, so all that counts of earlier layouts is how many items they consumed.
+            consumed = min(self.size, sum(segment.steps * segment.layout.share for segment in self.segments))
+            earlier = (Segment(Layout(1, 1, 1), consumed),) if consumed else ()
+            return replace(self, segments=(*earlier, Segment(layout, 1)))
+        return replace(self, segments=(*self.segments, Segment(layout, 1)))
 
 
 @dataclass(frozen=True)
@@ -28,12 +91,82 @@ class Step:
 
     Attributes:
         items: int64 [batch], what to decode: see `streamvid.stream.items`.
-        valid: bool [batch], False for a clip that is only there to fill the batch and belongs to another place of
-            the epoch.
+        passes: int64 [batch], in which pass over its dataset each comes, from 0.
+        valid: bool [batch], False for an item that is only there to fill the batch and belongs to another place.
     """
 
     items: Int64
+    passes: Int64
     valid: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Items that some ranks share, in order: items and passes, both int64 [items]."""
+
+    items: Int64
+    passes: Int64
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def after(self, consumed: int) -> Lane:
+        """What is left when that many have been consumed."""
+        return Lane(self.items[consumed:], self.passes[consumed:])
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is left of an epoch, for one rank.
+
+    Attributes:
+        lanes: the items that are left in the current layout, from its first step on.
+        lane: which is this rank's.
+        rank: this rank's number among those of its lane.
+        layout: the current one.
+        done: steps made in it.
+        last_batch: see `Plan`.
+    """
+
+    lanes: tuple[Lane, ...]
+    lane: int
+    rank: int
+    layout: Layout
+    done: int
+    last_batch: LastBatch
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps from the layout's first one to the epoch's end, the same on every rank."""
+        lengths = [len(lane) for lane in self.lanes]
+        if self.last_batch == "drop":
+            return min(lengths) // self.layout.share
+        return -(-max(lengths) // self.layout.share)
+
+    @property
+    def left(self) -> int:
+        """Steps that are still to be made."""
+        return max(0, self.steps - self.done)
+
+    def step(self, number: int) -> Step:
+        """This rank's part of step `number`, counted from the layout's first step."""
+        lane, share, batch = self.lanes[self.lane], self.layout.share, self.layout.batch
+        here = Lane(*(column[number * share : (number + 1) * share] for column in (lane.items, lane.passes)))
+        mine = slice(self.rank * batch, (self.rank + 1) * batch)
+        if len(here) == share:
+            return Step(here.items[mine], here.passes[mine], np.ones(batch, dtype=bool))
+        # A node may have nothing at all, if there are fewer items than nodes.
+        spare = lane if len(lane) else next(other for other in self.lanes if len(other))
+        if self.last_batch == "fill":
+            items = np.resize(np.concatenate([here.items, spare.items]), share)[mine]
+            passes = np.resize(np.concatenate([here.passes, spare.passes]), share)[mine]
+            return Step(items, passes, (np.arange(share) < len(here))[mine])
+        mine = slice(*(len(here) * rank // self.layout.ranks for rank in (self.rank, self.rank + 1)))
+        items, passes = here.items[mine], here.passes[mine]
+        if len(items) == 0:
+            # Ranks that have nothing left make the step with an item that does not count: nobody waits for them.
+            return Step(spare.items[:1], spare.passes[:1], np.zeros(1, dtype=bool))
+        return Step(items, passes, np.ones(len(items), dtype=bool))
 
 
 @dataclass(frozen=True)
@@ -41,76 +174,117 @@ class Plan:
     """The steps of every epoch, for one rank.
 
     Attributes:
-        clips: int64 [clips], the rows that take part.
-        batch_size: clips per rank and step.
-        rank, world_size: which rank of how many.
-        seed: any integer.
-        shuffle: a new order every epoch, or the dataset's own order.
-        last_batch: what to do when the clips do not fill the last step of all ranks. "partial": that step's batches
-            are smaller (where fewer clips than ranks are left, ranks without one get a clip marked not valid, so
-            that no rank runs dry); "drop": it does not happen; "fill": it is filled with clips from the start of the
-            epoch's order, marked not valid.
+        stream: where the items come from.
+        batch_size: items per rank and step.
+        world: this rank among all.
+        last_batch: what to do when the items do not fill the last step. "partial": that step's batches are smaller
+            (where fewer items than ranks are left, ranks without one get an item marked not valid, so that no rank
+            runs dry); "drop": it is not made; "fill": it is filled with items from the start, marked not valid.
+        local: every node has shards of its own.
+        steps: steps of an epoch; None: as many as a pass over the dataset takes.
     """
 
-    clips: Int64
+    stream: Stream
     batch_size: int
-    rank: int
-    world_size: int
-    seed: int
-    shuffle: bool
-    last_batch: LastBatch
+    world: World
+    last_batch: LastBatch = "partial"
+    local: bool = False
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "world_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, it is {value!r}")
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.world_size:
-            raise InputError(
-                f"rank must be from 0 to {self.world_size - 1} in a world of {self.world_size}, it is {self.rank!r}"
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"seed must be a whole number, it is {self.seed!r}")
+        check_whole(self.batch_size, "batch_size")
+        if self.steps is not None:
+            check_whole(self.steps, "steps_per_epoch")
         if self.last_batch not in LAST_BATCH:
             raise InputError(f"last_batch must be one of {', '.join(LAST_BATCH)}; it is {self.last_batch!r}")
+        if self.local and (self.steps is not None or len(self.stream.pools) > 1):
+            raise InputError(
+                "locality='node' works on whole passes over one dataset: give no steps_per_epoch and no Mix"
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """The current one."""
+        lanes = self.world.nodes if self.local else 1
+        return Layout(lanes, self.world.size // lanes, self.batch_size)
 
     def __len__(self) -> int:
-        """Steps in an epoch, the same on every rank."""
-        whole, rest = divmod(len(self.clips), self.batch_size * self.world_size)
-        return whole + (1 if rest and self.last_batch != "drop" else 0)
+        """Steps in a whole epoch, the same on every rank."""
+        if self.steps is not None:
+            return self.steps
+        lanes, share = self.layout.lanes, self.layout.share
+        longest, shortest = -(-self.size // lanes), self.size // lanes
+        return shortest // share if self.last_batch == "drop" else -(-longest // share)
 
-    def order(self, epoch: int) -> Int64:
-        """int64 [clips]: the row numbers in the order of an epoch."""
-        if not self.shuffle:
-            return self.clips
-        generator = np.random.Generator(_bits(self.seed, epoch, _ORDER))
-        return np.asarray(generator.permutation(self.clips), dtype=np.int64)
+    @property
+    def size(self) -> int:
+        """Items in an epoch."""
+        return self.stream.pass_length() if self.steps is None else self.steps * self.layout.share
 
-    def step(self, order: Int64, number: int) -> Step:
-        """This rank's part of step `number` of an epoch with that order."""
-        share = self.batch_size * self.world_size
-        here = order[number * share : (number + 1) * share]
-        if len(here) == share:
-            mine = here[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
-            return Step(mine, np.ones(len(mine), dtype=bool))
-        if self.last_batch == "fill":
-            filled = np.resize(np.concatenate([here, order]), share)
-            part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-            return Step(filled[part], (np.arange(share) < len(here))[part])
-        bounds = [len(here) * r // self.world_size for r in (self.rank, self.rank + 1)]
-        mine = here[bounds[0] : bounds[1]]
-        if len(mine) == 0:
-            return Step(order[:1], np.zeros(1, dtype=bool))
-        return Step(mine, np.ones(len(mine), dtype=bool))
+    def start(self, epoch: int) -> Position:
+        """The beginning of an epoch, all epochs before it having been as long as this one."""
+        return Position(epoch, epoch * self.size, self.size)
+
+    def after(self, position: Position) -> Position:
+        """The beginning of the epoch after that of `position`."""
+        return Position(position.epoch + 1, position.first + position.size, self.size)
+
+    def epoch(self, position: Position) -> Epoch:
+        """What is left of an epoch, in the current layout.
+
+        The layouts that have worked on it are gone through again: of each, what its steps consumed is taken away.
+        """
+        lanes: list[Lane] = []
+        layout, done = None, 0
+        for number, segment in enumerate((*position.segments, Segment(self.layout, 0))):
+            if layout is None:
+                lanes = self._first_lanes(position, segment.layout)
+                done = 0
+            elif segment.layout != layout:
+                left = [lane.after(done * layout.share) for lane in lanes]
+                lanes = self._dealt(left, segment.layout, position, number)
+                done = 0
+            layout = segment.layout
+            done += segment.steps
+        return Epoch(
+            tuple(lanes), self.world.node if self.local else 0, self._rank_in_lane, self.layout, done, self.last_batch
+        )
+
+    @property
+    def _rank_in_lane(self) -> int:
+        return self.world.rank % self.layout.ranks
+
+    def _first_lanes(self, position: Position, layout: Layout) -> list[Lane]:
+        if not self.local:
+            return [Lane(*self.stream.take(position.first, position.size))]
+        items, shards = pass_items(self.stream.pools[0], self.stream.seed, position.epoch)
+        return self._arranged(deal_to_nodes(items, shards, layout.lanes, seed=self.stream.seed), position, 0)
+
+    def _dealt(self, left: list[Lane], layout: Layout, position: Position, number: int) -> list[Lane]:
+        """What one layout left to the next. A single lane keeps its order."""
+        if not self.local:
+            return left
+        items = np.sort(np.concatenate([lane.items for lane in left]))
+        items = items[np.argsort(rows_of(items), kind="stable")]
+        pool = self.stream.pools[0]
+        shards = pool.shards[np.searchsorted(rows_of(pool.items), rows_of(items))]
+        dealt = deal_to_nodes(items, shards, layout.lanes, seed=self.stream.seed)
+        return self._arranged(dealt, position, number)
+
+    def _arranged(
+        self, parts: list[tuple[Int64, npt.NDArray[np.int32]]], position: Position, number: int
+    ) -> list[Lane]:
+        stream, lanes = self.stream, []
+        for node, (items, shards) in enumerate(parts):
+            ordered = arrange(
+                items, shards, stream.shuffle, block_shards=stream.block_shards,
+                seed=stream.seed, number=position.epoch, lane=1 + node + number * len(parts),
+            )  # fmt: skip
+            lanes.append(Lane(ordered, np.full(len(ordered), position.epoch, dtype=np.int64)))
+        return lanes
 
 
-def draws(seed: int, epoch: int, item: int, count: int) -> npt.NDArray[np.float64]:
-    """float64 [count], uniform in [0, 1): the random numbers of one item in one epoch, whoever decodes it, and when."""
-    return np.random.Generator(_bits(seed, epoch, _ITEM, item)).random(count)
-
-
-def _bits(seed: int, epoch: int, purpose: int, item: int = 0) -> np.random.Philox:
-    """A counter-based generator (Salmon et al., SC 2011): its own stream for every seed, epoch, purpose and item."""
-    # As an array: of a list with numbers above 2^63, NumPy makes floats, and neighbouring seeds become the same.
-    key = np.array([seed & _MASK64, epoch & _MASK64], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=[0, 0, item, purpose])
+def check_whole(value: object, name: str) -> None:
+    """Raise InputError unless it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1, it is {value!r}")

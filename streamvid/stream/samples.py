@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.errors import DatasetError
 from streamvid.store.access import ShardAccess
-from streamvid.store.dataset import Dataset
-from streamvid.stream import read, transform
+from streamvid.store.source import ClipSource
+from streamvid.stream import augment, read
+from streamvid.stream.augment import Fields
 from streamvid.stream.items import row_of, sample_of
-from streamvid.stream.plan import Step, draws
-from streamvid.stream.sampling import All, ClipTimes, Pad, Sampling, Selection, lengthen, select
-from streamvid.stream.transform import Inputs, Transform
+from streamvid.stream.order import AUGMENT, draws
+from streamvid.stream.picks import All
+from streamvid.stream.plan import Step
+from streamvid.stream.sampling import ClipTimes, Pad, Sampling, Selection, lengthen, select
+from streamvid.stream.transform import Transform, Views
 from streamvid.video.index import FrameIndex, Int64
 from streamvid.video.slice import EncodedSlice, Slice, gather, minimal, ranges
 
@@ -30,7 +35,7 @@ class Recipe:
 
     sampling: Sampling
     pad: Pad
-    transform: Transform
+    transform: Transform | Views
     seed: int
 
 
@@ -61,7 +66,7 @@ class EncodedBatch:
 
     Attributes:
         slices: per clip, what to decode.
-        inputs: per clip, what the transform takes.
+        inputs: what the transform takes: see `streamvid.stream.augment.inputs`.
         clips: int64 [batch], row numbers.
         labels: int64 [batch], -1 for none.
         valid: bool [batch].
@@ -71,7 +76,7 @@ class EncodedBatch:
     """
 
     slices: list[EncodedSlice]
-    inputs: list[Inputs]
+    inputs: Fields
     clips: Int64
     labels: Int64
     valid: npt.NDArray[np.bool_]
@@ -80,18 +85,18 @@ class EncodedBatch:
     bytes_read: int
 
 
-def choose(dataset: Dataset, step: Step, recipe: Recipe, epoch: int) -> list[Sample]:
+def choose(dataset: ClipSource, step: Step, recipe: Recipe) -> list[Sample]:
     """Choose the frames of a step's clips, and find their packets.
 
     Raises:
         DatasetError: an index is damaged.
     """
     samples = []
-    for item, valid in zip(step.items.tolist(), step.valid.tolist(), strict=True):
+    for item, number, valid in zip(step.items.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
         clip = row_of(item)
         index = dataset.index(clip)
-        random = draws(recipe.seed, epoch, item, recipe.transform.draws + recipe.sampling.draws)
-        for_transform, for_sampling = np.split(random, [recipe.transform.draws])
+        for_sampling = draws(recipe.seed, number, item, recipe.sampling.draws)
+        for_transform = draws(recipe.seed, number, item, recipe.transform.draws, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(recipe.sampling, times, for_sampling, recipe.pad, sample=sample_of(item))
         samples.append(make_sample(index, clip, valid, selection, for_transform))
@@ -104,11 +109,29 @@ def choose(dataset: Dataset, step: Step, recipe: Recipe, epoch: int) -> list[Sam
     return samples
 
 
-def clip_times(dataset: Dataset, clip: int, index: FrameIndex) -> ClipTimes:
+def clip_times(dataset: ClipSource, clip: int, index: FrameIndex) -> ClipTimes:
     """When the frames of a clip are shown."""
     rows = dataset.clips
     tick = Fraction(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
-    return ClipTimes(index.frame_pts, int(rows.duration[clip]), tick)
+    return ClipTimes(
+        index.frame_pts,
+        int(rows.duration[clip]),
+        tick,
+        key=rows.key[clip],
+        find_keyframes=lambda: index.keyframes,
+        find_meta=lambda: _meta(dataset, clip),
+    )
+
+
+def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
+    text = dataset.clips.meta[clip]
+    try:
+        meta = json.loads(text)
+    except (ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        raise DatasetError(f"the metadata of clip {dataset.key(clip)!r} are not a JSON object: pack the dataset again")
+    return meta
 
 
 def make_sample(
@@ -123,7 +146,7 @@ def make_sample(
 
 
 def encode(
-    dataset: Dataset, batches: Sequence[Sequence[Sample]], recipe: Recipe, access: ShardAccess
+    dataset: ClipSource, batches: Sequence[Sequence[Sample]], recipe: Recipe, access: ShardAccess
 ) -> list[EncodedBatch]:
     """Read the packets of several batches at once, and cut them out.
 
@@ -150,13 +173,13 @@ def encode(
     return encoded
 
 
-def _byte_ranges(dataset: Dataset, sample: Sample, path: str) -> list[read.ByteRange]:
+def _byte_ranges(dataset: ClipSource, sample: Sample, path: str) -> list[read.ByteRange]:
     """What to read of the shard at `path`."""
     origin = int(dataset.clips.mp4_offset[sample.clip])
     return [read.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
 
 
-def _encoded_slice(dataset: Dataset, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
+def _encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
     rows, clip, part = dataset.clips, sample.clip, sample.part
     return EncodedSlice(
         name=rows.key[clip],
@@ -174,24 +197,23 @@ def _encoded_slice(dataset: Dataset, sample: Sample, data: npt.NDArray[np.uint8]
 
 
 def _encoded_batch(
-    dataset: Dataset, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe
+    dataset: ClipSource, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe
 ) -> EncodedBatch:
     rows = dataset.clips
     clips = np.array([sample.clip for sample in batch], dtype=np.int64)
-    inputs = []
+    gathers = []
     for sample in batch:
         frames = sample.selection.frames
         unique = np.unique(frames[frames >= 0])
-        inputs.append(
-            transform.inputs(
-                recipe.transform,
-                height=int(rows.height[sample.clip]),
-                width=int(rows.width[sample.clip]),
-                rotation=int(rows.rotation[sample.clip]),
-                gather=np.where(frames >= 0, np.searchsorted(unique, frames), -1),
-                random=sample.random,
-            )
-        )
+        gathers.append(np.where(frames >= 0, np.searchsorted(unique, frames), -1))
+    inputs = augment.inputs(
+        recipe.transform,
+        heights=rows.height[clips].astype(np.int64),
+        widths=rows.width[clips].astype(np.int64),
+        rotations=rows.rotation[clips].astype(np.int64),
+        gather=np.stack(gathers),
+        random=np.stack([sample.random for sample in batch]),
+    )
     return EncodedBatch(
         slices=slices,
         inputs=inputs,

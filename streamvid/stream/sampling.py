@@ -1,16 +1,18 @@
-"""Which frames of a clip a sample shows: small pure functions over timestamps. docs/sampling.md states the rules.
+"""What every way of sampling has in common: slots on an axis, and their padding. docs/sampling.md states the rules.
 
 A sampler places its slots on an axis: frame numbers, or ticks of the clip's clock. The axis ends where the clip
 does; slots at or behind its end are padding. `select` turns places into frame numbers, and gives the padding frames.
+The ways themselves are pure functions over timestamps, in `streamvid.stream.windows` and `streamvid.stream.picks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +22,46 @@ from streamvid.video.index import Int64
 
 Pad = Literal["edge", "constant", "reflect_101", "reflect_1001", "none"]
 PADS: tuple[Pad, ...] = ("edge", "constant", "reflect_101", "reflect_1001", "none")
-Place = Literal["random", "center", "start"]
+MAX_NUMBER: Final = (1 << 31) - 1
+"""The greatest number of frames, and step, that samplers take: sums and products of these fit into int64."""
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
+def _no_frames() -> Int64:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class ClipTimes:
-    """When the frames of a clip are shown.
+    """When the frames of a clip are shown, and what else samplers may ask of it.
 
     Attributes:
         pts: int64 [frames], ticks, never falling, the first 0.
         duration: ticks from the first frame to the end of the last.
         tick: seconds per tick.
+        key: the clip's name, for errors.
+        find_keyframes: gives `keyframes`; called at most once, when they are asked for.
+        find_meta: gives `meta`, likewise.
     """
 
     pts: Int64
     duration: int
     tick: Fraction
+    key: str = ""
+    find_keyframes: Callable[[], Int64] = _no_frames
+    find_meta: Callable[[], Mapping[str, Any]] = dict
+
+    @cached_property
+    def keyframes(self) -> Int64:
+        """int64 [keyframes]: the numbers of the frames at which a decoder may start, rising. None, if the clip was
+        cut out between two of them."""
+        return self.find_keyframes()
+
+    @cached_property
+    def meta(self) -> Mapping[str, Any]:
+        """The clip's metadata columns."""
+        return self.find_meta()
 
 
 @dataclass(frozen=True)
@@ -47,12 +71,16 @@ class Slots:
     Attributes:
         position: int64 [slots], frame numbers or ticks; those at or behind `end` are padding.
         end: where the clip ends on that axis: its number of frames, or its duration.
-        in_ticks: which axis it is.
+        in_ticks: which axis it is. Ticks must not fall from slot to slot.
+        length: given by samplers that see only in the clip itself how many frames it gives: how long the sample is
+            to be. What `position` lacks of it is padding, and padding "none" does as "constant": such clips cannot
+            be left out beforehand.
     """
 
     position: Int64
     end: int
     in_ticks: bool
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,15 +110,33 @@ class Sampling(Protocol):
     def draws(self) -> int:
         """How many random numbers `lay_out` takes."""
 
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        """int64 [clips]: how many samples each clip gives, from its frames and its duration in ticks."""
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
+        """int64 [clips]: how many samples each clip gives, from its frames and its duration in ticks.
+
+        With `whole`, as padding "none" wants it, only those that need no padding: the first ones of the clip, and
+        none of a short clip.
+        """
 
     def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         """Place the slots of a clip's sample number `sample`; `random` is float64 [draws], uniform in [0, 1)."""
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         """bool [clips]: which clips, given their frames and their durations in ticks, are too short and would be
-        padded."""
+        padded, even in their first sample."""
+
+
+class OneSample(ABC):
+    """What samplers share that take one sample of a clip."""
+
+    def samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
+        """See `Sampling`."""
+        if whole:
+            return np.where(self.is_short(frames, duration, tick), 0, 1)
+        return np.ones(len(frames), dtype=np.int64)
+
+    @abstractmethod
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+        """See `Sampling`."""
 
 
 def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad, *, sample: int = 0) -> Selection:
@@ -106,19 +152,28 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad, *, sam
 
     Raises:
         ValueError: the clip is short and `pad` is "none".
+        InputError: the frames that the caller gives for the clip cannot be; names it.
     """
     slots = sampling.lay_out(clip, random, sample)
+    selection = _show(clip, slots, pad)
+    return selection if slots.length is None else lengthen(selection, slots.length, pad)
+
+
+def _show(clip: ClipTimes, slots: Slots, pad: Pad) -> Selection:
+    """What the placed slots show."""
     mask = slots.position < slots.end
     if mask.all():
-        frames = _on_screen(clip, slots.position) if slots.in_ticks else slots.position
+        frames = on_screen(clip.pts, slots.position) if slots.in_ticks else slots.position
         return Selection(frames, mask, _seconds(clip, frames))
     if pad == "none":
-        raise ValueError("the clip is too short, and padding is off")
+        if slots.length is None:
+            raise ValueError("the clip is too short, and padding is off")
+        pad = "constant"
     count = len(clip.pts)
     if not slots.in_ticks:
         frames = np.where(mask, slots.position, _fold(slots.position, count, pad))
     else:
-        frames = _on_screen(clip, slots.position)
+        frames = on_screen(clip.pts, slots.position)
         if pad in ("reflect_101", "reflect_1001"):
             # Instants do not fold exactly where containers round times to ticks; slots do.
             frames = frames[_fold(np.arange(len(frames)), int(mask.sum()), pad)]
@@ -129,9 +184,9 @@ def select(sampling: Sampling, clip: ClipTimes, random: Floats, pad: Pad, *, sam
     return Selection(frames, mask, seconds)
 
 
-def _on_screen(clip: ClipTimes, instants: Int64) -> Int64:
+def on_screen(pts: Int64, instants: Int64) -> Int64:
     """The frames on screen at those ticks; behind the end the last one."""
-    return np.maximum(np.searchsorted(clip.pts, instants, side="right") - 1, 0)
+    return np.maximum(np.searchsorted(pts, instants, side="right") - 1, 0)
 
 
 def _seconds(clip: ClipTimes, frames: Int64) -> Floats:
@@ -143,232 +198,43 @@ def _fold(number: Int64, count: int, pad: Pad) -> Int64:
     if pad == "reflect_101" and count > 1:
         folded = number % (2 * count - 2)
         return np.where(folded >= count, 2 * count - 2 - folded, folded)
-    if pad == "reflect_1001":
+    if pad == "reflect_1001" and count > 0:
         folded = number % (2 * count)
         return np.where(folded >= count, 2 * count - 1 - folded, folded)
     return np.minimum(number, count - 1)
 
 
-@lru_cache(maxsize=256)
-def _instants(frames: int, step: Fraction) -> Int64:
-    """int64 [frames]: i x step ticks, rounded up.
-
-    Containers round timestamps to whole ticks. Rounding the instants up makes sampling at a clip's own rate give
-    each frame once: an instant less than a tick before a frame shows that frame.
-    """
-    instants = np.array([-(-i * step.numerator // step.denominator) for i in range(frames)], dtype=np.int64)
-    instants.setflags(write=False)
-    return instants
-
-
-def _whole(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1, it is {value!r}")
-    return int(value)
-
-
-def _one_of(value: object, allowed: Sequence[str], name: str) -> None:
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}; it is {value!r}")
-
-
-def _start(count: int, place: Place, random: Floats) -> int:
-    """One of `count` starts; 0 if there is none, as in a clip that is too short."""
-    if count <= 1 or place == "start":
-        return 0
-    if place == "center":
-        return (count - 1) // 2
-    return min(int(random[0] * count), count - 1)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Frames one after another: every `stride`-th, or `fps` a second by the clip's timestamps.
-
-    Attributes:
-        frames: frames in a sample.
-        stride: step in frames; 1 if fps is not given either.
-        fps: frames a second. Each slot shows the frame on screen at its instant, so variable frame rates come out
-            right.
-        place: where in the clip: "random" for training, "center" for evaluation, or "start". A window by fps starts
-            on a frame.
-    """
-
-    frames: int
-    stride: int | None = None
-    fps: float | Fraction | None = None
-    place: Place = "random"
-
-    def __post_init__(self) -> None:
-        _whole(self.frames, "Window(frames)")
-        _one_of(self.place, ("random", "center", "start"), "Window(place)")
-        if self.stride is not None and self.fps is not None:
-            raise InputError("Window takes stride or fps, not both")
-        if self.stride is not None:
-            _whole(self.stride, "Window(stride)")
-        if self.fps is not None and not (
-            isinstance(self.fps, int | float | Fraction | np.number)
-            and not isinstance(self.fps, bool)
-            and 0.001 <= self.fps <= 100_000
-        ):
-            raise InputError(f"Window(fps) must be a number from 0.001 to 100000, it is {self.fps!r}")
-
-    @property
-    def slots(self) -> int:
-        return self.frames
-
-    @property
-    def draws(self) -> int:
-        return 1 if self.place == "random" else 0
-
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
-        steps = self._steps(clip.tick)
-        span = int(steps[-1])
-        if self.fps is None:
-            count = len(clip.pts)
-            return Slots(_start(count - span, self.place, random) + steps, count, in_ticks=False)
-        if self.place == "center":
-            middle = max(0, (clip.duration - span) // 2)
-            start = max(0, int(np.searchsorted(clip.pts, middle, side="right")) - 1)
-        else:
-            start = _start(int(np.searchsorted(clip.pts, clip.duration - span, side="left")), self.place, random)
-        return Slots(clip.pts[start] + steps, clip.duration, in_ticks=True)
-
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        return np.ones(len(frames), dtype=np.int64)
-
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
-        return np.asarray((frames if self.fps is None else duration) <= self._steps(tick)[-1])
-
-    def _steps(self, tick: Fraction) -> Int64:
-        """int64 [frames]: slots from the first one on, in frames or ticks."""
-        if self.fps is None:
-            return _instants(self.frames, Fraction(self.stride or 1))
-        return _instants(self.frames, 1 / (Fraction(self.fps).limit_denominator(100_000) * tick))
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """One frame from each of `frames` equal parts of the clip (the segments of TSN, Wang et al. 2016), by frame
-    numbers.
-
-    A clip of fewer frames shows some of them more than once; that is not padding.
-
-    Attributes:
-        frames: frames in a sample.
-        place: where in each part: "center", or "random" for training.
-    """
-
-    frames: int
-    place: Literal["center", "random"] = "center"
-
-    def __post_init__(self) -> None:
-        _whole(self.frames, "Uniform(frames)")
-        _one_of(self.place, ("center", "random"), "Uniform(place)")
-
-    @property
-    def slots(self) -> int:
-        return self.frames
-
-    @property
-    def draws(self) -> int:
-        return self.frames if self.place == "random" else 0
-
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
-        count = len(clip.pts)
-        within = random if self.place == "random" else 0.5
-        position = ((np.arange(self.frames) + within) * (count / self.frames)).astype(np.int64)
-        return Slots(np.minimum(position, count - 1), count, in_ticks=False)
-
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        return np.ones(len(frames), dtype=np.int64)
-
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
-        return np.zeros(len(frames), dtype=bool)
-
-
-@dataclass(frozen=True)
-class Frames:
-    """The frames with these numbers, counted from 0, in this order; the same ones of every clip.
-
-    Attributes:
-        numbers: frame numbers; repeats are allowed.
-    """
-
-    numbers: Sequence[int]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.numbers, Iterable) or isinstance(self.numbers, str):
-            raise InputError(f"Frames takes a list of frame numbers, it is {self.numbers!r}")
-        numbers = tuple(self.numbers)
-        if not numbers:
-            raise InputError("Frames needs at least one frame number")
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < 1 << 31:
-                raise InputError(f"Frames takes whole numbers from 0 to {(1 << 31) - 1}, one of them is {number!r}")
-        object.__setattr__(self, "numbers", tuple(int(number) for number in numbers))
-
-    @property
-    def slots(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def draws(self) -> int:
-        return 0
-
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
-        count = len(clip.pts)
-        return Slots(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
-
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        return np.ones(len(frames), dtype=np.int64)
-
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
-        return np.asarray(frames <= max(self.numbers))
-
-
-@dataclass(frozen=True)
-class All:
-    """Every frame of the clip. Clips of one batch are padded to the longest of them."""
-
-    @property
-    def slots(self) -> None:
-        return None
-
-    @property
-    def draws(self) -> int:
-        return 0
-
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
-        count = len(clip.pts)
-        return Slots(np.arange(count, dtype=np.int64), count, in_ticks=False)
-
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        return np.ones(len(frames), dtype=np.int64)
-
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
-        return np.zeros(len(frames), dtype=bool)
-
-
 def lengthen(selection: Selection, slots: int, pad: Pad) -> Selection:
-    """Pad a sample of a whole clip (`All`) to the length of the longest in its batch.
+    """Pad a sample behind its last slot, as far as the longest in its batch (`All`) or a fixed length.
 
     With padding "none" as with "constant", what is added shows a constant picture: a batch has one shape.
 
     Args:
-        selection: frames 0 … n-1.
-        slots: the length wanted, at least n.
-        pad: as in `select`.
+        selection: at least one slot.
+        slots: the length wanted, at least that of the selection.
+        pad: as in `select`; slots are repeated or reflected.
     """
     count = len(selection.frames)
     if slots == count:
         return selection
-    position = np.arange(slots, dtype=np.int64)
-    mask = position < count
+    mask = np.append(selection.mask, np.zeros(slots - count, dtype=bool))
     if pad in ("none", "constant"):
         added = slots - count
         return Selection(
             np.append(selection.frames, np.full(added, -1)), mask, np.append(selection.seconds, np.full(added, -1.0))
         )
-    place = _fold(position, count, pad)
+    place = _fold(np.arange(slots, dtype=np.int64), count, pad)
     return Selection(selection.frames[place], mask, selection.seconds[place])
+
+
+def whole_number(value: object, name: str) -> int:
+    """That value, if it is a whole number from 1; else InputError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= MAX_NUMBER:
+        raise InputError(f"{name} must be a whole number from 1 to {MAX_NUMBER}, it is {value!r}")
+    return int(value)
+
+
+def one_of(value: object, allowed: Sequence[str], name: str) -> None:
+    """InputError if the value is none of those."""
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}; it is {value!r}")

@@ -1,35 +1,77 @@
-"""Frames → the model's tensor: one DALI graph on either device, and one random draw for all frames of a clip.
+"""What is done to frames: the description and its checks.
 
-Every random number comes in from the plan, so that a clip looks the same in an epoch wherever and whenever it is
-decoded.
+`streamvid.stream.augment` turns it and the plan's random numbers into numbers per clip, `streamvid.stream.graph` into
+DALI operators, `streamvid.stream.sizes` says how large clips come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.errors import InputError
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
-Floats = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Layout = Literal["FHWC", "FCHW", "CFHW"]
 DType = Literal["uint8", "float16", "float32"]
+Interpolation = Literal["linear", "cubic", "nearest"]
+Span = float | tuple[float, float]
 LAYOUTS: Final[tuple[Layout, ...]] = ("FHWC", "FCHW", "CFHW")
 DTYPES: Final[tuple[DType, ...]] = ("uint8", "float16", "float32")
+INTERPOLATIONS: Final[tuple[Interpolation, ...]] = ("linear", "cubic", "nearest")
+ONLY_VIEW: Final = "video"
+"""What the frames are called in a batch where there is one view of them."""
+TAKEN: Final = ("mask", "pts", "label", "clip", "valid", "epoch", "dataset", "key")
+"""What else a batch holds: no names for views."""
 _MAX_SIDE: Final = 16384
+_MAX_SIGMA: Final = 16.0
+
+
+class Draw(IntEnum):
+    """Which of a clip's random numbers decides what.
+
+    Each has a place of its own, so that an option switched on or off leaves what the others do as it was.
+    """
+
+    CROP_X = 0
+    CROP_Y = 1
+    FLIP = 2
+    VERTICAL_FLIP = 3
+    SCALE = 4
+    AREA = 5
+    ASPECT = 6
+    ROTATE = 7
+    BRIGHTNESS = 8
+    CONTRAST = 9
+    SATURATION = 10
+    HUE = 11
+    GRAYSCALE = 12
+    BLUR = 13
+    BLUR_SIGMA = 14
+    ERASE = 15
+    ERASE_AREA = 16
+    ERASE_ASPECT = 17
+    ERASE_X = 18
+    ERASE_Y = 19
+
+
+DRAWS: Final = 24
+"""Random numbers per clip and view; the last ones are for options to come."""
 
 
 @dataclass(frozen=True)
 class Transform:
-    """What is done to a clip's frames, in this order: stand upright, resize, crop, flip, normalise, lay out.
+    """What is done to a clip's frames; all that is left to chance is drawn once for all frames of the clip.
+
+    In this order: stand upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. What is
+    not asked for is not in the graph.
 
     Attributes:
         resize: the short side in pixels, or (height, width) exactly.
@@ -39,6 +81,21 @@ class Transform:
         mean, std: per channel R, G, B, in units of the full range: (value / 255 - mean) / std. For float dtypes alone.
         layout: of one clip: F frames, H height, W width, C channels.
         dtype: "uint8" (0 to 255), or a float type (0 to 1 before mean and std).
+        scales: instead of `resize`, a short side that is drawn per clip: from the tuple's first to its second, or one
+            of a list's. Needs a crop.
+        random_resized_crop: instead of `resize`, the share of the frame's area that is cut out and resized to `crop`,
+            from and to.
+        ratio: its width / height, from and to.
+        interpolation: of resizing; "linear" and "cubic" with a filter against aliasing.
+        rotate: degrees, at most either way, or from and to (counterclockwise); linear, about the centre. What comes
+            in from outside is black.
+        brightness, contrast, saturation: how far the factor may be from 1, or from and to.
+        hue: degrees, at most either way, or from and to.
+        grayscale, blur, erase: the probability.
+        blur_sigma: standard deviation of the Gaussian in pixels, from and to.
+        erase_area, erase_ratio: of the box that is made black: share of the picture, and width / height; from and to.
+        vertical_flip: turn every other clip upside down, at random.
+        dali: your own part of the graph: takes a DALI node, uint8 FHWC, and gives one.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -49,8 +106,90 @@ class Transform:
     std: Sequence[float] | None = None
     layout: Layout = "CFHW"
     dtype: DType = "float32"
+    _: KW_ONLY
+    scales: tuple[int, int] | list[int] | None = None
+    random_resized_crop: tuple[float, float] | None = None
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "linear"
+    rotate: Span = 0.0
+    brightness: Span = 0.0
+    contrast: Span = 0.0
+    saturation: Span = 0.0
+    hue: Span = 0.0
+    grayscale: float = 0.0
+    blur: float = 0.0
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    erase: float = 0.0
+    erase_area: tuple[float, float] = (0.02, 0.33)
+    erase_ratio: tuple[float, float] = (0.3, 3.3)
+    vertical_flip: bool = False
+    dali: Callable[[DataNode], DataNode] | None = None
 
     def __post_init__(self) -> None:
+        self._check_sides()
+        self._check_choices()
+        for name in ("mean", "std"):
+            self._check_channels(name)
+        for name, low, high in (
+            ("random_resized_crop", 0.0, 1.0),
+            ("ratio", 0.0, math.inf),
+            ("blur_sigma", 0.0, _MAX_SIGMA),
+            ("erase_area", 0.0, 1.0),
+            ("erase_ratio", 0.0, math.inf),
+        ):
+            self._check_range(name, low, high)
+        for name, low, high in (
+            ("rotate", -180.0, 180.0),
+            ("hue", -180.0, 180.0),
+            ("brightness", 0.0, math.inf),
+            ("contrast", 0.0, math.inf),
+            ("saturation", 0.0, math.inf),
+        ):
+            self._check_span(name, low, high)
+        for name in ("grayscale", "blur", "erase"):
+            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"Transform({name}) must be a probability, from 0 to 1; it is {getattr(self, name)!r}")
+        if self.dali is not None and not callable(self.dali):
+            raise InputError(f"Transform(dali) must be a function of a DALI node; it is {self.dali!r}")
+        self._check_together()
+
+    @property
+    def draws(self) -> int:
+        """Random numbers per clip: see `Draw`."""
+        return DRAWS
+
+    def for_evaluation(self) -> Transform:
+        """The same without chance: the centre crop, the smallest of `scales`, and no augmentation.
+
+        Of a random resized crop, the largest centred part in the crop's proportions remains. `dali` stays.
+        """
+        changed: dict[str, Any] = {}
+        if self.scales is not None:
+            changed = {"scales": None, "resize": min(self.scales)}
+        if self.random_resized_crop is not None and self.crop is not None:
+            height, width = pair(self.crop)
+            changed = {"random_resized_crop": (1.0, 1.0), "ratio": (width / height, width / height)}
+        augmentations = ("rotate", "brightness", "contrast", "saturation", "hue", "grayscale", "blur", "erase")
+        changed |= dict.fromkeys(augmentations, 0.0)
+        return replace(self, random_crop=False, flip=False, vertical_flip=False, **changed)
+
+    def span(self, name: str) -> tuple[float, float] | None:
+        """From and to of an option that may be given as one number; None if it changes nothing."""
+        value = getattr(self, name)
+        about = 0.0 if name in ("rotate", "hue") else 1.0
+        low, high = value if isinstance(value, tuple) else (about - value, about + value)
+        if low == high == about:
+            return None
+        return (low, high) if name in ("rotate", "hue") else (max(low, 0.0), high)
+
+    @property
+    def recolours(self) -> bool:
+        """Whether colours may change."""
+        return bool(self.grayscale) or any(
+            self.span(name) is not None for name in ("brightness", "contrast", "saturation", "hue")
+        )
+
+    def _check_sides(self) -> None:
         for name in ("resize", "crop"):
             value = getattr(self, name)
             if value is None:
@@ -61,31 +200,133 @@ class Transform:
                     f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
                     f"it is {value!r}"
                 )
-        if self.layout not in LAYOUTS:
-            raise InputError(f"Transform(layout) must be one of {', '.join(LAYOUTS)}; it is {self.layout!r}")
-        if self.dtype not in DTYPES:
-            raise InputError(f"Transform(dtype) must be one of {', '.join(DTYPES)}; it is {self.dtype!r}")
-        for name in ("mean", "std"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if self.dtype == "uint8":
-                raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
-            if not _are_channels(value) or (name == "std" and any(v == 0 for v in value)):
+        scales = self.scales
+        if scales is None:
+            return
+        if not isinstance(scales, tuple | list) or not scales or any(not _is_side(side) for side in scales):
+            raise InputError(
+                f"Transform(scales) must be (smallest, largest) or a list of short sides, each from 1 to {_MAX_SIDE}; "
+                f"it is {scales!r}"
+            )
+        if isinstance(scales, tuple) and (len(scales) != 2 or scales[0] > scales[1]):
+            raise InputError(
+                f"Transform(scales) must be (smallest, largest), or a list for one of several; it is {scales!r}"
+            )
+        if isinstance(scales, list):
+            object.__setattr__(self, "scales", list(scales))
+
+    def _check_choices(self) -> None:
+        for name, choices in (("layout", LAYOUTS), ("dtype", DTYPES), ("interpolation", INTERPOLATIONS)):
+            if getattr(self, name) not in choices:
                 raise InputError(
-                    f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; "
-                    f"it is {value!r}"
+                    f"Transform({name}) must be one of {', '.join(choices)}; it is {getattr(self, name)!r}"
                 )
-            object.__setattr__(self, name, tuple(float(v) for v in value))
+        for name in ("random_crop", "flip", "vertical_flip"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"Transform({name}) must be True or False; it is {getattr(self, name)!r}")
+
+    def _check_channels(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if self.dtype == "uint8":
+            raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
+        if not _are_channels(value) or (name == "std" and any(v == 0 for v in value)):
+            raise InputError(
+                f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; it is {value!r}"
+            )
+        object.__setattr__(self, name, tuple(float(v) for v in value))
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        """Check and keep (from, to), more than `low` and up to `high`."""
+        value = getattr(self, name)
+        if value is None and name == "random_resized_crop":
+            return
+        if not _is_range(value) or not low < value[0] <= value[1] <= high:
+            most = "" if high == math.inf else f" and up to {high:g}"
+            raise InputError(f"Transform({name}) must be (from, to), more than {low:g}{most}; it is {value!r}")
+        object.__setattr__(self, name, (float(value[0]), float(value[1])))
+
+    def _check_span(self, name: str, low: float, high: float) -> None:
+        """Check and keep one number of at least 0, or (from, to) within limits."""
+        value = getattr(self, name)
+        if _is_range(value) and low <= value[0] <= value[1] <= high:
+            object.__setattr__(self, name, (float(value[0]), float(value[1])))
+        elif not (_is_number(value) and 0 <= value <= high):
+            limits = f"at least {low:g}" if high == math.inf else f"within {low:g} and {high:g}"
+            raise InputError(
+                f"Transform({name}) must be a number of at least 0, or (from, to) {limits}; it is {value!r}"
+            )
+
+    def _check_together(self) -> None:
+        if self.resize is not None and self.scales is not None:
+            raise InputError("Transform takes resize or scales, not both")
+        if self.scales is not None and self.crop is None:
+            raise InputError("Transform(scales) makes clips of different sizes: give a crop as well")
+        if self.random_resized_crop is None:
+            return
+        if self.crop is None:
+            raise InputError("Transform(random_resized_crop) needs a crop, the size to resize to")
+        if self.resize is not None or self.scales is not None:
+            raise InputError(
+                "Transform(random_resized_crop) takes its part from the whole frame: leave out resize and scales"
+            )
+
+
+@dataclass(frozen=True)
+class Views:
+    """Several views of each clip, each with its own transform and its own chance, of the same decoded frames.
+
+    Attributes:
+        transforms: by name; in a batch, `batch[name]` stands in for `batch["video"]`.
+    """
+
+    transforms: Mapping[str, Transform] = field()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.transforms, Mapping) or not self.transforms:
+            raise InputError(f"Views must be a dict of one Transform or more by name; it is {self.transforms!r}")
+        for name, transform in self.transforms.items():
+            if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
+                raise InputError(
+                    f"a view's name must be a word other than {', '.join(TAKEN)}, which a batch holds already; "
+                    f"it is {name!r}"
+                )
+            if not isinstance(transform, Transform):
+                raise InputError(f"the view {name!r} must be a Transform; it is {transform!r}")
+        object.__setattr__(self, "transforms", dict(self.transforms))
 
     @property
     def draws(self) -> int:
-        """Random numbers per clip: crop x, crop y, flip."""
-        return 3
+        """Random numbers per clip: those of the first view, then those of the second."""
+        return DRAWS * len(self.transforms)
 
-    def for_evaluation(self) -> Transform:
-        """The same without chance: the centre crop, and no flip."""
-        return replace(self, random_crop=False, flip=False)
+    def for_evaluation(self) -> Views:
+        """Every view without chance: see `Transform.for_evaluation`."""
+        return Views({name: transform.for_evaluation() for name, transform in self.transforms.items()})
+
+
+def by_view(transform: Transform | Views) -> Mapping[str, Transform]:
+    """The transforms by the name that their frames have in a batch."""
+    return transform.transforms if isinstance(transform, Views) else {ONLY_VIEW: transform}
+
+
+def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    """Height and width, of those or of a square's side."""
+    sides = value if isinstance(value, tuple) else (value,)
+    return sides[0], sides[-1]
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float | np.integer | np.floating)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_number(v) for v in value)
 
 
 def _is_side(value: object) -> bool:
@@ -99,176 +340,3 @@ def _are_channels(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return numbers.shape == (3,) and bool(np.isfinite(numbers).all())
-
-
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return value if isinstance(value, tuple) else (value, value)
-
-
-def resized(transform: Transform, heights: Int64, widths: Int64) -> Int64:
-    """Sizes after resizing.
-
-    Args:
-        transform: what to do.
-        heights, widths: int64 [clips], of upright frames.
-
-    Returns:
-        int64 [clips, 2]: height, width.
-    """
-    sizes = np.stack([heights, widths], axis=1)
-    if transform.resize is None:
-        return sizes
-    if isinstance(transform.resize, tuple):
-        return np.broadcast_to(np.array(transform.resize, dtype=np.int64), sizes.shape)
-    short = sizes.min(axis=1, keepdims=True)
-    scaled = np.floor(sizes * transform.resize / short + 0.5).astype(np.int64)
-    return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
-
-
-def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequence[str]) -> tuple[int, int]:
-    """Height and width of every clip that comes out.
-
-    Args:
-        transform: what to do.
-        heights, widths: int64 [clips], of upright frames.
-        names: the clips' keys, for the error.
-
-    Raises:
-        InputError: a clip is smaller than the crop, or clips come out in different sizes, so that they fit no batch.
-    """
-    sizes = resized(transform, heights, widths)
-    if transform.crop is not None:
-        crop = np.array(_pair(transform.crop))
-        small = np.flatnonzero((sizes < crop).any(axis=1))
-        if len(small):
-            first = int(small[0])
-            raise InputError(
-                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, "
-                f"such as {names[first]} with "
-                f"{sizes[first, 0]}x{sizes[first, 1]}: give Transform a larger resize or a smaller crop"
-            )
-        return int(crop[0]), int(crop[1])
-    different = np.flatnonzero((sizes != sizes[0]).any(axis=1))
-    if len(different):
-        other = int(different[0])
-        raise InputError(
-            f"clips come out in different sizes, such as {names[0]} with {sizes[0, 0]}x{sizes[0, 1]} and "
-            f"{names[other]} with {sizes[other, 0]}x{sizes[other, 1]} (height x width): "
-            "give Transform a crop, or a resize of (height, width)"
-        )
-    return int(sizes[0, 0]), int(sizes[0, 1])
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What the graph takes per clip, beside the frames.
-
-    Attributes:
-        gather: int32 [slots], which decoded frame each slot shows.
-        shown: uint8 [slots, 1, 1, 1], 1, or 0 for a slot that shows a black picture instead.
-        angle: float32 [], degrees counterclockwise to stand the frames upright.
-        size: float32 [2], height and width of what comes out.
-        start, end: float32 [2], the part of the upright frame that is resized to it: y and x, in its pixels.
-        mirror: int32 [], 1 to flip.
-    """
-
-    gather: npt.NDArray[np.int32]
-    shown: npt.NDArray[np.uint8]
-    angle: npt.NDArray[np.float32]
-    size: npt.NDArray[np.float32]
-    start: npt.NDArray[np.float32]
-    end: npt.NDArray[np.float32]
-    mirror: npt.NDArray[np.int32]
-
-
-def needed(transform: Transform, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
-    """Names of the fields of `Inputs` that the graph has a use for; arguments as for `graph`."""
-    uses = {
-        "gather": True,
-        "shown": has_blanks,
-        "angle": rotates,
-        "size": transform.resize is not None or transform.crop is not None,
-        "start": transform.crop is not None,
-        "end": transform.resize is not None and transform.crop is not None,
-        "mirror": transform.flip,
-    }
-    return tuple(name for name, used in uses.items() if used)
-
-
-def inputs(transform: Transform, *, height: int, width: int, rotation: int, gather: Int64, random: Floats) -> Inputs:
-    """The graph's inputs for one clip.
-
-    Args:
-        transform: what to do.
-        height, width: of decoded frames, before rotation.
-        rotation: degrees clockwise that stand them upright: 0, 90, 180 or 270.
-        gather: int64 [slots], which decoded frame each slot shows; -1 for a black picture.
-        random: float64 [transform.draws], uniform in [0, 1).
-    """
-    upright = np.array((width, height) if rotation % 180 else (height, width), dtype=np.int64)
-    size = resized(transform, upright[:1], upright[1:])[0]
-    corner, crop = np.zeros(2), size
-    if transform.crop is not None:
-        crop = np.array(_pair(transform.crop))
-        place = random[1::-1] if transform.random_crop else np.array([0.5, 0.5])
-        # Every place is as likely as any other: there is one more than pixels to spare.
-        corner = np.floor((size - crop + 1) * place)
-    return Inputs(
-        gather=np.maximum(gather, 0).astype(np.int32),
-        shown=(gather >= 0).astype(np.uint8).reshape(-1, 1, 1, 1),
-        angle=np.array(-rotation % 360, dtype=np.float32),
-        size=crop.astype(np.float32),
-        start=(corner * upright / size).astype(np.float32),
-        end=((corner + crop) * upright / size).astype(np.float32),
-        mirror=np.array(int(transform.flip and random[2] < 0.5), dtype=np.int32),
-    )
-
-
-def graph(
-    transform: Transform, frames: DataNode, given: Mapping[str, DataNode], *, rotates: bool, has_blanks: bool
-) -> DataNode:
-    """The transform as DALI operators, inside a pipeline definition, on the device where the frames are.
-
-    Args:
-        transform: what to do.
-        frames: uint8 [decoded, height, width, 3], layout FHWC.
-        given: the fields of `Inputs` that are `needed`, as nodes of the graph.
-        rotates: some clips are to be turned; without, the graph has no operator for it.
-        has_blanks: some slots may show a black picture; likewise.
-    """
-    from nvidia.dali import fn, types
-
-    if rotates:
-        frames = fn.rotate(frames, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
-    if transform.resize is not None and transform.crop is not None:
-        # Only the pixels that the crop keeps are made.
-        frames = fn.resize(
-            frames, size=given["size"], roi_start=given["start"], roi_end=given["end"], interp_type=types.INTERP_LINEAR
-        )
-    elif transform.resize is not None:
-        frames = fn.resize(frames, size=given["size"], interp_type=types.INTERP_LINEAR)
-    elif transform.crop is not None:
-        frames = fn.slice(
-            frames, given["start"], given["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
-        )
-    # Each decoded frame went through the above once, however many slots show it.
-    frames = fn.sequence_rearrange(frames, new_order=given["gather"])
-    if has_blanks:
-        frames = fn.reinterpret(
-            frames * (given["shown"].gpu() if frames.device == "gpu" else given["shown"]), layout="FHWC"
-        )
-    if transform.dtype == "uint8":
-        out = fn.flip(frames, horizontal=given["mirror"]) if transform.flip else frames
-        if transform.layout != "FHWC":
-            out = fn.transpose(out, perm=[0, 3, 1, 2], output_layout="FCHW")
-    else:
-        mean, std = transform.mean or (0.0, 0.0, 0.0), transform.std or (1.0, 1.0, 1.0)
-        out = fn.crop_mirror_normalize(
-            frames,
-            mirror=given["mirror"] if transform.flip else 0,
-            mean=[255 * v for v in mean],
-            std=[255 * v for v in std],
-            dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
-            output_layout="FHWC" if transform.layout == "FHWC" else "FCHW",
-        )
-    return fn.transpose(out, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CFHW" else out

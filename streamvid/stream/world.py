@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from streamvid.errors import InputError
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that train together."""
+    """This process among all that train together.
+
+    Attributes:
+        rank, size: of the world.
+        nodes: machines, each with as many ranks; ranks of a node are numbered one after another.
+    """
 
     rank: int
     size: int
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "size", "nodes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InputError(f"{_CALLED[name]} must be a whole number, it is {value!r}")
+        if self.size < 1:
+            raise InputError(f"world_size must be a whole number of at least 1, it is {self.size!r}")
+        if not 0 <= self.rank < self.size:
+            raise InputError(f"rank must be from 0 to {self.size - 1} in a world of {self.size}, it is {self.rank!r}")
+        if self.nodes < 1 or self.size % self.nodes:
+            raise InputError(f"{self.size} ranks cannot be {self.nodes} nodes with as many ranks each")
+
+    @property
+    def node(self) -> int:
+        """Which node this rank is on."""
+        return self.rank // (self.size // self.nodes)
 
 
-def find_world(rank: int | None, world_size: int | None) -> World:
+_CALLED: Final = {"rank": "rank", "size": "world_size", "nodes": "the number of nodes"}
+
+
+def find_world(rank: int | None, world_size: int | None, *, ranks_per_node: int | None = None) -> World:
     """Rank and world size: as given, else from torch.distributed, else from RANK and WORLD_SIZE, else one process
-    alone.
+    alone. Nodes: from `ranks_per_node`, else from LOCAL_WORLD_SIZE as torchrun sets it, else one.
 
     Raises:
         InputError: only one of the two is given, or the environment holds something else than numbers.
@@ -26,17 +53,28 @@ def find_world(rank: int | None, world_size: int | None) -> World:
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")
     if rank is not None and world_size is not None:
-        return World(rank, world_size)
+        return _on_nodes(rank, world_size, ranks_per_node)
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return _on_nodes(torch.distributed.get_rank(), torch.distributed.get_world_size(), ranks_per_node)
     there = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
     if len(there) == 1:
         raise InputError(
             f"of the environment variables RANK and WORLD_SIZE only {there[0]} is set: set both, or neither"
         )
-    return World(_number("RANK"), _number("WORLD_SIZE")) if there else World(0, 1)
+    rank, size = (_number("RANK"), _number("WORLD_SIZE")) if there else (0, 1)
+    return _on_nodes(rank, size, ranks_per_node)
+
+
+def _on_nodes(rank: int, size: int, ranks_per_node: int | None) -> World:
+    world = World(rank, size)
+    if ranks_per_node is None:
+        ranks_per_node = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else size
+    if isinstance(ranks_per_node, bool) or not isinstance(ranks_per_node, int) or ranks_per_node < 1:
+        raise InputError(f"ranks_per_node must be a whole number of at least 1, it is {ranks_per_node!r}")
+    # Nodes of unequal size count as one: only locality asks for nodes, and it needs them equal.
+    return replace(world, nodes=size // ranks_per_node if size % ranks_per_node == 0 else 1)
 
 
 def find_device(device: str | int | None) -> int | None:

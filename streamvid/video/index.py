@@ -61,6 +61,11 @@ class FrameIndex:
         """int64 [frames]: presentation time of each visible frame in ticks, never falling."""
         return self.pts[self.visible]
 
+    @cached_property
+    def keyframes(self) -> Int64:
+        """int64 [keyframes]: the numbers of the frames at which a decoder may start, rising."""
+        return np.flatnonzero(self.flags[self.visible] & RANDOM_ACCESS)
+
     def to_npy(self) -> bytes:
         """The index as a .npy file: int64 [packets, 4] behind a header of 128 bytes."""
         table = np.stack([self.pts, self.offset, self.size, self.flags], axis=1).astype("<i8")

@@ -28,8 +28,9 @@ from streamvid.packing.pack import pack
 from streamvid.store.access import ShardAccess
 from streamvid.stream import samples
 from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
-from streamvid.stream.plan import Plan
-from streamvid.stream.world import find_device
+from streamvid.stream.mixture import Stream
+from streamvid.stream.plan import Plan, Pool
+from streamvid.stream.world import World, find_device
 from streamvid.video.slice import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
@@ -209,10 +210,11 @@ class Bench:
     def _slices(self, epoch: int) -> list[list[EncodedSlice]]:
         """What the loader decodes in that epoch."""
         clips = np.arange(len(self._dataset), dtype=np.int64)
-        plan = Plan(clips, self._size.batch, 0, 1, SEED, shuffle=True, last_batch="partial")
+        stream = Stream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
+        plan = Plan(stream, self._size.batch, World(0, 1))
         recipe = samples.Recipe(SAMPLING, "edge", TRANSFORM, SEED)
-        access, order = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.order(epoch)
-        chosen = [samples.choose(self._dataset, plan.step(order, n), recipe, epoch) for n in range(len(plan))]
+        access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
+        chosen = [samples.choose(self._dataset, rest.step(n), recipe) for n in range(rest.steps)]
         return [batch.slices for batch in samples.encode(self._dataset, chosen, recipe, access)]
 
     def _decoder(self) -> Decoder:

@@ -1,0 +1,102 @@
+"""The state of a run as a small JSON object: what it is a state of, and where it stands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.errors import InputError
+from streamvid.stream.plan import Layout, Plan, Position, Segment
+from streamvid.stream.sampling import Pad, Sampling
+
+VERSION: Final = 1
+_WHAT: Final = {
+    "dataset": "another dataset, or other clips of it (a filter, a key list, weights)",
+    "sampling": "another sampling or padding",
+    "order": "another seed, shuffle, locality, mixture or steps_per_epoch",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a position means something in: short digests.
+
+    Attributes:
+        dataset: of the shards' checksums and of the items that take part.
+        sampling: of how frames are chosen.
+        order: of how items are ordered.
+    """
+
+    dataset: str
+    sampling: str
+    order: str
+
+
+def identify(checksums: Sequence[str], plan: Plan, sampling: Sampling, pad: Pad) -> Identity:
+    """The identity of a run.
+
+    Args:
+        checksums: of all shards of all datasets, in order.
+        plan: its stream, and how epochs are cut from it.
+        sampling, pad: how frames are chosen.
+    """
+    stream = plan.stream
+    content = hashlib.sha256("\n".join(checksums).encode())
+    for pool in stream.pools:
+        content.update(np.ascontiguousarray(pool.items).data)
+        if pool.weights is not None:
+            content.update(np.ascontiguousarray(pool.weights).data)
+    order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
+    return Identity(content.hexdigest()[:16], _digest((sampling, pad)), _digest(order))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def to_state(position: Position, identity: Identity) -> dict[str, Any]:
+    """The state as a dict of strings, integers and lists: under 1 KiB of JSON."""
+    segments = [[s.layout.lanes, s.layout.ranks, s.layout.batch, s.steps] for s in position.segments]
+    return {
+        "version": VERSION,
+        **asdict(identity),
+        "epoch": position.epoch,
+        "first": position.first,
+        "size": position.size,
+        "segments": segments,
+    }
+
+
+def from_state(state: Mapping[str, Any], identity: Identity) -> Position:
+    """The position that a state tells of.
+
+    Raises:
+        InputError: it is none, is of another version, or belongs to a run over something else.
+    """
+    if not isinstance(state, Mapping) or "segments" not in state:
+        raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
+    if state.get("version") != VERSION:
+        raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
+    for name, meaning in _WHAT.items():
+        if state.get(name) != getattr(identity, name):
+            raise InputError(
+                f"the state belongs to a run with {meaning}: make the loader as it was, or start without the state"
+            )
+    try:
+        epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
+        segments = tuple(
+            Segment(Layout(*(_count(n, 1) for n in numbers[:3])), _count(numbers[3])) for numbers in state["segments"]
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+    return Position(epoch, first, size, segments)
+
+
+def _count(value: object, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
+        raise ValueError(value)
+    return value
