@@ -11,7 +11,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import VideoError
@@ -245,7 +245,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @given(recipes(), st.integers(0, 2**32 - 1))
 def test_frames_of_any_encoder_are_those_of_the_sequential_decode(recipe: Recipe, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        source = write(recipe, Path(folder) / f"a.{recipe.container}")
+        try:
+            source = write(recipe, Path(folder) / f"a.{recipe.container}")
+        except av.error.FFmpegError:
+            # Some encoders' settings make packets that their own muxer refuses.
+            assume(False)
         clip = store_clip(source, Path(folder))
         frames = sequential(source, full_range=False)
         assert len(clip.index.visible) == len(frames)

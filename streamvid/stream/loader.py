@@ -75,7 +75,8 @@ class StreamLoader:
     Args:
         dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
         batch_size: clips per batch and rank.
-        sampling: which frames: `Window`, `Uniform`, `Frames` or `All`.
+        sampling: which frames: `Window`, `Windows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
+            `ByClip` or `All`. docs/sampling.md tells of each.
         pad: what short clips show behind their end: "edge", "constant" (black), "reflect_101", "reflect_1001";
             "none" skips them.
         transform: what is done to the frames; default: nothing, uint8 FHWC. Several by name make several views of
@@ -128,7 +129,7 @@ class StreamLoader:
         if pad not in PADS:
             raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
         if isinstance(sampling, type) or not hasattr(sampling, "lay_out"):
-            raise InputError(f"sampling must be Window(…), Uniform(…), Frames(…) or All(), it is {sampling!r}")
+            raise InputError(f"sampling must be such as Window(frames=16, fps=8), it is {sampling!r}")
         if isinstance(transform, Mapping):
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):

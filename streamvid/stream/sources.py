@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def make_pools(source: Source, sampling: Sampling, pad: Pad) -> Pools:
             short += len(rows) - len(kept)
         if len(kept) == 0:
             raise InputError(_nothing(subset, rows, sampling))
-        pools.append(_pool(source, part, rows, kept, sampling))
+        pools.append(_pool(source, part, rows, kept, sampling, whole=pad == "none"))
     return Pools(tuple(pools), short)
 
 
@@ -174,9 +175,9 @@ def _dataset(source: Source, part: int) -> Dataset:
     return dataset
 
 
-def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: Sampling) -> Pool:
+def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: Sampling, *, whole: bool) -> Pool:
     dataset, subset = source.dataset, source.subsets[part]
-    samples = _per_tick(dataset, kept, sampling.samples, dtype=np.int64)
+    samples = _per_tick(dataset, kept, partial(sampling.samples, whole=whole), dtype=np.int64)
     most = int(samples.max())
     if most > MAX_SAMPLES:
         raise InputError(
