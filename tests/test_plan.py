@@ -173,6 +173,21 @@ def test_stopped_and_resized_at_will_every_clip_comes_once(
     assert {plan.epoch(position).left for plan in plans} == {0}
 
 
+def test_one_node_keeps_its_order_when_it_is_resized() -> None:
+    """Found by hypothesis: earlier layouts of a single lane are folded into one, which must not be dealt anew."""
+    clips = np.arange(12)
+    source = Stream((Pool(clips, (clips // 4).astype(np.int32)),), (1,), 0, "block", block_shards=2)
+    position = Plan(source, 1, World(0, 1), "fill", True).start(0)
+    seen: list[int] = []
+    for nodes, ranks, batch, most in ((1, 1, 3, 1), (1, 1, 1, 3), (4, 3, 2, 99)):
+        plans = ranks_of(source, batch, nodes * ranks, "fill", nodes=nodes, local=True)
+        taken = [steps(plan, position)[:most] for plan in plans]
+        for _ in taken[0]:
+            position = position.advanced(plans[0].layout)
+        seen += handed_out(taken)
+    assert sorted(seen) == clips.tolist()
+
+
 @settings(max_examples=200, deadline=None)
 @given(rows(), layouts, st.lists(st.integers(0, 3), max_size=6), seeds, st.sampled_from(SHUFFLES), st.booleans())
 def test_stopping_alone_changes_nothing(

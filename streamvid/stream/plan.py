@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ __all__ = ["Epoch", "Layout", "Plan", "Pool", "Position", "Segment", "Step", "dr
 
 LastBatch = Literal["partial", "drop", "fill"]
 LAST_BATCH: tuple[LastBatch, ...] = ("partial", "drop", "fill")
+_MOST_NODES: Final = 1 << 32
+"""More than any world has: keeps the random numbers of successive layouts apart."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +263,8 @@ class Plan:
         return self._arranged(deal_to_nodes(items, shards, layout.lanes, seed=self.stream.seed), position, 0)
 
     def _dealt(self, left: list[Lane], layout: Layout, position: Position, number: int) -> list[Lane]:
-        """What one layout left to the next. A single lane keeps its order."""
-        if not self.local:
+        """What one layout left to the next. A single lane keeps its order: `Position.advanced` builds on that."""
+        if len(left) == layout.lanes == 1:
             return left
         items = np.sort(np.concatenate([lane.items for lane in left]))
         items = items[np.argsort(rows_of(items), kind="stable")]
@@ -278,7 +280,7 @@ class Plan:
         for node, (items, shards) in enumerate(parts):
             ordered = arrange(
                 items, shards, stream.shuffle, block_shards=stream.block_shards,
-                seed=stream.seed, number=position.epoch, lane=1 + node + number * len(parts),
+                seed=stream.seed, number=position.epoch, lane=1 + node + number * _MOST_NODES,
             )  # fmt: skip
             lanes.append(Lane(ordered, np.full(len(ordered), position.epoch, dtype=np.int64)))
         return lanes
