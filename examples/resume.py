@@ -77,7 +77,7 @@ def on_any_rank(happened: bool, device: torch.device) -> bool:
     return bool(flag)
 
 
-def train(arguments: argparse.Namespace, device: torch.device) -> int:
+def train(arguments: argparse.Namespace, loader: sv.StreamLoader, device: torch.device) -> int:
     """Go on from the checkpoint, or begin. Returns the exit code."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())  # torchrun passes its own on to all ranks of its node.
@@ -86,7 +86,6 @@ def train(arguments: argparse.Namespace, device: torch.device) -> int:
     torch.manual_seed(0)
     model = TinyNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = make_loader(arguments)
     if arguments.checkpoint.exists():
         checkpoint = torch.load(arguments.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(checkpoint["model"])
@@ -156,7 +155,8 @@ def main() -> int:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
-        return train(arguments, device)
+        with make_loader(arguments) as loader:
+            return train(arguments, loader, device)
     finally:
         dist.destroy_process_group()
 

@@ -201,7 +201,8 @@ def start_pod(
     (container,) = manifest("Job")["spec"]["template"]["spec"]["containers"]
     own = {one["name"]: one["value"] for one in container["env"]}
     own |= {"RANKS_PER_NODE": "1", "RDZV_HOST": "127.0.0.1", "RDZV_PORT": str(port)}
-    own |= {"JOB_COMPLETION_INDEX": str(index)}
+    # A rank that has not gone after ten seconds is killed; the checkpoint is written long before.
+    own |= {"JOB_COMPLETION_INDEX": str(index), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10"}
     places = {
         "s3://bucket/train": str(dataset),
         "--checkpoint=/run/streamvid/checkpoint.pt": f"--checkpoint={tmp_path}/checkpoint.pt",

@@ -48,9 +48,13 @@ class Background(Generic[Item]):
             raise value
         raise StopIteration
 
+    def stop(self) -> None:
+        """Tell the thread to stop making items, without waiting for it."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop making items, and wait for the thread. May be called more than once."""
-        self._stop.set()
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -81,6 +81,8 @@ class Runner:
         whole = False
 
         def stop() -> None:
+            # Both are told before either is waited for: the second takes from the first.
+            read.stop()
             decoded.close()
             read.close()
 
