@@ -686,3 +686,16 @@ def test_iterating_is_lazy(packed: Packed) -> None:
     assert not streamvid_threads()
     assert len(list(iterator)) == 4
     batches.close()
+
+
+def test_dalis_own_name_of_a_policy_is_understood(packed: Packed) -> None:
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+    sizes = {}
+    for policy in (LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL, LastBatchPolicy.FILL):
+        with loader(packed, batch_size=4, last_batch=policy) as batches:
+            sizes[policy] = [len(batch["clip"]) for batch in batches]
+    whole, rest = divmod(len(RECIPES), 4)
+    assert sizes[LastBatchPolicy.DROP] == [4] * whole
+    assert sizes[LastBatchPolicy.PARTIAL] == [4] * whole + [rest]
+    assert sizes[LastBatchPolicy.FILL] == [4] * (whole + 1)

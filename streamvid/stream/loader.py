@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from streamvid.stream.state import from_state, identify, to_state
 from streamvid.stream.transform import Transform, Views, by_view
 from streamvid.stream.world import find_device, find_world
 from streamvid.video.index import Int64
+
+if TYPE_CHECKING:
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class StreamLoader:
         locality: "node": every node has shards of its own, the same in every epoch, and its ranks share them.
         steps_per_epoch: an epoch is so many steps; default: a pass over the dataset.
         seed: of order, places and augmentation.
-        last_batch: "partial", "drop" or "fill": see `streamvid.stream.plan.Plan`.
+        last_batch: "partial", "drop" or "fill", or DALI's LastBatchPolicy: see `streamvid.stream.plan.Plan`.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
         ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
@@ -116,7 +119,7 @@ class StreamLoader:
         locality: Literal["node"] | None = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
-        last_batch: LastBatch = "partial",
+        last_batch: LastBatch | LastBatchPolicy = "partial",
         device: str | int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -143,6 +146,8 @@ class StreamLoader:
         for name, number in (("threads", threads), ("cache_bytes", cache_bytes), ("batch_size", batch_size)):
             if number is not None:
                 check_whole(number, name)
+        if not isinstance(last_batch, str) and hasattr(last_batch, "name"):
+            last_batch = last_batch.name.lower()  # DALI's LastBatchPolicy
         order = _shuffle(shuffle)
         world = find_world(rank, world_size, ranks_per_node=ranks_per_node)
         self._device_id = find_device(device)
