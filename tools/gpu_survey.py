@@ -48,7 +48,9 @@ class Finding:
 
 
 def arrays(decoded: Any) -> list[np.ndarray[Any, Any]]:
-    """DALI's list of GPU tensors as NumPy arrays."""
+    """Frames on a GPU as NumPy arrays: PyTorch tensors, or DALI's list of tensors."""
+    if isinstance(decoded, list):
+        return [frames.cpu().numpy() for frames in decoded]
     host = decoded.as_cpu()
     return [np.array(host.at(i)) for i in range(len(host))]
 

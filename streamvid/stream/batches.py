@@ -137,6 +137,7 @@ class _Feed:
         self._source: Iterator[DecodedBatch] = iter(())
         self._frames: deque[DecodedBatch] = deque()
         self._rest: deque[DecodedBatch] = deque()
+        self._held: deque[DecodedBatch] = deque(maxlen=3)
 
     def start(self, source: Iterator[DecodedBatch]) -> None:
         """Take batches from there from now on."""
@@ -174,7 +175,11 @@ class _Feed:
         return mine.popleft()
 
     def _next_frames(self) -> Any:
-        return self._pull(self._frames, self._rest).frames
+        batch = self._pull(self._frames, self._rest)
+        # DALI copies frames on the GPU after this returns. When it asks for the next but one, the copy has been made:
+        # the pipeline works on two batches at a time.
+        self._held.append(batch)
+        return batch.frames
 
     def _next_rest(self) -> tuple[list[Any], ...]:
         batch = self._pull(self._rest, self._frames).encoded

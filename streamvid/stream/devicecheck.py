@@ -157,10 +157,7 @@ def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:
 
 
 def _on_host(decoded: Any) -> list[Any]:
-    if isinstance(decoded, list):
-        return [frames.cpu().numpy() for frames in decoded]
-    host = decoded.as_cpu()
-    return [np.array(host.at(i)) for i in range(len(host))]
+    return [frames.cpu().numpy() for frames in decoded]
 
 
 def _sentence(dataset: ClipSource, found: Sequence[tuple[_Kind, str, Int64]]) -> str:

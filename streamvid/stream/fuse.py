@@ -1,0 +1,71 @@
+"""Slices that share a sample description, one after the other as one stream.
+
+A hardware decoder pays for every stream that it opens, not only for frames. Slices begin with a picture that needs
+nothing before it, so where parameter sets and size are the same, a decoder can go from one to the next without being
+opened anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from streamvid.video.slice import EncodedSlice
+
+_PARAMETERS_IN_BAND: Final = (b"avc3", b"hev1")
+"""Sample entries whose parameter sets may lie among the packets, where equal descriptions tell nothing."""
+
+
+def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
+    """Put slices into about as many streams as asked for, of as many packets each as can be.
+
+    Args:
+        slices: of one batch.
+        streams: how many streams are decoded at once. There are more if the slices have more sample descriptions.
+
+    Returns:
+        the numbers of the slices in each stream; every slice is in one.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, part in enumerate(slices):
+        key: tuple[object, ...] = (part.codec, part.stsd, part.width, part.height, part.full_range)
+        if part.stsd[20:24] in _PARAMETERS_IN_BAND:
+            key += (part.name,)
+        alike.setdefault(key, []).append(number)
+    packets = np.array([len(part.sizes) for part in slices])
+    share = max(1.0, packets.sum() / streams)
+    groups: list[list[int]] = []
+    for numbers in alike.values():
+        count = min(len(numbers), max(1, round(float(packets[numbers].sum()) / share)))
+        bins: list[list[int]] = [[] for _ in range(count)]
+        loads = [0] * count
+        # The longest first, each to where least is yet (Graham 1969).
+        for number in sorted(numbers, key=lambda n: -int(packets[n])):
+            lightest = loads.index(min(loads))
+            bins[lightest].append(number)
+            loads[lightest] += int(packets[number])
+        groups += [sorted(one) for one in bins]
+    return groups
+
+
+def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
+    """One slice out of several that share a sample description: all packets and wanted frames, in their order."""
+    if len(slices) == 1:
+        return slices[0]
+    first = slices[0]
+    bases = np.cumsum([0, *(len(part.sizes) for part in slices[:-1])])
+    return EncodedSlice(
+        name=", ".join(dict.fromkeys(part.name for part in slices)),
+        codec=first.codec,
+        stsd=first.stsd,
+        width=first.width,
+        height=first.height,
+        full_range=first.full_range,
+        data=np.concatenate([part.data for part in slices]),
+        sizes=np.concatenate([part.sizes for part in slices]),
+        ranks=np.concatenate([part.ranks + base for part, base in zip(slices, bases, strict=True)]),
+        frames=np.concatenate([part.frames + base for part, base in zip(slices, bases, strict=True)]),
+        plain=all(part.plain for part in slices),
+    )
