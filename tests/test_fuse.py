@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +62,15 @@ def test_groups(slices: list[tuple[int, int]], streams: int) -> None:
 def test_parameter_sets_among_the_packets_are_not_trusted_to_be_equal() -> None:
     entry = bytes(20) + b"avc3" + bytes(20)
     assert sorted(map(len, group([part(5, entry, "a"), part(5, entry, "b"), part(5, entry, "a")], 1))) == [1, 2]
+
+
+def test_few_streams_where_each_opens_a_decoder() -> None:
+    """1080 rows are coded as 1088, and DALI never finds such a decoder again."""
+
+    def many(height: int, count: int) -> list[EncodedSlice]:
+        return [replace(part(21, bytes(30)), width=1920, height=height) for _ in range(count)]
+
+    assert len(group(many(1088, 56), 7)) == 7
+    assert len(group(many(1080, 56), 7)) == 5
+    assert len(group(many(1080, 4), 7)) == 1
+    assert len(group(many(1088, 4), 7)) == 4

@@ -29,8 +29,8 @@ DALI_CPU_CODECS: Final = ("vp8", "vp9", "mjpeg")
 packets."""
 
 
-NVDEC_STREAMS: Final = 8
-"""An H200 has seven engines; measured at 720p, eight streams were as fast as any number from seven on."""
+NVDEC_STREAMS: Final = 7
+"""The engines of an H200. More streams gain next to nothing at 720p, and lose at 1080p: docs/performance.md."""
 
 
 class Decoder(Protocol):

@@ -33,6 +33,12 @@ def family(codec: str, width: int, height: int) -> Family | None:
     return codec, width, -(-height // _BLOCK) * _BLOCK
 
 
+def opens_anew(codec: str, width: int, height: int) -> bool:
+    """Whether DALI opens a hardware decoder for every stream of this size, as it never finds one in its cache."""
+    kind = family(codec, width, height)
+    return kind is not None and height != kind[2]
+
+
 class DecoderCacheGuard:
     """Lets into DALI, of every family, either streams as high as they are coded or lower ones, never both.
 
