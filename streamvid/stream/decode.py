@@ -60,7 +60,7 @@ class CpuDecoder:
     def __init__(self, *, threads: int, max_batch: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
         self._threads, self._max_batch = threads, max_batch
-        self._dali: _DaliDecoder | None = None
+        self._dali: DaliDecoder | None = None
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Frames]:
         by_dali = [n for n, part in enumerate(slices) if part.codec in DALI_CPU_CODECS and part.plain]
@@ -69,7 +69,7 @@ class CpuDecoder:
         frames: dict[int, Frames] = {}
         if by_dali:
             if self._dali is None:
-                self._dali = _DaliDecoder(device_id=None, threads=self._threads, max_batch=self._max_batch)
+                self._dali = DaliDecoder(device_id=None, threads=self._threads, max_batch=self._max_batch)
             chosen = [slices[n] for n in by_dali]
             decoded = self._dali.run(chosen)
             for place, (n, part) in enumerate(zip(by_dali, chosen, strict=True)):
@@ -96,7 +96,7 @@ class GpuDecoder:
     """
 
     def __init__(self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_STREAMS) -> None:
-        self._dali: _DaliDecoder | None = _DaliDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
+        self._dali: DaliDecoder | None = DaliDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
         self._device_id = device_id
         self._streams = min(streams, threads)
@@ -119,7 +119,7 @@ class GpuDecoder:
             torch.cuda.synchronize(self._device_id)
         return [frames[n] for n in range(len(slices))]
 
-    def _on_gpu(self, dali: _DaliDecoder, slices: Sequence[EncodedSlice]) -> list[Any]:
+    def _on_gpu(self, dali: DaliDecoder, slices: Sequence[EncodedSlice]) -> list[Any]:
         from torch.utils.dlpack import from_dlpack
 
         streams = group(slices, self._streams)
@@ -139,7 +139,7 @@ class GpuDecoder:
         self._dali = None
 
 
-class _DaliDecoder:
+class DaliDecoder:
     """A DALI pipeline that decodes what it is fed, on one device."""
 
     def __init__(self, *, device_id: int | None, threads: int, max_batch: int) -> None:
