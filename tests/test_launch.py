@@ -219,18 +219,38 @@ def start_pod(
 
 def test_kubernetes_moves_a_pod(dataset: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     """One pod is told to go, and another takes its place; the other waits for it, and both go on."""
-    add_program(tmp_path / "bin" / "torchrun", slowed(TORCHRUN, tmp_path))
+    # torchrun's agents have been seen to wait for each other for ever, once in about ten runs: one more try.
+    for attempt in ("first", "second"):
+        folder = tmp_path / attempt
+        folder.mkdir()
+        try:
+            move_a_pod(dataset, folder, tmp_path / "bin", environment)
+        except subprocess.TimeoutExpired:
+            if attempt == "second":
+                raise
+        else:
+            check(folder)
+            return
+
+
+def move_a_pod(dataset: Path, folder: Path, programs: Path, environment: dict[str, str]) -> None:
+    """Two pods, the second of which is stopped and started again; whatever happens, none is left running."""
+    add_program(programs / "torchrun", slowed(TORCHRUN, folder))
     port = free_port()
-    pods = [start_pod(index, dataset, tmp_path, environment, port) for index in range(NODES)]
+    pods = [start_pod(index, dataset, folder, environment, port) for index in range(NODES)]
     try:
-        wait_for(tmp_path / "checkpoint.pt", pods[0])
+        wait_for(folder / "checkpoint.pt", pods[0])
         pods[1].terminate()
         assert pods[1].wait(SECONDS) != 0, "Kubernetes would not start it again"
-        pods[1] = start_pod(1, dataset, tmp_path, environment, port)
+        pods[1] = start_pod(1, dataset, folder, environment, port)
         assert [pod.wait(SECONDS) for pod in pods] == [0, 0]
     finally:
         for pod in pods:
             pod.terminate()
+        for pod in pods:
+            try:
+                pod.wait(20)
+            except subprocess.TimeoutExpired:
+                pod.kill()
         for index in range(NODES):
-            print((tmp_path / f"pod-{index}.txt").read_text())
-    check(tmp_path)
+            print((folder / f"pod-{index}.txt").read_text())
