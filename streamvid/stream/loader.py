@@ -263,11 +263,11 @@ class StreamLoader:
                 if self._now is before:  # not if another iteration has begun since
                     self._now = position
                 batch = self._batch(one)
-                valid = batch["valid"]
+                valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
                 self._count(
                     batches=1,
                     clips=int(valid.sum()),
-                    frames=int(batch["mask"][valid].sum()),
+                    frames=int(one.encoded.mask[valid].sum()),
                     bytes_read=one.encoded.bytes_read,
                 )
                 yield batch if self._after is None else self._after(batch)
