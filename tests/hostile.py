@@ -11,39 +11,39 @@ from pathlib import Path
 from streamvid.errors import VideoError
 from streamvid.packing.sources import Source
 from streamvid.packing.storing import store_source
-from streamvid.video.stored import StoredClip
+from streamvid.packing.treatment import Piece, Treatment
 
 
-def crash_on_two(source: Source, place: Path) -> StoredClip:
+def crash_on_two(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
     """Die as a process does in which FFmpeg follows a wild pointer."""
     if "two" in source.name:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return store_source(source, place)
+    return store_source(source, place, treatment)
 
 
-def few_places(source: Source, place: Path) -> StoredClip:
+def few_places(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
     """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
     if len(list(place.parent.glob("clip-*"))) > 2:
         raise VideoError("too many")
-    return store_source(source, place)
+    return store_source(source, place, treatment)
 
 
-def full_disk(source: Source, place: Path) -> StoredClip:
+def full_disk(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
     """Find the disk full after the first videos."""
     if source.name == "top.avi":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
-    return store_source(source, place)
+    return store_source(source, place, treatment)
 
 
-def reject_all(source: Source, place: Path) -> StoredClip:
+def reject_all(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
     """Reject everything."""
     raise VideoError("no good")
 
 
-def first_is_slowest(source: Source, place: Path) -> StoredClip:
+def first_is_slowest(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
     """Finish in another order than started."""
     time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
-    return store_source(source, place)
+    return store_source(source, place, treatment)
 
 
 def die() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.cli import main, parse_size
+from streamvid.cli import main
+from streamvid.commands.output import parse_size
 from streamvid.inspection.info import describe, in_bytes, in_time
 from tests.packed import NATURAL_ORDER, add_unreadable, make_videos
 

@@ -26,6 +26,7 @@ from streamvid.packing.progress import Progress
 from streamvid.packing.shards import Described, ShardWriter
 from streamvid.packing.sources import Source, find_sources
 from streamvid.packing.storing import store_source
+from streamvid.packing.treatment import Piece, Treatment
 from streamvid.packing.workers import WorkerCrashError, Workers
 from streamvid.store import storage
 from streamvid.store.manifest import Manifest, ShardEntry
@@ -75,6 +76,7 @@ def pack(
     name: str | None = None,
     workers: int | None = None,
     overwrite: bool = False,
+    treatment: Treatment = Treatment(),  # noqa: B008 - a frozen value
     progress: bool = True,
 ) -> PackReport:
     """Pack videos into a new dataset. The same inputs and options give the same bytes, however many workers.
@@ -87,6 +89,7 @@ def pack(
         name: the dataset's name; the destination's last component by default.
         workers: processes that read videos; one per core by default.
         overwrite: replace the dataset at the destination, if there is one.
+        treatment: what is done to every video.
         progress: show a bar on a terminal.
 
     Raises:
@@ -116,13 +119,16 @@ def pack(
     rejected: list[Rejected] = []
     shards = _Shards(destination, shard_size)
     with working(destination, overwrite) as folder, Progress("packing", len(sources), enabled=progress) as bar:
-        with shards.into(folder), closing(_stored(sources, count, folder)) as results:
+        with shards.into(folder), closing(_stored(sources, treatment, count, folder)) as results:
             for source, result in results:
-                if isinstance(result, StoredClip):
-                    shards.add(result, Described(source.key, source.name, classes.number(source.label), source.meta))
-                else:
+                if isinstance(result, str):
                     log.info("rejected %s: %s", source.name, result)
                     rejected.append(Rejected(source.name, result))
+                else:
+                    label = classes.number(source.label)
+                    for piece in result:
+                        described = Described(source.key + piece.suffix, source.name, label, piece.meta)
+                        shards.add(piece.clip, described)
                 bar.advance(note=f"{shards.bytes / 1e6:.0f} MB" + (f", {len(rejected)} rejected" if rejected else ""))
         if rejected:
             storage.write_bytes(storage.join(destination, REJECTED_FILE), _rejected_parquet(rejected))
@@ -179,21 +185,21 @@ class _Shards:
 
 
 def _stored(
-    sources: Sequence[Source], count: int, folder: Path
-) -> Generator[tuple[Source, StoredClip | str], None, None]:
-    """Each source with its clip, or why there is none. A clip's file is gone when the next is asked for."""
+    sources: Sequence[Source], treatment: Treatment, count: int, folder: Path
+) -> Generator[tuple[Source, list[Piece] | str], None, None]:
+    """Each source with its clips, or why there are none. A clip's file is gone when the next is asked for."""
     todo = iter(enumerate(sources))
     with Workers(count) as workers:
 
-        def submit(most: int) -> Iterator[tuple[Source, Path, Future[StoredClip]]]:
+        def submit(most: int) -> Iterator[tuple[Source, Path, Future[list[Piece]]]]:
             for number, source in itertools.islice(todo, most):
                 place = folder / f"clip-{number}"
-                yield source, place, workers.submit(store_source, source, place)
+                yield source, place, workers.submit(store_source, source, place, treatment)
 
         pending = deque(submit(_AHEAD * count))
         while pending:
             source, place, future = pending.popleft()
-            result: StoredClip | str
+            result: list[Piece] | str
             try:
                 result = future.result()
             except VideoError as error:

@@ -1,4 +1,4 @@
-"""One source, local or remote, → one stored clip. Runs in worker processes, and so imports little."""
+"""One source, local or remote, → the clips made from it. Runs in worker processes, and so imports little."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.packing.sources import Source
+from streamvid.packing.treatment import Piece, Treatment
 from streamvid.store import storage
 from streamvid.store.paths import local_path
 from streamvid.store.schema import MAX_FILE_BYTES
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +22,13 @@ log = logging.getLogger(__name__)
 _NOT_THE_VIDEO: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def store_source(source: Source, place: Path) -> StoredClip:
-    """Fetch one video and copy it into an MP4.
+def store_source(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+    """Fetch one video and make its clips.
 
     Args:
         source: what to store.
         place: a folder to make for it; the caller removes it.
+        treatment: what to do to it.
 
     Raises:
         VideoError: the video is to blame.
@@ -46,7 +47,7 @@ def store_source(source: Source, place: Path) -> StoredClip:
             raise VideoError(f"it is {size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB: split it")
         if video.parent == place:
             video.unlink()
-        return clip
+        return [Piece(clip, "", source.meta)]
     except VideoError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in _NOT_THE_VIDEO:

@@ -1,0 +1,1 @@
+"""The commands of `streamvid`, a module each: its options, and what it prints."""
