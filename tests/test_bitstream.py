@@ -24,6 +24,12 @@ from tools.clips import Recipe, write
 
 SMALL = Recipe(width=96, height=64, frames=40, gop=13)
 HIDDEN_VP9 = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+LAYERS = "ts_number_layers=2:ts_target_bitrate=150,300:ts_rate_decimator=2,1:ts_periodicity=2:ts_layer_id=0,1"
+THREE_LAYERS = (
+    "ts_number_layers=3:ts_target_bitrate=100,200,300:ts_rate_decimator=4,2,1:ts_periodicity=4:ts_layer_id=0,2,1,2"
+)
+LAYERS_VP9 = (("error-resilient", "1"), ("b", "300k"), ("ts-parameters", f"{LAYERS}:ts_layering_mode=2"))
+THREE_LAYERS_VP9 = (("error-resilient", "1"), ("b", "300k"), ("ts-parameters", f"{THREE_LAYERS}:ts_layering_mode=3"))
 RECIPES = {
     "h264": replace(SMALL, b_frames=3),
     "h264_pyramid": replace(SMALL, b_frames=7, params=(("b-pyramid", "normal"), ("ref", "4"))),
@@ -39,8 +45,20 @@ RECIPES = {
     "vp8": replace(SMALL, codec="vp8", container="webm"),
     "vp9": replace(SMALL, codec="vp9", container="webm"),
     "vp9_hidden": replace(SMALL, codec="vp9", container="webm", frames=60, gop=30, options=HIDDEN_VP9),
+    # Two and three temporal layers, and every frame error resilient.
+    "vp9_layers": replace(SMALL, codec="vp9", container="webm", options=LAYERS_VP9),
+    "vp9_three_layers": replace(SMALL, codec="vp9", container="webm", options=THREE_LAYERS_VP9),
+    # Frames that refresh no picture, but whose probabilities and motion vectors are used by the next.
+    "vp9_fragile_layers": replace(SMALL, codec="vp9", container="webm", options=THREE_LAYERS_VP9[1:]),
     "av1": replace(SMALL, codec="av1"),
+    "av1_open_gop": replace(SMALL, codec="av1", frames=70, gop=20, params=(("irefresh-type", "1"),)),
+    "av1_grain": replace(SMALL, codec="av1", params=(("film-grain", "30"),)),
+    "av1_screen": replace(SMALL, codec="av1", params=(("scm", "1"),)),
+    "av1_low_delay": replace(SMALL, codec="av1", params=(("pred-struct", "1"),)),
+    "av1_deep": replace(SMALL, codec="av1", params=(("hierarchical-levels", "5"),), options=(("preset", "6"),)),
 }
+NEVER = ("vp8", "vp9", "vp9_hidden")
+"""Of these, every packet may have others that depend on it."""
 
 
 def stored(name: str, folder: Path) -> StoredClip:
@@ -77,11 +95,15 @@ def test_nothing_depends_on_a_disposable_packet(name: str, tmp_path: Path) -> No
     clip = stored(name, tmp_path)
     right = sequential(clip.mp4, full_range=clip.color_range == "pc")
     disposable = (clip.index.flags & DISPOSABLE) != 0
-    if RECIPES[name].codec in ("vp8", "vp9", "av1"):
+    if name in NEVER:
         assert not disposable.any()
         return
     if RECIPES[name].b_frames:
         assert disposable.any()
+    if name == "vp9_fragile_layers":
+        assert np.isin(np.flatnonzero(disposable) + 1, clip.index.starts).all()
+    elif RECIPES[name].codec in ("av1", "vp9"):
+        assert disposable.mean() > 0.4
     number = {int(packet): n for n, packet in enumerate(clip.index.visible)}
     # Each alone, since what depends on one of them may be another; then all together.
     alone = np.flatnonzero(disposable)[:24]
@@ -100,7 +122,7 @@ def test_decoding_may_start_at_a_random_access_packet(name: str, tmp_path: Path)
     number = {int(packet): n for n, packet in enumerate(index.visible)}
     starts = np.flatnonzero(index.flags & RANDOM_ACCESS)
     assert starts[0] == 0
-    assert len(starts) > 1 or name in ("av1", "h264_open_gop")
+    assert len(starts) > 1 or name in ("av1", "av1_open_gop", "h264_open_gop")
     for start in starts.tolist():
         behind = np.arange(len(index)) >= start
         # Without its leading packets: those that follow it and are shown before it.
@@ -162,6 +184,65 @@ def test_hevc_unit_headers() -> None:
     (got,) = of(units(hevc_unit(0, layer=1), hevc_unit(19)))
     assert got.random_access, "another layer says nothing of the base layer"
     assert of(units(hevc_unit(40)))[0] == bitstream.PacketKind()
+
+
+def av1_unit(*parts: tuple[int, str]) -> memoryview:
+    """A temporal unit of open bitstream units, each given by its type and the bits of its payload."""
+    data = b""
+    for kind, text in parts:
+        bits = text.replace(" ", "")
+        bits += "0" * (-len(bits) % 8)
+        payload = bytes(int(bits[n : n + 8], 2) for n in range(0, len(bits), 8))
+        data += bytes([kind << 3 | 2, len(payload)]) + payload
+    return memoryview(data)
+
+
+def test_av1_headers() -> None:
+    """What SVT-AV1 does not write, by sections 5.5 and 5.9 of the AV1 specification."""
+    # No options, 16x16, no order hints, no screen content tools.
+    sequence = (1, "000 0 0 0 0 00000" + "0" * 12 + "00000 0011 0011 1111 1111 0 000 0000 0 0 0")
+    key = (6, "0 00 1 0 0")
+    hidden_key = (6, "0 00 0 1 1 0 0 00000001")
+    refreshes = (6, "0 01 1 1 0 0 00000010")
+    refreshes_none = (6, "0 01 1 1 0 0 00000000")
+    with_context = (6, "0 01 1 0 0 0 111 00000000")
+    show_first, show_second = (3, "1 000"), (3, "1 001")
+    units = [
+        ((2, ""), sequence, key), (refreshes_none,), (with_context,), (refreshes,), (show_second,),
+        (hidden_key, refreshes_none), (refreshes_none, refreshes_none), (show_first,), (show_second,),
+        (refreshes,), (show_second,), (sequence, refreshes_none), ((3, ""),), ((6, "0 01 1"),), (key,),
+    ]  # fmt: skip
+    kinds = bitstream.classify("av1", b"", [av1_unit(*unit) for unit in units])
+    disposable = [n for n, kind in enumerate(kinds) if kind.disposable]
+    # Of the two that show a picture again, the first two after the hidden key frame show a key frame late, and take
+    # all slots for it. A unit with a sequence header, and what ends too soon, are kept.
+    assert disposable == [1, 2, 4, 6, 10]
+    assert [n for n, kind in enumerate(kinds) if kind.random_access] == [0, 14]
+    without = bitstream.classify("av1", b"", [av1_unit(*unit) for unit in units[1:4]])
+    assert not any(kind.disposable for kind in without), "without a sequence header nothing is known"
+
+
+def test_vp9_headers() -> None:
+    """VP9 specification 6.2: what decides are the frame and the next one."""
+
+    def frame(bits: str) -> memoryview:
+        bits = bits.replace(" ", "").ljust(40, "0")
+        return memoryview(bytes(int(bits[n : n + 8], 2) for n in range(0, 40, 8)))
+
+    key, key3 = frame("10 00 0 0 1 0"), frame("10 11 0 0 0 1 0")
+    none, none3 = frame("10 00 0 1 1 0 00 00000000"), frame("10 11 0 0 1 1 0 00 00000000")
+    robust, robust3 = frame("10 00 0 1 1 1 00000000"), frame("10 11 0 0 1 1 1 00000000")
+    last, last_robust = frame("10 00 0 1 1 0 00 00000001"), frame("10 00 0 1 1 1 00000001")
+    hidden, shows = frame("10 00 0 1 0 1 0 00000000"), frame("10 00 1 000")
+    superframe = memoryview(bytes(robust) + bytes([0b11000000]))
+    for packet in (none, none3, robust, robust3):
+        for behind in (key, key3, robust, robust3, last_robust, hidden, superframe):
+            assert bitstream.classify("vp9", b"", [packet, behind])[0].disposable
+        for behind in (none, none3, last, shows, memoryview(b"")):
+            assert not bitstream.classify("vp9", b"", [packet, behind])[0].disposable
+        assert not bitstream.classify("vp9", b"", [packet])[0].disposable
+    for packet in (key, key3, last, last_robust, hidden, shows, superframe, robust[:2]):
+        assert not bitstream.classify("vp9", b"", [packet, key])[0].disposable
 
 
 def _stsd(box: bytes, payload: bytes) -> bytes:

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import streamvid as sv
 from streamvid.errors import VideoError
-from streamvid.stream.decode import decode_with_pyav
+from streamvid.stream.decode import decode_with_pyav, to_rgb
 from streamvid.video import mp4
 from streamvid.video.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip
@@ -23,6 +24,7 @@ from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
 from streamvid.video.stored import StoredClip
 from tests.reference import sequential, slice_of
 from tools.clips import Recipe, read_frame_number, write
+from tools.slice_cases import cases, make, random_recipe
 
 
 @st.composite
@@ -91,11 +93,7 @@ def needed(index: FrameIndex, frame: int) -> set[int]:
 
 
 def chosen(index: FrameIndex, offsets: Any) -> list[int]:
-    return (
-        np.searchsorted(np.sort(index.offset), offsets).tolist()
-        if False
-        else [index.offset.tolist().index(o) for o in offsets]
-    )
+    return [index.offset.tolist().index(o) for o in offsets]
 
 
 @settings(max_examples=600, deadline=None)
@@ -155,6 +153,44 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
         assert runs.max(initial=0) <= gap + 1
 
 
+@settings(max_examples=400, deadline=None)
+@given(indexes_and_frames(), st.sampled_from([0, 1, 30, 10**9]), st.floats(0, 3))
+def test_ranges_within_a_budget(case: tuple[FrameIndex, list[int]], gap: int, waste: float) -> None:
+    index, frames = case
+    part = minimal(index, np.array(frames))
+    spans = ranges(part, gap=gap, waste=waste)
+    freely = ranges(part, gap=gap)
+    # Every packet lies in one of them, and those that are never split are those of the budget without end.
+    block = np.searchsorted(spans[:, 0], part.offsets, side="right") - 1
+    assert (part.offsets >= spans[block, 0]).all()
+    assert (part.offsets + part.sizes <= spans[block, 1]).all()
+    assert (spans[1:, 0] > spans[:-1, 1]).all()
+    assert set(freely[:, 0].tolist()) <= set(spans[:, 0].tolist())
+
+    order = np.argsort(part.offsets)
+    ends = (part.offsets + part.sizes)[order]
+    between = part.offsets[order][1:] - ends[:-1]
+    one_gop = np.diff(part.gops[order]) == 0
+    reach = (between > 0) & (between <= gap)
+    inside, apart = between[reach & one_gop], np.sort(between[reach & ~one_gop])
+    read, needed = int((spans[:, 1] - spans[:, 0]).sum()), int(part.sizes.sum())
+    assert read - needed <= max(waste * needed, int(inside.sum()))
+    # No other choice makes fewer reads of the same budget.
+    affordable = int((np.cumsum(apart) <= waste * needed - inside.sum()).sum())
+    assert len(spans) == len(freely) + len(apart) - affordable
+    if gap == 10**9 and (np.diff(part.offsets) > 0).all():
+        assert len(spans) <= len(set(part.gops.tolist()))
+
+
+def test_groups_of_pictures_are_those_of_the_clip() -> None:
+    index = FrameIndex(np.arange(7), np.arange(7) * 10, np.full(7, 10), np.array([0, 1, 0, 1, 2, 0, 1]))
+    assert minimal(index, np.array([0, 2, 5, 6])).gops.tolist() == [0, 1, 1, 2, 2, 3]
+    part = minimal(index, np.array([2, 5]))
+    # Packets at 10, 20, 30 and 50: what lies within the second group is read through, whatever the budget.
+    assert ranges(part, gap=100, waste=0).tolist() == [[10, 60]]
+    assert ranges(part, gap=9, waste=0).tolist() == [[10, 40], [50, 60]]
+
+
 @pytest.mark.parametrize("frames", [[], [1, 1], [2, 1], [-1], [99], [0, 99], [-1, 2]])
 def test_frames_that_cannot_be(frames: list[int]) -> None:
     index = FrameIndex(np.arange(5), np.arange(5) * 10, np.full(5, 10), np.array([1, 0, 0, 0, 0]))
@@ -190,54 +226,14 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
     assert mp4.sample_description(written.tobytes()) == stsd
 
 
-SETTINGS = {
-    "h264": {
-        "ref": ["1", "2", "4"], "b-pyramid": ["none", "strict", "normal"], "scenecut": ["0", "40"],
-        "min-keyint": ["1", "4"], "weightp": ["0", "2"], "intra-refresh": ["0", "0", "0", "1"], "slices": ["1", "3"],
-    },
-    "hevc": {
-        "ref": ["1", "2", "4"], "b-pyramid": ["0", "1"], "scenecut": ["0", "40"], "min-keyint": ["1", "4"],
-        "b-adapt": ["0", "2"], "temporal-layers": ["1", "1", "2"], "radl": ["0", "2"],
-    },
-}  # fmt: skip
-
-
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """What an encoder can be asked for."""
-    codec = draw(st.sampled_from(["h264", "h264", "h264", "hevc", "hevc", "mpeg4", "vp9"]))
-    params = {name: draw(st.sampled_from(values)) for name, values in SETTINGS.get(codec, {}).items()}
-    gop, frames = draw(st.integers(1, 20)), draw(st.integers(1, 40))
-    b_frames = draw(st.sampled_from([0, 1, 2, 3, 7])) if codec != "vp9" else 0
-    if params.get("intra-refresh") == "1":
-        b_frames = 0
-    if "min-keyint" in params:
-        params["min-keyint"] = str(min(int(params["min-keyint"]), gop))
-    if params.get("radl") == "2" and (b_frames < 2 or gop < 5):
-        params["radl"] = "0"
-    if codec == "hevc":
-        params["rc-lookahead"] = "20"  # the preset's is too short for seven B-frames
-    hidden = codec == "vp9" and draw(st.booleans())
-    options = (("auto-alt-ref", "1"), ("lag-in-frames", "16"), ("cpu-used", "5"), ("b", "100k")) if hidden else ()
-    return Recipe(
-        codec=codec,  # type: ignore[arg-type]
-        container=draw(st.sampled_from(["mp4", "mkv"])),
-        width=96,
-        height=64,
-        frames=frames,
-        gop=gop,
-        b_frames=min(b_frames, max(gop - 1, 0)),
-        open_gop=draw(st.booleans()),
-        jitter=draw(st.none() | st.integers(0, 99)) if frames > 1 else None,
-        scene=draw(st.sampled_from([0, 0, 3, 7])),
-        seed=draw(st.integers(0, 99)),
-        params=tuple(params.items()),
-        options=options,
-    )
+    return random_recipe(lambda values: draw(st.sampled_from(values)))
 
 
 @settings(
-    max_examples=30,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
     print_blob=True,
@@ -245,23 +241,27 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @given(recipes(), st.integers(0, 2**32 - 1))
 def test_frames_of_any_encoder_are_those_of_the_sequential_decode(recipe: Recipe, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            source = write(recipe, Path(folder) / f"a.{recipe.container}")
-        except av.error.FFmpegError:
-            # Some encoders' settings make packets that their own muxer refuses.
-            assume(False)
-        clip = store_clip(source, Path(folder))
-        frames = sequential(source, full_range=False)
-        assert len(clip.index.visible) == len(frames)
-        rng = np.random.default_rng(seed)
-        # Each alone, and some sets: what a frame needs must not depend on who else is there.
-        wanted = [[n] for n in range(len(frames))]
-        wanted += [
-            sorted(rng.choice(len(frames), rng.integers(1, len(frames) + 1), replace=False).tolist()) for _ in range(6)
-        ]
-        for numbers in wanted:
-            for got, n in zip(decode_with_pyav(slice_of(clip, numbers)), numbers, strict=True):
-                assert np.array_equal(got, frames[n]), f"frame {n} of {numbers} in {recipe}"
+        case = make(recipe, Path(folder), seed)
+        assume(case is not None)
+        assert case is not None
+        frames = sequential(case.source, full_range=case.clip.color_range == "pc")
+        assert len(case.clip.index.visible) == len(frames)
+        for wanted in case.wanted:
+            for got, n in zip(decode_with_pyav(slice_of(case.clip, wanted)), wanted.tolist(), strict=True):
+                assert np.array_equal(got, frames[n]), f"frame {n} of {wanted.tolist()} in {recipe}"
+
+
+def test_cases_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    """The GPU's test takes its clips from there."""
+    codecs = ("h264", "vp9", "mjpeg")
+    made = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        made.append(list(cases(5, 3, tmp_path / name, codecs=codecs)))
+    assert [case.recipe for case in made[0]] == [case.recipe for case in made[1]]
+    assert len({case.recipe for case in made[0]}) == 3
+    for one, other in zip(*made, strict=True):
+        assert [w.tolist() for w in one.wanted] == [w.tolist() for w in other.wanted]
 
 
 @pytest.fixture(scope="module")
@@ -326,3 +326,39 @@ def test_a_clip_that_starts_at_a_recovery_point(container: Any, tmp_path: Path) 
     for n, frame in enumerate(frames):
         np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [n]))[0], frame)
         assert read_frame_number(frame) == 72 - len(frames) + n
+
+
+def test_the_public_function(plain_clip: StoredClip) -> None:
+    """Bytes in, an MP4 and positions out: any decoder finds the frames there."""
+    data = plain_clip.mp4.read_bytes()
+    asked = []
+
+    def read(start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return data[start:end]
+
+    frames = [3, 16, 17, 30]
+    small, positions = sv.slice(plain_clip.index, frames, read, stsd=plain_clip.stsd, gap=0)
+    assert len(asked) > 2
+    assert sum(end - start for start, end in asked) < len(small) < len(data)
+    with av.open(io.BytesIO(small.tobytes())) as container:
+        stream = container.streams.video[0]
+        assert (stream.width, stream.height) == (96, 64)
+        shown = [to_rgb(frame, full_range=False) for frame in container.decode(stream)]
+    whole = sequential(plain_clip.mp4, full_range=False)
+    for position, frame in zip(positions.tolist(), frames, strict=True):
+        np.testing.assert_array_equal(shown[position], whole[frame])
+    asked.clear()
+    again, _ = sv.slice(plain_clip.index, np.array(frames), read, stsd=plain_clip.stsd, gap=1 << 20)
+    assert len(asked) == 1
+    np.testing.assert_array_equal(again, small)
+
+
+def test_the_public_function_with_what_cannot_be(plain_clip: StoredClip) -> None:
+    index, stsd = plain_clip.index, plain_clip.stsd
+    with pytest.raises(IndexError, match="36 frames"):
+        sv.slice(index, [36], lambda start, end: bytes(end - start), stsd=stsd)
+    with pytest.raises(ValueError, match="got 3 bytes"):
+        sv.slice(index, [0], lambda start, end: b"abc", stsd=stsd)
+    with pytest.raises(ValueError, match="too short"):
+        sv.slice(index, [0], lambda start, end: bytes(end - start), stsd=stsd[:50])

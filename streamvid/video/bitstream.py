@@ -1,7 +1,7 @@
 """What a compressed packet is, from its first bytes: where decoding may start, and what nobody depends on.
 
-Container flags are hints that files get wrong; these functions read the bitstream instead. They look at unit headers
-only, never at entropy-coded data, and are written to fail towards "not a start, not disposable".
+Container flags are hints that files get wrong; these functions read the bitstream instead. They look at headers
+only, never at coded pictures, and are written to fail towards "not a start, not disposable".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.video import mp4
+from streamvid.video.av1 import TemporalUnits
 
 _H264_IDR: Final = 5
 _H264_SLICES: Final = range(1, 6)
@@ -20,7 +21,6 @@ _HEVC_RASL: Final = (8, 9)
 _HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
 _HEVC_FIRST_NON_SLICE: Final = 32
 _VOP_START: Final = b"\x00\x00\x01\xb6"
-_AV1_FRAME_HEADER, _AV1_FRAME, _AV1_TILE_GROUP = 3, 6, 4
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class PacketKind:
         temporal_id: HEVC's TemporalId, 0 for all other codecs.
         silent: decodes to no frame: it only changes what later frames refer to.
         repeats: shows a picture that an earlier packet decoded and hid (VP9's show_existing_frame).
+        packs: holds several pictures, all but the last of them not shown (VP9's superframes).
+        refreshes_nothing: VP9: leaves no picture for later ones.
+        resets: VP9: depends on nothing but pictures that those before it leave behind.
     """
 
     random_access: bool = False
@@ -42,13 +45,18 @@ class PacketKind:
     temporal_id: int = 0
     silent: bool = False
     repeats: bool = False
+    packs: bool = False
+    refreshes_nothing: bool = False
+    resets: bool = False
 
 
 Classifier = Callable[[memoryview], PacketKind]
 
 
 def classifier(codec: str, stsd: bytes) -> Classifier:
-    """The function that classifies packets of a track.
+    """The function that classifies packets of a track, which must come in decode order.
+
+    It knows one packet and those before it; what it takes those behind it to know, `classify` adds.
 
     Args:
         codec: as in docs/format.md, such as "h264".
@@ -65,22 +73,39 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
         # HEVCDecoderConfigurationRecord, ISO/IEC 14496-15 8.3.3.1: lengthSizeMinusOne in the low bits of byte 21.
         length_size = (mp4.codec_configuration(stsd, b"hvcC")[21] & 3) + 1
         return lambda packet: _hevc(packet, length_size)
-    simple: dict[str, Classifier] = {"mpeg4": _mpeg4, "mjpeg": _mjpeg, "vp8": _vp8, "vp9": _vp9, "av1": _av1}
+    if codec == "av1":
+        return _av1(stsd)
+    simple: dict[str, Classifier] = {"mpeg4": _mpeg4, "mjpeg": _mjpeg, "vp8": _vp8, "vp9": _vp9}
     if codec not in simple:
         raise ValueError(f"unknown codec {codec!r}")
     return simple[codec]
 
 
 def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[PacketKind]:
-    """Classify a whole track; HEVC pictures below the track's highest temporal layer lose `disposable`.
+    """Classify a whole track, in decode order.
 
-    A sub-layer non-reference picture is not used by its own sub-layer, but may be by higher ones (ITU-T H.265,
-    7.4.2.2), so only those of the highest one present are certain to be disposable.
+    What is disposable takes a look at other packets:
+
+    - HEVC: a sub-layer non-reference picture is not used by its own sub-layer, but may be by higher ones (ITU-T H.265,
+      7.4.2.2), so only those of the highest one present are certain to be disposable.
+    - VP9: a frame that refreshes no picture still changes the probabilities, loop filter deltas, segmentation and
+      motion vectors that the next frame builds on (VP9 specification 6.1.2, 7.2). A key frame or an error-resilient
+      one builds on none of them, and resets them all for those behind it (setup_past_independence); so a frame that
+      refreshes no picture is disposable if such a one is next in decode order.
     """
     of = classifier(codec, stsd)
-    kinds = [of(packet) for packet in packets]
+    return settled(codec, [of(packet) for packet in packets])
+
+
+def settled(codec: str, kinds: list[PacketKind]) -> list[PacketKind]:
+    """What `classify` makes of the kinds that a `classifier` gave for a whole track."""
+    if codec == "vp9":
+        resets = [*(kind.resets for kind in kinds[1:]), False]
+        return [replace(k, disposable=k.refreshes_nothing and r) for k, r in zip(kinds, resets, strict=False)]
     highest = max((kind.temporal_id for kind in kinds), default=0)
-    return [replace(kind, disposable=kind.disposable and kind.temporal_id == highest) for kind in kinds]
+    return [
+        replace(kind, disposable=False) if kind.disposable and kind.temporal_id != highest else kind for kind in kinds
+    ]
 
 
 def _nal_headers(packet: memoryview, length_size: int) -> Iterator[int]:
@@ -98,10 +123,15 @@ def _h264(packet: memoryview, length_size: int) -> PacketKind:
     """ITU-T H.264, 7.3.1: nal_ref_idc is bits 5–6, nal_unit_type bits 0–4 of the first byte."""
     slices = [packet[p] for p in _nal_headers(packet, length_size) if packet[p] & 31 in _H264_SLICES]
     if not slices:
-        return PacketKind()
-    return PacketKind(
-        random_access=slices[0] & 31 == _H264_IDR, disposable=all((first >> 5) & 3 == 0 for first in slices)
-    )
+        return _H264_KINDS[False, False]
+    return _H264_KINDS[slices[0] & 31 == _H264_IDR, all((first >> 5) & 3 == 0 for first in slices)]
+
+
+_H264_KINDS: Final = {
+    (start, disposable): PacketKind(random_access=start, disposable=disposable)
+    for start in (False, True)
+    for disposable in (False, True)
+}
 
 
 def _hevc(packet: memoryview, length_size: int) -> PacketKind:
@@ -137,58 +167,49 @@ def _mjpeg(packet: memoryview) -> PacketKind:
 
 
 def _vp8(packet: memoryview) -> PacketKind:
-    """RFC 6386, 9.1: of the first byte, bit 0 is 0 for a key frame, bit 4 is show_frame."""
+    """RFC 6386, 9.1: of the first byte, bit 0 is 0 for a key frame, bit 4 is show_frame.
+
+    Never disposable. A frame that refreshes no picture still changes the probabilities, unless refresh_entropy_probs is
+    0, and the map of segments, if there is one: libvpx writes the one or the other into every such frame.
+    """
     if len(packet) == 0:
         return PacketKind()
     return PacketKind(random_access=packet[0] & 1 == 0, silent=packet[0] >> 4 & 1 == 0)
 
 
 def _vp9(packet: memoryview) -> PacketKind:
-    """VP9 bitstream specification 6.2: frame_marker, profile, show_existing_frame, frame_type.
-
-    Never disposable: a frame that refreshes no reference still changes the probability contexts, the segmentation
-    map and the motion vectors that the next frame may build on.
-    """
+    """VP9 bitstream specification 6.2: frame_marker, profile, show_existing_frame, frame_type, show_frame,
+    error_resilient_mode; in frames that are shown and no key frames then reset_frame_context and
+    refresh_frame_flags."""
     if len(packet) == 0:
         return PacketKind()
-    first = packet[0]
-    profile = (first >> 5 & 1) | (first >> 4 & 1) << 1
-    shift = 2 if profile == 3 else 3  # profile 3 has a reserved bit more
-    shows_existing, not_key, shown = (first >> (shift - n) & 1 for n in range(3))
+    bits = int.from_bytes(bytes(packet[:4]).ljust(4, b"\0"), "big")
+    profile = bits >> 29 & 1 | (bits >> 28 & 1) << 1
+    place = 27 if profile < 3 else 26  # profile 3 has a reserved bit more
+    shows_existing, not_key, shown, error_resilient = (bits >> (place - n) & 1 for n in range(4))
     # A superframe ends with a marker, 110 in its high bits; its last frame is shown. Alone, a frame may be hidden.
-    silent = not shows_existing and not shown and packet[-1] >> 5 != 0b110
+    alone = packet[-1] >> 5 != 0b110
+    refresh = bits >> (place - (11 if error_resilient else 13)) & 255
+    is_frame = bits >> 30 == 2 and not shows_existing
     return PacketKind(
-        random_access=first >> 6 == 2 and not shows_existing and not not_key,
-        silent=silent,
+        random_access=is_frame and not not_key,
+        silent=not shows_existing and not shown and alone,
         repeats=bool(shows_existing),
+        packs=bool(not alone and not shows_existing and not shown),
+        refreshes_nothing=bool(is_frame and not_key and shown and alone and len(packet) >= 4 and refresh == 0),
+        resets=bool(is_frame and (error_resilient or not not_key)),
     )
 
 
-def _av1(packet: memoryview) -> PacketKind:
-    """AV1 specification 5.3 and 5.9: the first frame header of the temporal unit is a key frame that is shown.
+def _av1(stsd: bytes) -> Classifier:
+    try:
+        configuration = mp4.codec_configuration(stsd, b"av1C")
+    except ValueError:
+        configuration = b""  # the sequence header is in the stream as well
+    units = TemporalUnits(configuration)
 
-    A key frame that is not shown at once does not count: what is decoded before it becomes visible may refer back.
-    """
-    position, end = 0, len(packet)
-    while position < end:
-        header = packet[position]
-        kind, has_extension, has_size = header >> 3 & 15, header >> 2 & 1, header >> 1 & 1
-        position += 1 + has_extension
-        size, shift = 0, 0
-        if has_size:
-            while position < end and shift <= 49:
-                byte = packet[position]
-                size |= (byte & 127) << shift
-                position, shift = position + 1, shift + 7
-                if byte < 128:
-                    break
-        else:
-            size = end - position
-        if kind in (_AV1_FRAME_HEADER, _AV1_FRAME, _AV1_TILE_GROUP):
-            if kind == _AV1_TILE_GROUP or position >= end:
-                return PacketKind()
-            first = packet[position]
-            shows_existing, frame_type, shown = first >> 7, first >> 5 & 3, first >> 4 & 1
-            return PacketKind(random_access=not shows_existing and frame_type == 0 and bool(shown))
-        position += size
-    return PacketKind()
+    def of(packet: memoryview) -> PacketKind:
+        random_access, disposable = units.look(packet)
+        return PacketKind(random_access=random_access, disposable=disposable)
+
+    return of

@@ -53,7 +53,10 @@ class FrameIndex:
     @cached_property
     def visible(self) -> Int64:
         """int64 [frames]: frame number → position of its packet in decode order."""
-        shown = np.flatnonzero((self.flags & HIDDEN) == 0)
+        hidden = (self.flags & HIDDEN) != 0
+        if not hidden.any():
+            return np.argsort(self.pts, kind="stable")
+        shown = np.flatnonzero(~hidden)
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
     @cached_property
@@ -64,7 +67,12 @@ class FrameIndex:
     @cached_property
     def keyframes(self) -> Int64:
         """int64 [keyframes]: the numbers of the frames at which a decoder may start, rising."""
-        return np.flatnonzero(self.flags[self.visible] & RANDOM_ACCESS)
+        return np.flatnonzero((self.flags[self.visible] & RANDOM_ACCESS) != 0)
+
+    @cached_property
+    def starts(self) -> Int64:
+        """int64 [random access packets]: their positions in decode order."""
+        return np.flatnonzero((self.flags & RANDOM_ACCESS) != 0)
 
     def to_npy(self) -> bytes:
         """The index as a .npy file: int64 [packets, 4] behind a header of 128 bytes."""

@@ -17,6 +17,8 @@ TIMESCALE: Final = 1000
 
 _VISUAL_SAMPLE_ENTRY_BYTES: Final = 86
 """Box header and fixed fields of a VisualSampleEntry; its configuration boxes follow."""
+_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4}
+"""The least that each holds."""
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 
 
@@ -91,10 +93,22 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
     start = entry + _VISUAL_SAMPLE_ENTRY_BYTES
     for kind, payload, end in boxes(stsd, start, len(stsd)):
         if kind == name:
-            if end - payload < (22 if name == b"hvcC" else 7):
+            if end - payload < _CONFIGURATION_BYTES[name]:
                 raise ValueError(f"the {name.decode()} box is too short")
             return stsd[payload:end]
     raise ValueError(f"no {name.decode()} box in the sample description")
+
+
+def coded_size(stsd: bytes) -> tuple[int, int]:
+    """Width and height in the sample description's only entry, in pixels (ISO/IEC 14496-12, 12.1.3).
+
+    Raises:
+        ValueError: it is too short to have them.
+    """
+    if len(stsd) < 16 + _VISUAL_SAMPLE_ENTRY_BYTES:
+        raise ValueError("the sample description is too short")
+    width, height = struct.unpack_from(">HH", stsd, 16 + 32)
+    return width, height
 
 
 def _box(kind: bytes, *parts: bytes) -> bytes:

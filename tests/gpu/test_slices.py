@@ -1,0 +1,51 @@
+"""Slices of clips of any structure on NVDEC: every frame is bit for bit that of a sequential decode of the whole clip
+by the same decoder, alone and with slices of other clips in one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.stream.decode import GpuDecoder
+from tests.reference import slice_of, whole
+from tools.gpu_survey import arrays
+from tools.slice_cases import Case, cases
+
+CODECS = ("h264", "h264", "hevc", "hevc", "vp9", "vp9", "vp8", "mpeg4")
+BATCH = 32
+
+
+def refused(case: Case) -> bool:
+    """What the loader does not give to a GPU: see streamvid/stream/devicecheck.py."""
+    clip, starts = case.clip, len(case.clip.index.starts)
+    if clip.traits or clip.width % 2 or clip.height % 2:
+        return True
+    return clip.codec == "h264" and starts == len(clip.index) > 1
+
+
+@pytest.mark.parametrize("sessions", [True, False], ids=["sessions", "dali"])
+@pytest.mark.parametrize("seed", range(6))
+def test_frames_of_any_encoder_are_those_of_the_sequential_decode(seed: int, sessions: bool, tmp_path: Path) -> None:
+    made = [case for case in cases(seed, 8, tmp_path, codecs=CODECS, width=192, height=160) if not refused(case)]
+    assert len(made) >= 3
+    references = [
+        arrays(GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=sessions).decode([whole(case.clip)]))[0]
+        for case in made
+    ]
+    for case, frames in zip(made, references, strict=True):
+        assert len(frames) == len(case.clip.index.visible)
+    work = [(n, wanted) for n, case in enumerate(made) for wanted in case.wanted]
+    np.random.default_rng(seed).shuffle(work)  # type: ignore[arg-type]
+    decoder = GpuDecoder(device_id=0, threads=8, max_batch=BATCH, sessions=sessions)
+    try:
+        for first in range(0, len(work), BATCH):
+            batch = work[first : first + BATCH]
+            decoded = arrays(decoder.decode([slice_of(made[n].clip, wanted) for n, wanted in batch]))
+            for (n, wanted), frames in zip(batch, decoded, strict=True):
+                np.testing.assert_array_equal(
+                    frames, references[n][wanted], err_msg=f"frames {wanted.tolist()} of {made[n].recipe}"
+                )
+    finally:
+        decoder.close()
