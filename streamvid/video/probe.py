@@ -1,0 +1,213 @@
+"""What FFmpeg says of a video file: its codec, its first picture, its packets.
+
+What FFmpeg's demuxers know (edit lists, containers, Annex B) is left to them; what they guess (sizes in headers, what
+AVI packets hold) is found out here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import av
+from av.video.reformatter import ColorRange, Colorspace
+
+from streamvid.errors import VideoError
+from streamvid.video.plain import PlainTrack
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+log = logging.getLogger(__name__)
+
+CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg")
+MAX_SIDE: Final = 16384
+"""Frames wider or higher than this, in pixels, are refused: no model wants them, and headers lie."""
+
+
+class OtherCodecError(VideoError):
+    """A video whose codec is none of CODECS."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the container's headers say and can be trusted with.
+
+    Attributes:
+        codec: one of CODECS.
+        profile: as FFmpeg names it, or empty.
+        annex_b: packets hold NAL units behind start codes rather than behind lengths.
+        container: FFmpeg's first name of it, such as "mov" or "avi".
+    """
+
+    codec: str
+    profile: str
+    annex_b: bool
+    container: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the first decoded frame says; the container's headers may say something else. The fields are columns of
+    docs/format.md."""
+
+    width: int
+    height: int
+    pix_fmt: str
+    color_space: str
+    color_range: str
+    rotation: int
+
+
+def open_video(source: Path) -> InputContainer:
+    """Open a local file, and nothing that it may refer to: playlists and the like could name any URL."""
+    return av.open(
+        f"file:{source.absolute()}",
+        "r",
+        options={"protocol_whitelist": "file", "format_whitelist": _FORMATS},
+        metadata_errors="replace",
+    )
+
+
+_FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
+
+
+def video_stream(container: InputContainer) -> VideoStream:
+    """The first video track that is not a cover picture.
+
+    Raises:
+        ValueError: there is none.
+    """
+    streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+    if not streams:
+        raise ValueError("it holds no video track")
+    return streams[0]
+
+
+def summary(source: Path) -> Summary:
+    """Read the headers.
+
+    Raises:
+        ValueError: no video track.
+        OtherCodecError: a codec that is not stored.
+    """
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        context = stream.codec_context
+        codec = context.codec.canonical_name
+        if codec not in CODECS:
+            raise OtherCodecError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}: convert it first")
+        # avcC and hvcC begin with their version, 1; Annex B begins with a start code (ISO/IEC 14496-15).
+        extradata = context.extradata or b""
+        annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
+        return Summary(codec, context.profile or "", annex_b, container.format.name.split(",")[0])
+
+
+def look(source: Path) -> Look:
+    """Decode the first frame that is shown.
+
+    Raises:
+        ValueError: no frame decodes, or they are too large.
+    """
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        stream.codec_context.thread_count = 1
+        return _look(next(iter(container.decode(stream)), None))
+
+
+def look_at_packet(track: PlainTrack, packet: bytes) -> tuple[Look, str]:
+    """What `look` says, and the profile as in `Summary`, from the first packet of a track alone.
+
+    Raises:
+        ValueError: it does not decode to a frame by itself, or to one that is too large.
+    """
+    context = av.CodecContext.create(_DECODERS.get(track.codec, track.codec), "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = track.configuration
+    context.thread_count = 1
+    context.options = {"skip_loop_filter": "all"}  # pixels do not matter here
+    # What the bitstream does not say of colours, the container may.
+    if track.matrix is not None:
+        context.colorspace = track.matrix
+    if track.full_range is not None:
+        context.color_range = 2 if track.full_range else 1
+    data = av.Packet(len(packet))  # unlike av.Packet(bytes), with the padding that decoders read
+    data.update(packet)
+    frames = context.decode(data) or context.decode(None)
+    found = _look(frames[0] if frames else None)
+    return replace(found, rotation=(found.rotation + track.rotation) % 360), context.profile or ""
+
+
+_DECODERS: Final = {"av1": "libdav1d"}
+"""FFmpeg's own AV1 decoder needs hardware."""
+
+
+def _look(frame: VideoFrame | None) -> Look:
+    if frame is None:
+        raise ValueError("not one frame of it can be decoded")
+    if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
+        raise ValueError(f"its frames are {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
+    return Look(
+        width=frame.width,
+        height=frame.height,
+        pix_fmt=frame.format.name,
+        color_space=_name(Colorspace, frame.colorspace),
+        color_range="pc" if frame.format.name.startswith("yuvj") else _name(ColorRange, frame.color_range),
+        rotation=_rotation(frame),
+    )
+
+
+def _name(kind: type[Colorspace] | type[ColorRange], value: int) -> str:
+    names = {Colorspace: _COLOR_SPACES, ColorRange: _COLOR_RANGES}[kind]
+    return names.get(int(value), "unknown")
+
+
+# ITU-T H.273 table 4 and FFmpeg's AVColorRange, by FFmpeg's names.
+_COLOR_SPACES: Final = {
+    0: "gbr",
+    1: "bt709",
+    4: "fcc",
+    5: "bt470bg",
+    6: "smpte170m",
+    7: "smpte240m",
+    8: "ycgco",
+    9: "bt2020nc",
+    10: "bt2020c",
+}
+_COLOR_RANGES: Final = {1: "tv", 2: "pc"}
+
+
+def _rotation(frame: VideoFrame) -> int:
+    """Degrees clockwise that stand the frame upright; 0 where the display matrix is no multiple of 90."""
+    counterclockwise = frame.rotation
+    if counterclockwise % 90:
+        log.warning("a display matrix turns frames by %s degrees; only multiples of 90 are applied", counterclockwise)
+        return 0
+    return int(-counterclockwise) % 360
+
+
+def packets(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
+    """The track's packets from the first random access point on, without empty ones.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    unpack = None
+    if codec == "mpeg4" and container.format.name == "avi":
+        # DivX packs a B-frame into the packet of the frame it precedes, with a placeholder after it.
+        unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
+    started = False
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise ValueError("a packet in it is damaged or cut off")
+        for piece in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
+            started = started or piece.is_keyframe
+            if piece.size and started:
+                yield piece
