@@ -233,7 +233,7 @@ SOURCES = [Source(f"/in/{n}", n, k) for n, k in [("a/x.mp4", "a_x-1"), ("b/x.mp4
 
 def labelled(tmp_path: Path, text: str, file: str = "labels.csv") -> list[Source]:
     (tmp_path / file).write_text(text)
-    return attach_labels(SOURCES, str(tmp_path / file))
+    return attach_labels(SOURCES, str(tmp_path / file))[0]
 
 
 @pytest.mark.parametrize("called", ["c.tar.mp4", "c.tar", "./c.tar.mp4", "/in/c.tar.mp4", "c_tar-3"])
@@ -244,7 +244,7 @@ def test_what_a_label_may_call_a_video(tmp_path: Path, called: str) -> None:
 def test_the_exact_path_wins(tmp_path: Path) -> None:
     sources = [Source("/in/x.mp4", "x.mp4", "x-1"), Source("/in/d/x.mp4", "d/x.mp4", "d_x-2")]
     (tmp_path / "l.csv").write_text("path,label\nx.mp4,1\nd/x.mp4,2\n")
-    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"))] == [1, 2]
+    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"))[0]] == [1, 2]
 
 
 def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "data/l.csv").write_text("path,label\nv/x.mp4,1\nv/d/x.mp4,2\n")
     for where in (tmp_path, tmp_path / "data", tmp_path / "data/w"):
         monkeypatch.chdir(where)
-        labelled = attach_labels(find_sources([str(tmp_path / "data/v")]), str(tmp_path / "data/l.csv"))
+        labelled = attach_labels(find_sources([str(tmp_path / "data/v")]), str(tmp_path / "data/l.csv"))[0]
         assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
 
 
@@ -271,7 +271,7 @@ def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
 
 def test_integer_labels_with_gaps(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": [2.0, float("nan")]}), tmp_path / "l.parquet")
-    found = attach_labels(SOURCES, str(tmp_path / "l.parquet"))
+    found = attach_labels(SOURCES, str(tmp_path / "l.parquet"))[0]
     assert [source.label for source in found] == [2, None, None]
     assert classes_of(found).names is None
 
@@ -279,7 +279,7 @@ def test_integer_labels_with_gaps(tmp_path: Path) -> None:
 def test_dictionary_labels(tmp_path: Path) -> None:
     column = pa.array(["u", "t"]).dictionary_encode()
     pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": column}), tmp_path / "l.parquet")
-    assert [s.label for s in attach_labels(SOURCES, str(tmp_path / "l.parquet"))] == ["u", "t", None]
+    assert [s.label for s in attach_labels(SOURCES, str(tmp_path / "l.parquet"))[0]] == ["u", "t", None]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_dictionary_labels(tmp_path: Path) -> None:
     [
         ("path,label\nnope.mp4,1\n", "labels 'nope.mp4', not among the 3 videos"),
         ("path,label\nnope.mp4,1\nnor.mp4,1\nno.mp4,1\n", "'nope.mp4' and 2 more"),
-        ("path,label\na/x.mp4,1\na/x,2\n", "labels 'a/x.mp4' more than once"),
+        ("path,label\na/x.mp4,1\na/x,2\n", "names 'a/x.mp4' more than once"),
         ("path,class\na/x.mp4,1\n", "no column 'label' but path, class"),
         ("name,label\na/x.mp4,1\n", "no column 'path' or 'video' or 'key'"),
         ("path,label\nx.mp4,1\n", "'x.mp4' .* may be a/x.mp4 and b/x.mp4"),

@@ -8,15 +8,17 @@ import itertools
 import os
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from natsort import natsort_keygen
 
 from streamvid.errors import DatasetError, InputError
+from streamvid.packing.images import find_sequence
 from streamvid.packing.tables import is_list, other_columns, raw_labels, read_table, video_column
+from streamvid.packing.treatment import Cut
 from streamvid.store import storage
 from streamvid.store.paths import local_path
 
@@ -40,6 +42,7 @@ class Source:
         key: what it is called in the dataset: [A-Za-z0-9_-]{1,80}, unique even where case is ignored.
         label: as it was given, a class number or a class's name; None if it has none.
         meta: a JSON object with the other columns that came with it.
+        cuts: the clips that are cut out of it, in order, where a list says so.
     """
 
     path: str
@@ -47,6 +50,7 @@ class Source:
     key: str
     label: int | str | None = None
     meta: str = "{}"
+    cuts: tuple[Cut, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,11 @@ def make_keys(names: Sequence[str]) -> list[str]:
         for i in clashing:
             levels[i] = min(levels[i] + 1, len(_HASH_DIGITS) - 1)
     raise ValueError("names are not distinct")
+
+
+def longer_keys(name: str) -> list[str]:
+    """The keys that a name may have where the key that it would have is taken, the shortest first."""
+    return [_key(name, level) for level in range(1, len(_HASH_DIGITS))]
 
 
 def _stem(name: str) -> str:
@@ -200,13 +209,32 @@ def _walk(folder: str) -> list[str]:
     return files
 
 
-def _below(folder: str, files: Iterable[str], shown: str) -> list[_Found]:
+def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
     root = _parts(folder)
     found = [_Found(path, _parts(path), len(root)) for path in files if _is_video(path)]
+    found += _sequences(files, root, {video.parts[:-1] for video in found})
     # Hidden files are no videos: a Mac leaves a "._clip.mp4" beside each clip.mp4 that it copies.
     found = [video for video in found if not any(part.startswith(".") for part in video.parts[len(root) :])]
     if not found:
-        raise InputError(f"no videos in {shown}: looked for files that end in {', '.join(VIDEO_EXTENSIONS)}")
+        raise InputError(
+            f"no videos in {shown}: looked for files that end in {', '.join(VIDEO_EXTENSIONS)}, "
+            "and for folders of nothing but numbered images"
+        )
+    return found
+
+
+def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[_Found]:
+    """The folders of images among the files' folders, but for those that hold videos. Their paths end in '/'."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for path in files:
+        parent, _, name = path.rpartition("/")
+        folders[parent].append(name)
+    found = []
+    for parent, names in folders.items():
+        parts = _parts(parent + "/")
+        if parts not in taken and find_sequence(names):
+            # The folder that was given may be one itself; its name is then its last component, as a file's would be.
+            found.append(_Found(parent + "/", parts, min(len(root), len(parts) - 1)))
     return found
 
 
@@ -238,6 +266,8 @@ def _listed(path: str) -> list[_Found]:
         raise InputError(f"{shown} lists no videos: add rows to it")
     folder = posixpath.dirname(path)
     videos = [posixpath.join(folder, cell) if storage.is_local(cell) else cell for cell in cells]
+    # A folder of images; a remote one is known by the '/' at its end.
+    videos = [v.rstrip("/") + "/" if storage.is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
     parts = [_parts(video) for video in videos]
     above = _parts(folder)
     root = len(above)

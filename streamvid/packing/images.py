@@ -1,0 +1,272 @@
+"""Folders of numbered images are clips too: JPEGs are copied into Motion JPEG, other images are encoded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import av
+import numpy as np
+
+from streamvid.errors import InputError, VideoError
+from streamvid.store import storage
+from streamvid.store.paths import local_path
+from streamvid.video.jpeg import check_jpeg, orientation
+from streamvid.video.probe import MAX_SIDE
+from streamvid.video.remux import blaming_the_video
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+    from streamvid.video.convert import Conversion
+
+log = logging.getLogger(__name__)
+
+TIMES_FILES: Final = ("timestamps.csv", "timestamps.txt")
+"""Seconds at which the images of a folder are shown, a line for each, in the order of their numbers."""
+_DECODERS: Final = {
+    ".jpg": "mjpeg", ".jpeg": "mjpeg", ".png": "png", ".webp": "webp", ".bmp": "bmp", ".tif": "tiff", ".tiff": "tiff",
+    ".ppm": "ppm", ".pgm": "pgm",
+}  # fmt: skip
+_NUMBERED: Final = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
+_MAX_BYTES: Final = 1 << 28
+_FETCHED_AT_ONCE: Final = 16
+_NO_TIMES: Final = (
+    "how fast are the images in {} shown? give --fps, "
+    f"or put a {TIMES_FILES[0]} with a line of seconds for each image beside them"
+)
+_MICROSECONDS: Final = Fraction(1, 1_000_000)
+
+
+def is_sequence(path: str) -> bool:
+    """Whether a source's path stands for a folder of images: those end in '/'."""
+    return path.endswith("/")
+
+
+def find_sequence(names: Sequence[str]) -> list[str]:
+    """The images of a folder in order of their numbers, or nothing if its files are no image sequence.
+
+    They are one if all of them, hidden files and TIMES_FILES aside, are images whose names are alike but for a number
+    at the end, and there are two at least. So `img2.jpg` comes before `img10.jpg`; numbers may be missing.
+
+    Args:
+        names: of all files in the folder, without the folder.
+    """
+    kept = [name for name in names if not name.startswith(".") and name.lower() not in TIMES_FILES]
+    numbered: list[tuple[int, str]] = []
+    kinds = set()
+    for name in kept:
+        stem, extension = posixpath.splitext(name)
+        match = _NUMBERED.fullmatch(stem)
+        if match is None or extension.lower() not in _DECODERS:
+            return []
+        kinds.add((match[1], _DECODERS[extension.lower()]))
+        numbered.append((int(match[2]), name))
+    if len(numbered) < 2 or len(kinds) != 1:
+        return []
+    return [name for _, name in sorted(numbered)]
+
+
+def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
+    """Before anything is packed: see that the image sequences among the sources can get their times.
+
+    Of remote ones only the first is looked at; for the others that turns out when they are packed.
+
+    Raises:
+        InputError: there is neither a rate nor a file of times.
+    """
+    if fps is not None:
+        return
+    remote = False
+    for path in paths:
+        if is_sequence(path) and not (remote and not storage.is_local(path)):
+            remote = remote or not storage.is_local(path)
+            if not any(name.lower() in TIMES_FILES for name in _files(path)):
+                raise InputError(_NO_TIMES.format(storage.redact(path)))
+
+
+def sequence_video(folder: str, place: Path, *, fps: Fraction | None, conversion: Conversion) -> tuple[Path, bool]:
+    """Make a video file of a folder of images.
+
+    Args:
+        folder: local path or URL; ends in '/'.
+        place: a local folder for what is made.
+        fps: images per second; None if the folder tells by a file of times.
+        conversion: what other images than JPEGs are encoded into.
+
+    Returns:
+        The file, and whether it was encoded: JPEGs are copied as they are, one packet each.
+
+    Raises:
+        VideoError: an image cannot be read, or does not go with the others; the text names it.
+        InputError: neither times nor a rate are given.
+    """
+    files = _files(folder)
+    names = find_sequence([*files])
+    if not names:
+        raise VideoError("it is no image sequence: images numbered alike, and nothing else in the folder")
+    numbers = [int(_NUMBERED.fullmatch(posixpath.splitext(name)[0])[2]) for name in names]  # type: ignore[index]
+    if len(set(numbers)) < len(numbers):
+        twice = next(n for n, m in pairwise(numbers) if n == m)
+        raise VideoError(f"two of its images have the number {twice}: rename or remove one")
+    if missing := numbers[-1] - numbers[0] + 1 - len(numbers):
+        log.info("%s: %d numbers are missing between its images", storage.redact(folder), missing)
+    base, ticks, end = _times(files, len(names), fps, folder)
+    images = _images([files[name] for name in names])
+    kind = _DECODERS[posixpath.splitext(names[0])[1].lower()]
+    target = place / "images.mp4"
+    if kind == "mjpeg":
+        with blaming_the_video():
+            _copy(names, images, target, base, ticks, end)
+        return target, False
+    from streamvid.video.convert import Footage, encode
+
+    rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
+    frames = zip(_decoded(names, images, kind), ticks, strict=True)
+    with blaming_the_video():
+        encode(Footage(frames, base, rate, end=end), target, conversion)
+    return target, True
+
+
+def _files(folder: str) -> dict[str, str]:
+    """Name → path of the files that lie directly in the folder."""
+    if storage.is_local(folder):
+        try:
+            with os.scandir(local_path(folder)) as entries:
+                return {entry.name: entry.path for entry in entries if entry.is_file()}
+        except OSError as error:
+            raise VideoError(f"its folder cannot be read: {error.strerror}") from error
+    return {posixpath.basename(path): path for path in storage.list_files(folder)}
+
+
+def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str) -> tuple[Fraction, list[int], int]:
+    """(seconds per tick, the images' times in ticks, when the last one ends)."""
+    by_name = {name.lower(): path for name, path in files.items()}
+    for name in TIMES_FILES:
+        if name in by_name:
+            ticks = _read_times(_read(by_name[name]), name, count)
+            usual = int(np.median(np.diff(ticks)))
+            return _MICROSECONDS, ticks, ticks[-1] + usual
+    if fps is None:
+        raise InputError(_NO_TIMES.format(storage.redact(folder)))
+    return 1 / fps, list(range(count)), count
+
+
+def _read_times(data: bytes, name: str, count: int) -> list[int]:
+    """Microseconds from the first image, of the last column of every line that ends in a number."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
+        if rows and not _is_number(rows[0][-1]):
+            rows = rows[1:]  # a heading
+        seconds = [Fraction(row[-1].strip()) for row in rows]
+    except (UnicodeDecodeError, ValueError, ZeroDivisionError, csv.Error) as error:
+        raise VideoError(f"its {name} does not hold seconds, one line for each image: {error}") from error
+    if len(seconds) != count:
+        raise VideoError(f"its {name} has {len(seconds)} times for {count} images: one line for each image")
+    ticks = [round((at - seconds[0]) / _MICROSECONDS) for at in seconds]
+    if any(later <= earlier for earlier, later in pairwise(ticks)):
+        raise VideoError(f"the times in its {name} do not rise from image to image")
+    if ticks[-1] >= 1 << 52:
+        raise VideoError(f"the times in its {name} are not seconds: they span {float(seconds[-1] - seconds[0]):g}")
+    return ticks
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _images(paths: Sequence[str]) -> Iterator[bytes]:
+    """The files' bytes, in order. Remote ones are fetched some at a time."""
+    if not paths or storage.is_local(paths[0]):
+        yield from map(_read, paths)
+        return
+    yield _read(paths[0])  # alone: see `storage` on threads that make their first remote call
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
+        for start in range(1, len(paths), _FETCHED_AT_ONCE):
+            yield from threads.map(_read, paths[start : start + _FETCHED_AT_ONCE])
+
+
+def _read(path: str) -> bytes:
+    size = storage.size(path)
+    if size > _MAX_BYTES:
+        raise VideoError(f"{posixpath.basename(path)} is {size / 2**20:.0f} MiB large; the limit is 256")
+    return storage.read_bytes(path)
+
+
+def _copy(
+    names: Sequence[str], images: Iterator[bytes], target: Path, base: Fraction, ticks: Sequence[int], end: int
+) -> None:
+    """JPEG files as the packets of a Motion JPEG track."""
+    first: tuple[int, int, str, int] | None = None
+    options = {"fflags": "+bitexact"}
+    with closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output:
+        track: Any = None
+        for place, (name, data) in enumerate(zip(names, images, strict=True)):
+            check_jpeg(data, name)
+            (frame,) = _decode(data, "mjpeg", name)
+            kind = (frame.width, frame.height, frame.format.name, orientation(data))
+            if first is None:
+                first = kind
+                track = output.add_mux_stream("mjpeg", rate=1 / base, width=frame.width, height=frame.height)
+                track.time_base = base
+            elif kind != first:
+                raise VideoError(
+                    f"{name} is {_shown(kind)}, {names[0]} is {_shown(first)}: all images of a clip must be alike"
+                )
+            packet: Any = av.Packet(len(data))
+            packet.update(data)
+            packet.stream, packet.time_base, packet.is_keyframe = track, base, True
+            packet.pts = packet.dts = ticks[place]
+            packet.duration = (ticks[place + 1] if place + 1 < len(ticks) else end) - ticks[place]
+            output.mux(packet)
+
+
+def _shown(kind: tuple[int, int, str, int]) -> str:
+    width, height, pix_fmt, turned = kind
+    return f"{width}x{height} {pix_fmt}" + (f" with EXIF orientation {turned}" if turned != 1 else "")
+
+
+def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Iterator[VideoFrame]:
+    first: VideoFrame | None = None
+    for name, data in zip(names, images, strict=True):
+        (frame,) = _decode(data, decoder, name)
+        if first is None:
+            first = frame
+        elif (frame.width, frame.height) != (first.width, first.height):
+            raise VideoError(
+                f"{name} is {frame.width}x{frame.height}, {names[0]} is {first.width}x{first.height}: "
+                "all images of a clip must be alike"
+            )
+        yield frame
+
+
+def _decode(data: bytes, decoder: str, name: str) -> list[VideoFrame]:
+    """The one picture of an image file."""
+    context: Any = av.CodecContext.create(decoder, "r")
+    context.thread_count = 1
+    packet: Any = av.Packet(len(data))  # with the padding that decoders read into
+    packet.update(data)
+    try:
+        frames = [*context.decode(packet), *context.decode(None)]
+    except (av.error.FFmpegError, ValueError) as error:
+        raise VideoError(f"{name} cannot be decoded: {getattr(error, 'strerror', None) or error}") from error
+    if len(frames) != 1 or frames[0].is_corrupt:
+        raise VideoError(f"{name} cannot be decoded: it is damaged, or holds more than one picture")
+    if not (0 < frames[0].width <= MAX_SIDE and 0 < frames[0].height <= MAX_SIDE):
+        raise VideoError(f"{name} is {frames[0].width}x{frames[0].height}; the limit is {MAX_SIDE} on a side")
+    return frames

@@ -1,0 +1,84 @@
+"""What a JPEG file's markers say, before a decoder sees it: its kind, whether it is whole, how it is to be turned."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from streamvid.errors import VideoError
+
+# ITU-T T.81, table B.1. FFmpeg's decoder takes baseline, extended and progressive Huffman coding.
+_DECODED: Final = (0xC0, 0xC1, 0xC2)
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN, _EXIF = 0xDA, 0xE1
+_END: Final = b"\xff\xd9"
+_ORIENTATION: Final = 0x0112
+_UPRIGHT: Final = (1, 3, 6, 8)
+"""EXIF orientations without a mirror image."""
+
+
+def check_jpeg(data: bytes, name: str) -> None:
+    """Refuse what cannot become a frame of Motion JPEG.
+
+    Raises:
+        VideoError: no JPEG, cut off, coded in a way that is not decoded, not in Y or YCbCr with 8 bits, or mirrored.
+    """
+    if data[:2] != b"\xff\xd8":
+        raise VideoError(f"{name} is no JPEG")
+    # A decoder fills up what is missing, and says nothing. Some cameras put something behind the end.
+    if _END not in data[-65536:]:
+        raise VideoError(f"{name} is cut off")
+    for marker, payload in _segments(data):
+        if marker in _FRAMES:
+            if marker not in _DECODED:
+                raise VideoError(f"{name} is a lossless or arithmetic JPEG: save it as baseline or progressive")
+            if len(payload) < 6 or payload[0] != 8 or payload[5] not in (1, 3):
+                raise VideoError(f"{name} is not 8-bit grey or YCbCr: save it so")
+    if orientation(data) not in _UPRIGHT:
+        raise VideoError(f"{name} is to be shown mirrored (EXIF orientation {orientation(data)}): save it upright")
+
+
+def orientation(data: bytes) -> int:
+    """EXIF orientation, 1 to 8; 1 where nothing is said."""
+    for marker, payload in _segments(data):
+        if marker == _EXIF and payload[:6] == b"Exif\0\0":
+            return _tiff_orientation(payload[6:])
+    return 1
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Marker and payload of each segment up to the first scan."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill
+            at += 1
+            continue
+        if marker == _SCAN:
+            return
+        (size,) = struct.unpack_from(">H", data, at + 2)
+        if size < 2:
+            return
+        yield marker, data[at + 4 : at + 2 + size]
+        at += 2 + size
+
+
+def _tiff_orientation(tiff: bytes) -> int:
+    """The orientation tag of the first directory (TIFF 6.0, section 2)."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None or len(tiff) < 10:
+        return 1
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    if start + 2 > len(tiff):
+        return 1
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    for n in range(count):
+        entry = start + 2 + 12 * n
+        if entry + 12 > len(tiff):
+            break
+        tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
+        if tag == _ORIENTATION and kind == 3:
+            (value,) = struct.unpack_from(f"{order}H", tiff, entry + 8)
+            return int(value) if 1 <= value <= 8 else 1
+    return 1
