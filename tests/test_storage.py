@@ -139,6 +139,26 @@ def test_local_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
 
 
+def check_ranges(folder: str, other: str) -> None:
+    """Ranges of files in both places, in the order asked for."""
+    storage.write_bytes(f"{folder}/a", bytes(range(100)))
+    storage.write_bytes(f"{other}/b", b"hello")
+    wanted = [(f"{folder}/a", 10, 13), (f"{other}/b", 1, 4), (f"{folder}/a", 90, 200), (f"{folder}/a", 0, 1)]
+    assert storage.read_ranges(wanted) == [b"\x0a\x0b\x0c", b"ell", bytes(range(90, 100)), b"\0"]
+    assert storage.read_ranges([]) == []
+    with pytest.raises(DatasetError, match=r"Cannot read .*missing: it does not exist"):
+        storage.read_ranges([(f"{folder}/a", 0, 1), (f"{folder}/missing", 0, 1)])
+
+
+def test_ranges_of_local_and_remote_files(tmp_path: Path) -> None:
+    check_ranges(str(tmp_path), "memory://ranges")
+    check_ranges("memory://ranges", str(tmp_path / "b"))
+
+
+def test_s3_ranges(s3_bucket: str, tmp_path: Path) -> None:
+    check_ranges(f"s3://{s3_bucket}/ranges", str(tmp_path))
+
+
 def test_empty_folder_and_missing_folder(tmp_path: Path) -> None:
     assert storage.list_files(tmp_path) == []
     with pytest.raises(DatasetError, match="does not exist"):

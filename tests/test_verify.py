@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import streamvid.inspection.verify as verify_module
+from streamvid.cli import main
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
-from streamvid.store.dataset import Dataset
+from streamvid.store.dataset import Dataset, read_manifest
 from streamvid.video.index import FrameIndex
-from tests.packed import edit_parquet, make_videos, reseal
+from tests.packed import VIDEOS, edit_parquet, make_videos, reseal
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in a few shards; shard 0 holds several."""
     root = tmp_path_factory.mktemp("verify")
     make_videos(root / "in")
-    pack([root / "in"], root / "ds", shard_size=40_000)
+    (root / "list.csv").write_text("path,score,text\n" + "".join(f"{n},{i / 2},t{i}\n" for i, n in enumerate(VIDEOS)))
+    pack([root / "in"], root / "ds", metadata=[root / "list.csv"], shard_size=40_000, progress=False)
     counts = [entry.clips for entry in Dataset.open(root / "ds").shards]
     assert len(counts) >= 2
     assert counts[0] >= 2
@@ -134,6 +137,10 @@ def _edit(**values: Any) -> Callable[[Path], None]:
     return change
 
 
+def _drop(column: str) -> Callable[[Path], None]:
+    return lambda folder: pq.write_table(pq.read_table(_parquet(folder)).drop_columns([column]), _parquet(folder))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "json": (_flip_in("json"), "its json (cannot be read|does not agree)"),
     "npy": (_flip_in("npy"), r"its frames\.npy does not agree with the parquet"),
@@ -169,6 +176,16 @@ DEEP_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "size": (_edit(size=lambda row: [row["size"][0] - 1, *row["size"][1:]]), "packet 0 of its mp4 is not where"),
     "mp4 range": (_edit(mp4_offset=lambda row: row["mp4_offset"] + 1), "the tar has|SHA-256 of its mp4"),
     "swapped parquet": (_swap("parquet"), "rows for|frames instead|the tar has"),
+    "a typed number": (_edit(meta_score=99.0), "its 'meta_score' in the parquet does not agree with its meta"),
+    "a typed text that is gone": (_edit(meta_text=None), "its 'meta_text' in the parquet does not agree"),
+    "a column that the meta have alone": (_drop("meta_text"), "'text' of clip .* is not among"),
+    "one offset": (
+        _edit(offset=lambda row: [row["offset"][0], row["offset"][1] + 1, *row["offset"][2:]]),
+        "packet 1 of",
+    ),
+}
+SEEN_IN_A_SAMPLE = {
+    name: case for name, case in DEEP_DAMAGE.items() if name not in ("lines of the idx", "idx is no text")
 }
 
 
@@ -191,6 +208,79 @@ def test_damage_is_found_even_if_the_checksums_agree(copy: Path, kind: str) -> N
     report = verify(copy)
     assert not report.ok
     assert re.search(what, said(report)), said(report)
+
+
+@pytest.mark.parametrize("kind", SEEN_IN_A_SAMPLE)
+def test_damage_is_found_in_a_sample(copy: Path, kind: str) -> None:
+    """Checked clip by clip, without the tar as a whole."""
+    damage, what = SEEN_IN_A_SAMPLE[kind]
+    damage(copy)
+    reseal(copy)
+    problems = check_all(copy)
+    assert re.search(what.replace("the first header of the tar is not USTAR", "no USTAR header"), problems), problems
+
+
+def check_all(folder: Path | str) -> str:
+    """What is found in a sample of all clips; in this process, which takes less time."""
+    found = []
+    for entry in read_manifest(str(folder)).shards:
+        task = verify_module._Task(str(folder), entry, tuple(range(entry.clips)), False, 1)
+        found += [f"{p.shard} {p.clip}: {p.what}" for p in verify_module._check_shard(task).problems]
+    return "\n".join(found)
+
+
+def test_a_sample_is_drawn_from_all_shards_and_the_same_each_time(packed: Path) -> None:
+    manifest = read_manifest(str(packed))
+    drawn = verify_module._draw(manifest, 0.5, 0)
+    assert [len(drawn), sum(map(len, drawn))] == [len(manifest.shards), 3]
+    assert drawn == verify_module._draw(manifest, 0.5, 0)
+    assert len({str(verify_module._draw(manifest, 0.5, seed)) for seed in range(20)}) > 5
+    assert sum(map(len, verify_module._draw(manifest, 0.001, 0))) == 1
+    assert verify_module._draw(manifest, 1.0, 3) == [tuple(range(entry.clips)) for entry in manifest.shards]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_sample_of_a_whole_dataset(packed: Path, decode: bool) -> None:
+    report = verify(packed, sample=0.5, decode=decode, progress=False)
+    assert (report.problems, report.checked, report.decoded) == ((), 3, decode)
+    assert verify(packed, progress=False).checked == 6
+
+
+def test_a_sample_sees_truncated_and_missing_files(copy: Path) -> None:
+    _truncate(copy)
+    _remove("idx")(copy)
+    report = verify(copy, sample=0.01, progress=False)
+    assert "00000001.tar: 2000 bytes instead of" in said(report)
+    assert "00000000.idx: missing" in said(report)
+    _remove("tar")(copy)
+    assert "00000000.tar: missing" in said(verify(copy, sample=0.01, progress=False))
+
+
+def test_a_stale_dataset_json(copy: Path, tmp_path: Path) -> None:
+    """An older dataset.json beside the shards of another pack."""
+    stale = (copy / "dataset.json").read_bytes()
+    make_videos(tmp_path / "in")
+    for name in ("a/one.mp4", "b/clip2.mov"):
+        (tmp_path / "in" / name).unlink()
+    pack([tmp_path / "in"], copy, shard_size=40_000, overwrite=True, progress=False)
+    assert verify(copy, progress=False).ok
+    (copy / "dataset.json").write_bytes(stale)
+    for report in (verify(copy, progress=False), verify(copy, sample=0.01, progress=False)):
+        assert "neither idx nor parquet of shard 00000000 are those in dataset.json: it is older or newer" in said(
+            report
+        )
+
+
+def test_shards_that_dataset_json_does_not_name(copy: Path) -> None:
+    for extension in ("tar", "idx", "parquet"):
+        shutil.copy(copy / f"shards/00000000.{extension}", copy / f"shards/00000007.{extension}")
+    (copy / "shards/notes.txt").write_text("")
+    (copy / "unfinished.txt").write_text("")
+    report = verify(copy, sample=0.01, progress=False)
+    assert report.ok
+    assert report.notes[0].startswith("shards/ holds shard 00000007, not named in dataset.json")
+    assert report.notes[1].startswith("there is unfinished.txt")
+    assert verify_module._named([f"{n:08d}" for n in range(7)]).endswith("00000004 and 2 more")
 
 
 def test_packets_that_do_not_decode_are_found_by_decoding(copy: Path) -> None:
@@ -253,6 +343,11 @@ def test_what_cannot_be_verified(tmp_path: Path, packed: Path) -> None:
         verify(tmp_path)
     with pytest.raises(InputError, match="0 workers"):
         verify(packed, workers=0)
+    for share in (0.0, 1.1, -1.0, float("nan")):
+        with pytest.raises(InputError, match="is no share of the clips"):
+            verify(packed, sample=share)
+    with pytest.raises(InputError, match="seed -1"):
+        verify(packed, sample=0.5, seed=-1)
 
 
 def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
@@ -263,9 +358,52 @@ def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
         if path.is_file():
             storage.put_file(path, f"{url}/{path.relative_to(copy)}")
     assert verify(url).problems == ()
+    assert verify(url, sample=0.5, progress=False).problems == ()
     _truncate(copy)
     storage.put_file(_tar(copy, 1), f"{url}/shards/00000001.tar")
     storage.write_bytes(f"{url}/shards/00000000.idx", b"")
     report = verify(url)
     assert "00000001.tar: 2000 bytes instead of" in said(report)
     assert "the idx has" in said(report)
+
+
+def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    from streamvid.store import storage
+
+    fsspec.filesystem("memory").put(str(copy), "/verify/sample", recursive=True)
+    fetched: list[str] = []
+    ranges: list[tuple[Any, int, int]] = []
+    get, read = storage.get_file, storage.read_ranges
+    monkeypatch.setattr(storage, "get_file", lambda url, local: (fetched.append(url), get(url, local))[1])
+    monkeypatch.setattr(storage, "read_ranges", lambda wanted: (ranges.extend(wanted), read(wanted))[1])
+    entry = read_manifest("memory://verify/sample").shards[0]
+    task = verify_module._Task("memory://verify/sample", entry, (1,), True, 1)
+    assert verify_module._check_shard(task).problems == []
+    assert sorted(url.rpartition(".")[2] for url in fetched) == ["idx", "parquet"]
+    clips = Dataset.open(copy).clips
+    wanted = [
+        (int(getattr(clips, f"{kind}_offset")[1]) - 512, int(getattr(clips, f"{kind}_size")[1]) + 512)
+        for kind in ("mp4", "npy", "json")
+    ]
+    assert [(start, end - start) for _, start, end in ranges] == wanted
+    _flip_in("mp4")(copy)
+    fsspec.filesystem("memory").put(str(_tar(copy)), f"/verify/sample/{entry.file('tar')}")
+    (problem,) = verify_module._check_shard(task).problems
+    assert problem.what == "the SHA-256 of its mp4 is not the one in the parquet"
+
+
+def test_the_command(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "unfinished.txt").write_text("")
+    assert main(["verify", str(copy), "--sample", "50%", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "6 clips in 2 shards" in out
+    assert "indexes checked, and of 3 clips files, indexes and packets checked" in out
+    assert "note: there is unfinished.txt" in out
+    _truncate(copy)
+    assert main(["verify", str(copy), "--sample", "0.1 %"]) == 1
+    for wrong in ("1", "0%", "101%", "x%", "-1%", "nan%"):
+        with pytest.raises(SystemExit):
+            main(["verify", str(copy), f"--sample={wrong}"])
+        assert "is no share of the clips; write 1%" in capsys.readouterr().err

@@ -7,21 +7,26 @@ import io
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO
 
 import av
 import numpy as np
+import pyarrow as pa
 
+from streamvid.errors import InputError
+from streamvid.packing.typed import typed_columns
 from streamvid.store.clips import ClipTable
-from streamvid.store.schema import BLOCK, EXTENSIONS, KINDS, idx_text
+from streamvid.store.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
 from streamvid.video import mp4
 from streamvid.video.index import HIDDEN, FrameIndex
 
 Wrong = tuple[str, int | None]
 """What is wrong, and with which row, if with one."""
+
+Read = Callable[[int, int], bytes]
+"""Gives the bytes of the tar from a position on, so many; fewer at its end."""
 
 _USTAR_MAGIC = b"ustar\x0000"
 
@@ -84,15 +89,56 @@ def _member(name: str, offset: int, size: int) -> str:
     return f"{name[:100]!r} (at {offset}, {size} bytes)"
 
 
+def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Wrong]:
+    """The typed columns that came with the clips against the same in JSON.
+
+    Args:
+        table: the shard's scalar columns.
+        clips: the same as rows.
+    """
+    names = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
+    if not names:
+        return
+    columns = pa.schema([(name.removeprefix(FIELD_PREFIX), table.schema.field(name).type) for name in names])
+    try:
+        wanted = typed_columns(clips.meta, columns, clips.key)
+    except (InputError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        yield f"the meta of its clips does not fit the columns of the parquet ({error})", None
+        return
+    for name in names:
+        if not table[name].equals(wanted[name]):
+            pairs = zip(table[name], wanted[name], strict=True)
+            row = next((row for row, (found, right) in enumerate(pairs) if not found.equals(right)), 0)
+            yield f"its {name!r} in the parquet does not agree with its meta there", row
+
+
+def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
+    """The tar's headers of one clip's files against its row, as `check_tar` does for all."""
+    for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
+        offset, size = (int(getattr(clips, f"{kind}_{what}")[row]) for what in ("offset", "size"))
+        name = f"{clips.key[row]}.{extension}"
+        header = read(offset - BLOCK, BLOCK)
+        if header[257:265] != _USTAR_MAGIC:
+            yield f"no USTAR header is in the tar before its {kind}"
+            continue
+        try:
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        except (tarfile.TarError, ValueError) as error:
+            yield f"the header of its {kind} in the tar cannot be read ({error})"
+            continue
+        if (member.name, member.size) != (name, size) or not member.isreg():
+            right = _member(name, offset, size)
+            yield f"the tar has {_member(member.name, offset, member.size)} where {right} should be"
+
+
 def check_clip(
-    tar: BinaryIO, tar_size: int, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool, threads: int
+    read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool, threads: int
 ) -> Iterator[str]:
     """One clip's three files against its row; `index` is the one in the parquet, if that can be read."""
     files: dict[str, bytes] = {}
     for kind in KINDS:
-        tar.seek(int(getattr(clips, f"{kind}_offset")[row]))
         size = int(getattr(clips, f"{kind}_size")[row])
-        files[kind] = tar.read(size)
+        files[kind] = read(int(getattr(clips, f"{kind}_offset")[row]), size)
         if len(files[kind]) != size:
             yield f"its {kind} lies beyond the end of the tar"
             return

@@ -1,21 +1,30 @@
-"""What is in a dataset, in numbers: totals, and how its clips are made."""
+"""What is in a dataset, in numbers: totals, how its clips are made, and what a GPU makes of them."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Group
-from rich.table import Table
+import pyarrow.compute as pc
 
+from streamvid.store.clips import Categories, ClipTable
 from streamvid.store.dataset import Dataset
+from streamvid.store.meta import meta_columns
+from streamvid.store.texts import Texts
 
-_SHOWN: Final = 8
-"""Different values of a property that are listed; the rest is summed up."""
+Counts = tuple[tuple[str, int], ...]
+"""Different values and how many clips have each, commonest first."""
+
+_BARS: Final = 8
+_WIDE: Final = 20
+"""Where the greatest duration is this many times the least, bars are of 1-2-5 steps rather than of equal width."""
+_LOOKED_AT: Final = 10_000
+"""Clips whose metadata are parsed to find out their types, where these are not in the parquets."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,45 @@ class Spread:
     least: float
     median: float
     greatest: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many clips lie between edges: ``counts[i]`` from ``edges[i]`` on and below ``edges[i + 1]``, the last one
+    with its upper edge."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GpuNote:
+    """Clips that a GPU does not decode as fast as others, or not at all.
+
+    Attributes:
+        what: which clips.
+        why: what is the matter with them.
+        clips: how many.
+    """
+
+    what: str
+    why: str
+    clips: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What is known, without trying, about decoding the clips on a GPU.
+
+    Attributes:
+        refused: a run on a GPU stops before it starts because of these.
+        on_cpu: decoded on the CPU, as no GPU decoder knows their codec.
+        slow: a decoder is opened anew for every stream: the height is not the one that it is coded in.
+    """
+
+    refused: tuple[GpuNote, ...]
+    on_cpu: tuple[GpuNote, ...]
+    slow: tuple[GpuNote, ...]
 
 
 @dataclass(frozen=True)
@@ -38,11 +86,16 @@ class Info:
         bytes: of all tars.
         labelled: clips with a label.
         classes: how many classes they have, named or not.
-        codecs, formats, sizes: how many clips have each codec, pixel format, and "width x height", commonest first.
+        labels: the classes' names, or numbers where they have none, and their clips.
+        codecs, formats, sizes: how many clips have each codec, pixel format, and "width x height".
         rotated: clips whose frames must be turned to stand upright.
         fps: frames per second of each clip, on average.
         duration: seconds of each clip.
+        durations: the same as a histogram.
         gop: packets per random access point of each clip, on average.
+        hidden: share of packets that are never shown, from 0 to 1.
+        columns: names and types of the columns that came with the clips.
+        gpu: what a GPU makes of them.
     """
 
     name: str
@@ -54,23 +107,30 @@ class Info:
     bytes: int
     labelled: int
     classes: int
-    codecs: tuple[tuple[str, int], ...]
-    formats: tuple[tuple[str, int], ...]
-    sizes: tuple[tuple[str, int], ...]
+    labels: Counts
+    codecs: Counts
+    formats: Counts
+    sizes: Counts
     rotated: int
     fps: Spread
     duration: Spread
+    durations: Histogram
     gop: Spread
+    hidden: float
+    columns: tuple[tuple[str, str], ...]
+    gpu: Gpu
 
 
-def describe(path: str | os.PathLike[str]) -> Info:
+def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
     """Sum a dataset up. Raises DatasetError if it cannot be opened."""
-    dataset = Dataset.open(path)
+    if not isinstance(dataset, Dataset):
+        dataset = Dataset.open(dataset)
     clips = dataset.clips
     seconds = clips.seconds
     timed = seconds > 0
-    labels = clips.label[clips.label >= 0]
-    sizes = [f"{width} x {height}" for width, height in zip(clips.width, clips.height, strict=True)]
+    labels, per_label = np.unique(clips.label[clips.label >= 0], return_counts=True)
+    names = dataset.classes
+    packets = int(clips.packets.sum(dtype=np.int64))
     return Info(
         name=dataset.manifest.name,
         path=dataset.path,
@@ -79,42 +139,44 @@ def describe(path: str | os.PathLike[str]) -> Info:
         shards=len(dataset.shards),
         seconds=dataset.manifest.seconds,
         bytes=dataset.manifest.tar_bytes,
-        labelled=len(labels),
-        classes=len(dataset.classes) if dataset.classes is not None else len(np.unique(labels)),
-        codecs=_counted(list(clips.codec)),
-        formats=_counted(list(clips.pix_fmt)),
-        sizes=_counted(sizes),
+        labelled=int(per_label.sum()),
+        classes=len(names) if names is not None else len(labels),
+        labels=_sorted(
+            (names[label] if names is not None and label < len(names) else str(label), count)
+            for label, count in zip(labels.tolist(), per_label.tolist(), strict=True)
+        ),
+        codecs=_counted(clips.codec),
+        formats=_counted(clips.pix_fmt),
+        sizes=_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
         fps=_spread(clips.frames[timed] / seconds[timed]),
         duration=_spread(seconds),
+        durations=histogram(seconds),
         gop=_spread(clips.packets / np.maximum(clips.random_access, 1)),
+        hidden=1 - dataset.manifest.frames / packets if packets else 0.0,
+        columns=_columns(dataset),
+        gpu=_gpu(dataset),
     )
 
 
-def render(info: Info) -> Group:
-    """The same as something that rich prints."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    rows = {
-        "dataset": f"{info.name} ({info.path})",
-        "clips": f"{info.clips:,} in {counted(info.shards, 'shard')}",
-        "frames": f"{info.frames:,}",
-        "duration": in_time(info.seconds),
-        "size": in_bytes(info.bytes),
-        "labels": f"{counted(info.labelled, 'clip')}, {counted(info.classes, 'class', 'classes')}"
-        if info.labelled
-        else "none",
-        "codecs": _listed(info.codecs),
-        "pixel formats": _listed(info.formats),
-        "frame sizes": _listed(info.sizes) + (f"; {info.rotated:,} rotated" if info.rotated else ""),
-        "frames per second": _in_words(info.fps),
-        "seconds per clip": _in_words(info.duration),
-        "packets per random access": _in_words(info.gop),
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return Group(table)
+def histogram(values: npt.NDArray[np.float64]) -> Histogram:
+    """Values in a handful of bars: of equal width, or of steps 1, 2, 5, 10 … where they are far apart."""
+    if len(values) == 0:
+        return Histogram((), ())
+    least, greatest = float(values.min()), float(values.max())
+    if least == greatest:
+        return Histogram((least, greatest), (len(values),))
+    if greatest > _WIDE * least:
+        # Few values near 0 must not make dozens of bars: what lies below a thousandth of the greatest is one bar.
+        lowest = max(least, greatest / 1000)
+        steps = (m * 10.0**e for e in range(math.floor(math.log10(lowest)), math.ceil(math.log10(greatest)) + 1)
+                 for m in (1, 2, 5))  # fmt: skip
+        inner = [step for step in steps if lowest < step < greatest]
+        edges = np.array([least, *inner, greatest])
+    else:
+        edges = np.linspace(least, greatest, _BARS + 1)
+    counts, _ = np.histogram(values, edges)
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 
 
 def counted(count: int, thing: str, things: str = "") -> str:
@@ -141,8 +203,19 @@ def in_time(seconds: float) -> str:
     return f"{hours:,} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"
 
 
-def _counted(values: list[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
+def _counted(column: Categories) -> Counts:
+    counts = np.bincount(column.codes, minlength=len(column.names))
+    return _sorted((name, count) for name, count in zip(column.names, counts.tolist(), strict=True) if count)
+
+
+def _sizes(clips: ClipTable) -> Counts:
+    both, counts = np.unique(clips.width.astype(np.int64) << 32 | clips.height, return_counts=True)
+    pairs = zip(both.tolist(), counts.tolist(), strict=True)
+    return _sorted((f"{both >> 32} x {both & 0xFFFFFFFF}", count) for both, count in pairs)
+
+
+def _sorted(counts: Any) -> Counts:
+    return tuple(sorted(counts, key=lambda item: (-item[1], item[0])))
 
 
 def _spread(values: npt.NDArray[np.float64]) -> Spread:
@@ -151,11 +224,36 @@ def _spread(values: npt.NDArray[np.float64]) -> Spread:
     return Spread(float(values.min()), float(np.median(values)), float(values.max()))
 
 
-def _listed(counts: tuple[tuple[str, int], ...]) -> str:
-    shown = [f"{name} ({count:,})" for name, count in counts[:_SHOWN]]
-    rest = sum(count for _, count in counts[_SHOWN:])
-    return ", ".join([*shown, f"{len(counts) - _SHOWN} others ({rest:,})"] if rest else shown)
+def _columns(dataset: Dataset) -> tuple[tuple[str, str], ...]:
+    """Names and types; out of the first clips' JSON where the parquets have no typed columns."""
+    if dataset.typed is not None:
+        typed = dataset.typed
+        return tuple((name, typed.types.get(name) or str(typed.arrays[name].type)) for name in typed.names)
+    metas = dataset.clips.meta
+    if pc.all(pc.equal(Texts.of(metas).array, "{}")).as_py():
+        return ()
+    found = meta_columns(metas[:_LOOKED_AT], dataset.clips.key[:_LOOKED_AT])
+    return tuple((name, str(column.type)) for name, column in found.items())
 
 
-def _in_words(spread: Spread) -> str:
-    return f"{spread.least:.4g} to {spread.greatest:.4g}, median {spread.median:.4g}"
+def _gpu(dataset: Dataset) -> Gpu:
+    from streamvid.stream.decode import CPU_ONLY
+    from streamvid.stream.devicecheck import known_problems
+    from streamvid.stream.nvdec import opens_anew
+
+    clips = dataset.clips
+    refused = [GpuNote(what, why, len(rows)) for what, why, rows in known_problems(dataset)]
+    on_cpu = [
+        GpuNote(codec, "no GPU decoder knows it", count) for codec, count in _counted(clips.codec) if codec in CPU_ONLY
+    ]
+    slow = []
+    streams = clips.codec.codes.astype(np.int64) << 40 | clips.width.astype(np.int64) << 20 | clips.height
+    for stream, count in zip(*(part.tolist() for part in np.unique(streams, return_counts=True)), strict=True):
+        codec, width, height = clips.codec.names[stream >> 40], stream >> 20 & 0xFFFFF, stream & 0xFFFFF
+        if opens_anew(codec, width, height):
+            slow.append(GpuNote(f"{codec} {width} x {height}", "coded in another height: a decoder per stream", count))
+    return Gpu(_by_clips(refused), _by_clips(on_cpu), _by_clips(slow))
+
+
+def _by_clips(notes: Sequence[GpuNote]) -> tuple[GpuNote, ...]:
+    return tuple(sorted(notes, key=lambda note: (-note.clips, note.what)))

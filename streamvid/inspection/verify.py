@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection.checks import check_clip, check_idx, check_tar
+from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
 from streamvid.packing.progress import Progress
 from streamvid.packing.workers import WorkerCrashError, Workers
 from streamvid.store import storage
 from streamvid.store.clips import ClipTable, ShardIndex, clip_table, read_index, read_scalars
 from streamvid.store.dataset import read_manifest
-from streamvid.store.manifest import SHARD_EXTENSIONS, Manifest, ShardEntry
+from streamvid.store.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.store.paths import local_path
+from streamvid.store.schema import BLOCK, KINDS
+
+_SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
+_NAMED: Final = 5
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as docs/format.md says. `clip` is a key, or "" if it concerns the shard as a whole."""
+    """Something that is not as docs/format.md says. `clip` is a key, or "" if it concerns the shard as a whole;
+    `shard` is "" if it concerns the dataset."""
 
     shard: str
     clip: str
@@ -39,15 +49,19 @@ class VerifyReport:
     Attributes:
         path: the dataset.
         manifest: its dataset.json.
-        decoded: whether every frame was decoded.
+        checked: how many clips were checked themselves, beside the structure of all shards.
+        decoded: whether every frame of these was decoded.
         problems: in the order of shards and clips; empty if all is well.
+        notes: what is no damage, but worth knowing.
         elapsed: seconds it took.
     """
 
     path: str
     manifest: Manifest
+    checked: int
     decoded: bool
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
     elapsed: float
 
     @property
@@ -57,22 +71,59 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
+class _Task:
+    """What a worker is to do about a shard.
+
+    Attributes:
+        path: the dataset.
+        entry: the shard.
+        rows: which clips to check, of a sample; None: the whole tar.
+        decode: whether to decode them.
+        threads: of the decoder.
+    """
+
+    path: str
+    entry: ShardEntry
+    rows: tuple[int, ...] | None
+    decode: bool
+    threads: int
+
+
+@dataclass(frozen=True)
 class _Checked:
-    """What is known of a shard after its check."""
+    """What is known of a shard after its check.
+
+    Attributes:
+        problems: what is wrong.
+        keys: its clips' keys; none if they cannot be read.
+        seconds: their durations together.
+        foreign: whether neither index nor parquet are those that dataset.json means.
+    """
 
     problems: list[Problem]
     keys: list[str]
     seconds: float
+    foreign: bool = False
 
 
 def verify(
-    path: str | os.PathLike[str], *, decode: bool = False, workers: int | None = None, progress: bool = True
+    path: str | os.PathLike[str],
+    *,
+    decode: bool = False,
+    sample: float | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = True,
 ) -> VerifyReport:
     """Check a dataset.
 
     Args:
         path: folder or URL; of a remote dataset, each shard is fetched to the temporary folder while it is checked.
         decode: decode every clip and compare its frames with the index.
+        sample: the share of clips to check, above 0 and up to 1, drawn at random. Of every shard there are then
+            checked the sizes, index and parquet, with their checksums, and of its tar only the drawn clips, which
+            are the only bytes of it that are read.
+        seed: draws other clips.
         workers: processes, one per core by default. A shard is the work of one.
         progress: show a bar on a terminal.
 
@@ -82,6 +133,10 @@ def verify(
     """
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers cannot verify anything: give 1 or more, or leave it out")
+    if sample is not None and not 0 < sample <= 1:
+        raise InputError(f"a sample of {sample} is no share of the clips: give one above 0 and up to 1, such as 0.01")
+    if seed < 0:
+        raise InputError(f"the seed {seed} is negative: give 0 or more")
     started = time.monotonic()
     path = os.fspath(path)
     manifest = read_manifest(path)
@@ -89,12 +144,17 @@ def verify(
     count = min(workers or cores, max(1, len(manifest.shards)))
     # Fewer shards than cores: the decoders of each get what is left over.
     threads = max(1, (workers or cores) // count)
+    drawn = None if sample is None else _draw(manifest, sample, seed)
     problems: list[Problem] = []
     keys: Counter[str] = Counter()
     seconds = 0.0
     complete = True
+    foreign: list[str] = []
     with Workers(count) as pool, Progress("verifying", manifest.clips, enabled=progress) as bar:
-        futures = [pool.submit(_check_shard, path, entry, decode, threads) for entry in manifest.shards]
+        futures = [
+            pool.submit(_check_shard, _Task(path, entry, None if drawn is None else drawn[s], decode, threads))
+            for s, entry in enumerate(manifest.shards)
+        ]
         for entry, future in zip(manifest.shards, futures, strict=True):
             try:
                 checked = future.result()
@@ -104,88 +164,192 @@ def verify(
             keys.update(checked.keys)
             seconds += checked.seconds
             complete = complete and len(checked.keys) == entry.clips
+            foreign += [entry.name] if checked.foreign else []
             bar.advance(entry.clips, note=f"{len(problems)} problems" if problems else "")
     problems += [Problem("", key, f"{count} clips have this key") for key, count in keys.items() if count > 1]
     if complete and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
         problems.append(
             Problem("", "", f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}")
         )
-    return VerifyReport(path, manifest, decode, tuple(problems), time.monotonic() - started)
+    if foreign:
+        problems.append(
+            Problem(
+                "",
+                "",
+                f"neither idx nor parquet of {_named(foreign)} are those in dataset.json: "
+                "it is older or newer than the shards",
+            )
+        )
+    return VerifyReport(
+        path=path,
+        manifest=manifest,
+        checked=manifest.clips if drawn is None else sum(map(len, drawn)),
+        decoded=decode,
+        problems=tuple(problems),
+        notes=tuple(_notes(path, manifest)),
+        elapsed=time.monotonic() - started,
+    )
 
 
-def _check_shard(path: str, entry: ShardEntry, decode: bool, threads: int) -> _Checked:
+def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
+    """Rows of each shard: as many clips as make up the share, rounded up, the same each time."""
+    count = math.ceil(manifest.clips * share)
+    chosen = np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
+    ends = np.cumsum([entry.clips for entry in manifest.shards])
+    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1])) if len(ends) else []
+    return [
+        tuple((part - (end - entry.clips)).tolist())
+        for part, end, entry in zip(parts, ends, manifest.shards, strict=True)
+    ]
+
+
+def _notes(path: str, manifest: Manifest) -> Iterator[str]:
+    """What lies beside the dataset that readers do not see."""
+    folder = storage.join(path, SHARD_FOLDER)
+    known = {entry.name for entry in manifest.shards}
+    try:
+        files = storage.list_files(folder) if manifest.shards else []
+    except DatasetError:  # storage that cannot be listed, such as HTTP; or no folder, which has been said
+        files = []
+    matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
+    strays = sorted({match.group(1) for match in matches if match} - known)
+    if strays:
+        yield (
+            f"{SHARD_FOLDER}/ holds {_named(strays)}, not named in dataset.json: "
+            "left from a pack that has not finished, or of another version of the dataset"
+        )
+    if storage.exists(storage.join(path, UNFINISHED_FILE)):
+        yield f"there is {UNFINISHED_FILE}: packing to this place is under way, or was broken off"
+
+
+def _named(shards: Sequence[str]) -> str:
+    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
+    return f"shard{'s' if len(shards) > 1 else ''} {', '.join(shards[:_NAMED])}{more}"
+
+
+def _check_shard(task: _Task) -> _Checked:
     """In a worker process: all checks of one shard."""
+    entry = task.entry
     problems: list[Problem] = []
 
     def report(what: str, clip: str = "") -> None:
         problems.append(Problem(entry.name, clip, what))
 
-    with _local_files(path, entry) as files:
-        for extension, problem in _check_files(files, entry).items():
+    with _local_files(task) as files:
+        wrong = _check_files(files, task)
+        for extension, problem in wrong.items():
             report(f"{entry.name}.{extension}: {problem}")
+        foreign = {"idx", "parquet"} <= set(wrong) & set(files)
         opened = _open_rows(files, entry, report)
         if opened is None:
-            return _Checked(problems, [], 0.0)
+            return _Checked(problems, [], 0.0, foreign)
         clips, index = opened
         if "idx" in files:
             for what, row in check_idx(files["idx"].read_bytes(), clips):
                 report(what, clips.key[row] if row is not None else "")
-        if "tar" in files:
+        if task.rows is None and "tar" in files:
             for what, row in check_tar(files["tar"], clips):
                 report(what, clips.key[row] if row is not None else "")
-            with files["tar"].open("rb") as tar:
-                for row in range(len(clips)):
-                    frames = None if index is None else index.clip(row)
-                    for what in check_clip(tar, entry.bytes, clips, row, frames, decode=decode, threads=threads):
+        if "tar" in files or (task.rows and "tar" not in wrong):
+            for row in range(len(clips)) if task.rows is None else task.rows:
+                read = _reader(task, files, clips, row)
+                if task.rows is not None:
+                    for what in check_headers(read, clips, row):
                         report(what, clips.key[row])
-    return _Checked(problems, clips.key, float(clips.seconds.sum()))
+                frames = None if index is None else index.clip(row)
+                for what in check_clip(read, clips, row, frames, decode=task.decode, threads=task.threads):
+                    report(what, clips.key[row])
+    return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
+
+
+def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
+    """Reads parts of the tar: of the local file, or just one clip's files with their headers, all at once."""
+    if "tar" in files:
+        return _LocalFile(files["tar"]).read
+    url = storage.join(task.path, task.entry.file("tar"))
+    starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
+    sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
+    blocks = storage.read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)])
+
+    def read(start: int, size: int) -> bytes:
+        for first, block in zip(starts, blocks, strict=True):
+            if first <= start < first + max(1, len(block)):
+                return block[start - first : start - first + size]
+        return b""
+
+    return read
+
+
+@dataclass(frozen=True)
+class _LocalFile:
+    path: Path
+
+    def read(self, start: int, size: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
 
 
 @contextmanager
-def _local_files(path: str, entry: ShardEntry) -> Iterator[dict[str, Path]]:
-    """The shard's files by extension, as local files; those that are not there are left out."""
+def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
+    """The shard's files by extension, as local files; those that are not there are left out, and so is a remote tar of
+    which only a sample is checked."""
+    entry = task.entry
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         files: dict[str, Path] = {}
         for extension in SHARD_EXTENSIONS:
-            source = storage.join(path, entry.file(extension))
+            source = storage.join(task.path, entry.file(extension))
             if storage.is_local(source):
                 files[extension] = Path(local_path(source))
-            elif storage.exists(source):
+            elif (extension != "tar" or task.rows is None) and storage.exists(source):
                 files[extension] = Path(folder) / f"{entry.name}.{extension}"
                 storage.get_file(source, files[extension])
         yield {extension: file for extension, file in files.items() if file.is_file()}
 
 
-def _check_files(files: dict[str, Path], entry: ShardEntry) -> dict[str, str]:
-    """What is wrong with size and checksum, by extension."""
+def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
+    """Of a file of the shard, or None if it is missing."""
+    if extension in files:
+        return files[extension].stat().st_size
+    source = storage.join(task.path, task.entry.file(extension))
+    if storage.is_local(source) or not storage.exists(source):
+        return None
+    return storage.size(source)
+
+
+def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
+    """What is wrong with size and checksum, by extension. Of a sample, the tar as a whole is not read."""
+    entry = task.entry
     wanted = {"tar": entry.sha256, "idx": entry.idx_sha256, "parquet": entry.parquet_sha256}
     wrong: dict[str, str] = {}
     for extension, checksum in wanted.items():
-        if extension not in files:
+        size = _size(files, task, extension)
+        if size is None:
             wrong[extension] = "missing"
-            continue
-        size = files[extension].stat().st_size
-        if extension == "tar" and size != entry.bytes:
+        elif extension == "tar" and size != entry.bytes:
             wrong[extension] = f"{size} bytes instead of {entry.bytes}"
-            continue
-        with files[extension].open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                wrong[extension] = "its SHA-256 is not the one in dataset.json"
+        elif extension != "tar" or task.rows is None:
+            with files[extension].open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+                    wrong[extension] = "its SHA-256 is not the one in dataset.json"
     return wrong
 
 
 def _open_rows(
-    files: dict[str, Path], entry: ShardEntry, report: Callable[[str], None]
+    files: dict[str, Path], entry: ShardEntry, report: Callable[..., None]
 ) -> tuple[ClipTable, ShardIndex | None] | None:
     """The shard's rows and, if they can be read as well, its frame indexes."""
     if "parquet" not in files:
         return None
     source = os.fspath(files["parquet"])
     try:
-        clips = clip_table([read_scalars(source, entry)], [entry])
+        table = read_scalars(source, entry)
+        clips = clip_table([table], [entry])
     except DatasetError as error:
         report(str(error))
         return None
+    for what, row in check_fields(table, clips):
+        report(what, clips.key[row] if row is not None else "")
     try:
         return clips, read_index(source, entry, clips, 0)
     except DatasetError as error:

@@ -1,19 +1,24 @@
-"""Labels from a list beside the videos, and the numbers that classes get."""
+"""Labels and metadata from lists beside the videos, and the numbers that classes get."""
 
 from __future__ import annotations
 
 import bisect
 import json
 import posixpath
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.sources import Source
 from streamvid.packing.tables import dump_json, other_columns, raw_labels, read_table, video_column
 from streamvid.store import storage
 from streamvid.store.paths import local_path
+
+_NAMED: Final = 3
+"""Missing videos and surplus rows that are named; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,44 @@ def classes_of(sources: Sequence[Source]) -> Classes:
     return Classes(tuple(names) if names else None)
 
 
-def attach_labels(sources: Sequence[Source], path: str) -> list[Source]:
+@dataclass(frozen=True)
+class Join:
+    """How the rows of a list met the videos.
+
+    Attributes:
+        path: of the list, without secrets.
+        rows: rows of the list.
+        joined: videos that have a row.
+        missing: videos that have none; `missing_names` are the first of them.
+        surplus: rows whose video is not there; `surplus_names` are the first of them, as the list has them.
+    """
+
+    path: str
+    rows: int
+    joined: int
+    missing: int
+    missing_names: tuple[str, ...]
+    surplus: int
+    surplus_names: tuple[str, ...]
+
+    def sentences(self) -> list[str]:
+        """What a person should know of it; nothing if every row met a video and every video a row."""
+        said = []
+        if self.missing:
+            total = self.missing + self.joined
+            said.append(f"{self.missing:,} of {total:,} videos have no row in {self.path}{_such(self.missing_names)}")
+        if self.surplus:
+            said.append(
+                f"{self.surplus:,} of {self.rows:,} rows of {self.path} name no video{_such(self.surplus_names)}"
+            )
+        return said
+
+
+def attach_labels(sources: Sequence[Source], path: str) -> tuple[list[Source], Join]:
     """Give the sources the labels, and other columns, of a list.
+
+    A row that names no video is an error here: a label that goes astray leaves a clip without one, and the training
+    would not tell.
 
     Args:
         sources: what is packed.
@@ -53,39 +94,93 @@ def attach_labels(sources: Sequence[Source], path: str) -> list[Source]:
 
     Raises:
         InputError: the list cannot be read, has no such columns, names a video that is not there or more than one,
-            or labels one twice.
+            or one twice.
     """
     shown = storage.redact(path)
     table = read_table(path)
     if "label" not in table.schema.names:
-        raise InputError(f"{shown} has no column 'label' but {', '.join(table.schema.names) or 'none'}: name one so")
-    column, cells = video_column(table, ("path", "video", "key"), shown)
+        raise InputError(
+            f"{shown} has no column 'label' but {', '.join(table.schema.names) or 'none'}: name one so, or give the "
+            "list as --metadata"
+        )
     labels = raw_labels(table, shown)
-    extra = other_columns(table, tuple({column, "label", "key"}), shown)
-    find = _Finder(sources, posixpath.dirname(path))
-    chosen: dict[int, int] = {}
-    missing: list[str] = []
+    extra, chosen, join = _join(sources, table, path)
+    if join.surplus:
+        others = f" and {join.surplus - 1} more" if join.surplus > 1 else ""
+        raise InputError(
+            f"{shown} labels {join.surplus_names[0]!r}{others}, not among the {len(sources)} videos: "
+            "correct the paths or drop the rows"
+        )
+    return [
+        replace(source, label=labels[row], meta=_merged(source.meta, extra[row])) if row >= 0 else source
+        for source, row in zip(sources, chosen, strict=True)
+    ], join
+
+
+def attach_metadata(sources: Sequence[Source], path: str) -> tuple[list[Source], Join]:
+    """Give the sources the columns of a list.
+
+    Rows that name no video are only counted: such lists often describe more videos than are packed. A list of which
+    no row names one is an error.
+
+    Args:
+        sources: what is packed.
+        path: as of `attach_labels`, but without a column `label`.
+
+    Raises:
+        InputError: the list cannot be read, has no column that names videos, or a column `label`; a row may name more
+            than one video, two rows name the same, or none names any.
+    """
+    shown = storage.redact(path)
+    table = read_table(path)
+    if "label" in table.schema.names:
+        raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
+    extra, chosen, join = _join(sources, table, path)
+    if not join.joined:
+        raise InputError(
+            f"none of the {join.rows} rows of {shown} names one of the {len(sources)} videos{_such(join.surplus_names)}"
+            ": correct the paths"
+        )
+    return [
+        replace(source, meta=_merged(source.meta, extra[row])) if row >= 0 else source
+        for source, row in zip(sources, chosen, strict=True)
+    ], join
+
+
+def _join(sources: Sequence[Source], table: pa.Table, path: str) -> tuple[list[str], list[int], Join]:
+    """The other columns of each row as JSON; for each source its row, or -1; and how it went."""
+    shown = storage.redact(path)
+    column, cells = video_column(table, ("path", "video", "key"), shown)
+    extra = other_columns(table, (column, "label", "key"), shown)
+    find = Finder(sources, posixpath.dirname(path))
+    chosen = [-1] * len(sources)
+    surplus: list[str] = []
     for row, cell in enumerate(cells):
         matches = find.by_key(cell) if column == "key" else find.by_path(cell)
         if not matches:
-            missing.append(cell)
+            surplus.append(cell)
             continue
         if len(matches) > 1:
             names = " and ".join(sources[i].name for i in matches[:2])
             raise InputError(f"{cell!r} in {shown} may be {names}: write the path below the packed folder")
-        if matches[0] in chosen:
-            raise InputError(f"{shown} labels {sources[matches[0]].name!r} more than once: keep one row")
+        if chosen[matches[0]] >= 0:
+            raise InputError(f"{shown} names {sources[matches[0]].name!r} more than once: keep one row")
         chosen[matches[0]] = row
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InputError(
-            f"{shown} labels {missing[0]!r}{others}, not among the {len(sources)} videos: "
-            "correct the paths or drop the rows"
-        )
-    return [
-        replace(source, label=labels[chosen[i]], meta=_merged(source.meta, extra[chosen[i]])) if i in chosen else source
-        for i, source in enumerate(sources)
-    ]
+    missing = [source.name for source, row in zip(sources, chosen, strict=True) if row < 0]
+    join = Join(
+        path=shown,
+        rows=len(cells),
+        joined=len(sources) - len(missing),
+        missing=len(missing),
+        missing_names=tuple(missing[:_NAMED]),
+        surplus=len(surplus),
+        surplus_names=tuple(surplus[:_NAMED]),
+    )
+    return extra, chosen, join
+
+
+def _such(names: Sequence[str]) -> str:
+    return f", such as {', '.join(repr(name[:100]) for name in names)}" if names else ""
 
 
 def _merged(first: str, second: str) -> str:
@@ -94,36 +189,50 @@ def _merged(first: str, second: str) -> str:
     return dump_json(json.loads(first) | json.loads(second))
 
 
-class _Finder:
-    """Looks videos up by what a person may call them."""
+class Finder:
+    """Looks videos up by what a person may call them, from the most exact meaning to the least. A table of names is
+    made when something is first looked for in it: lists mostly name all videos in the same way."""
 
     def __init__(self, sources: Sequence[Source], folder: str) -> None:
+        self._sources = sources
         self._folder = folder
-        self._tables: list[dict[str, list[int]]] = []
-        self._keys: dict[str, list[int]] = {source.key: [i] for i, source in enumerate(sources)}
-        for name in (_name, _path, _stem, _base, _base_stem):
-            table: dict[str, list[int]] = defaultdict(list)
-            for i, source in enumerate(sources):
-                table[name(source)].append(i)
-            self._tables.append(dict(table))
-        self._tables.insert(3, self._keys)
+        self._tables: dict[Callable[[Source], str], dict[str, int | list[int]]] = {}
 
     def by_key(self, key: str) -> list[int]:
-        return self._keys.get(key, [])
+        """The position of the source with that key."""
+        return self._called(_key, key)
 
     def by_path(self, path: str) -> list[int]:
         """Positions of the sources so called, by the most exact meaning that any has."""
         # A relative path may count from the packed folder, from where we are, or from where the list is.
         meanings = [path, posixpath.normpath(path), *(_whole(p) for p in (path, posixpath.join(self._folder, path)))]
-        for table in self._tables:
+        for name in (_name, _path, _stem, _key, _base, _base_stem):
             for written in meanings:
-                if written in table:
-                    return table[written]
+                if found := self._called(name, written):
+                    return found
         return []
+
+    def _called(self, name: Callable[[Source], str], wanted: str) -> list[int]:
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = {}
+            for i, source in enumerate(self._sources):
+                known = table.setdefault(name(source), i)
+                # Nearly all names are of one video: a list for each would take most of the memory.
+                if isinstance(known, list):
+                    known.append(i)
+                elif known != i:
+                    table[name(source)] = [known, i]
+        found = table.get(wanted, [])
+        return found if isinstance(found, list) else [found]
 
 
 def _whole(path: str) -> str:
     return local_path(path) if storage.is_local(path) else path
+
+
+def _key(source: Source) -> str:
+    return source.key
 
 
 def _path(source: Source) -> str:

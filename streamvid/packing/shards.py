@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from webdataset.writer import TarWriter
 
 from streamvid.packing.tables import dump_json
+from streamvid.packing.typed import typed_columns
 from streamvid.store import storage
 from streamvid.store.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, ShardEntry
 from streamvid.store.paths import move_file
@@ -71,17 +72,29 @@ def _closed(content: int) -> int:
 class ShardWriter:
     """Writes one shard into a local folder; `commit` puts it where it belongs. A context manager.
 
-    Until then the dataset does not change. Of a clip's MP4 at most one copy is in memory, while it is written.
+    Until then the dataset does not change. Of a clip's MP4 only a piece at a time is in memory.
     """
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, number: int, folder: Path, *, columns: pa.Schema | None = None) -> None:
+        """Begin a shard.
+
+        Args:
+            number: its number in the dataset.
+            folder: an existing local folder for its files until `commit`.
+            columns: the names and types of all columns that clips' metadata have anywhere in the dataset, so that
+                every shard has the same; see `streamvid.packing.tables.meta_columns`. None: the metadata are
+                written as JSON alone.
+        """
         self.name = f"{number:08d}"
+        self._columns = columns
         self._folder = folder
         self._path = folder / f"{self.name}.tar"
         self._hashed = _HashingFile(self._path.open("wb", buffering=1 << 20))
         self._tar = TarWriter(
             self._hashed, user=_OWNER, group=_OWNER, encoder=False, mtime=0, format=tarfile.USTAR_FORMAT
         )
+        # TarWriter's own tar is a stream, written in pieces of 10 KiB. This one writes the same bytes as they come.
+        self._tar.tarstream = tarfile.TarFile(fileobj=self._hashed, mode="w", format=tarfile.USTAR_FORMAT)
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
         self._indexes: list[FrameIndex] = []
@@ -101,19 +114,19 @@ class ShardWriter:
         Raises:
             ValueError: it is larger than a tar can hold, before anything of it was written.
         """
-        if clip.mp4.stat().st_size > MAX_FILE_BYTES:
+        if clip.mp4_bytes > MAX_FILE_BYTES:
             raise ValueError("the mp4 is larger than a tar can hold")
-        video = clip.mp4.read_bytes()
-        files = dict(zip(EXTENSIONS, (video, clip.index.to_npy(), described.to_json()), strict=True))
-        offsets = []
-        for extension, data in files.items():
-            # One call per file: TarWriter sorts those of one call by extension, and the MP4 comes first here.
+        offsets = [self._tar.tarstream.offset + BLOCK]
+        sha256 = self._add_video(clip, described.key)
+        sizes = [clip.mp4_bytes]
+        for extension, data in zip(EXTENSIONS[1:], (clip.index.to_npy(), described.to_json()), strict=True):
+            # One call per file: TarWriter sorts those of one call by extension.
             start = self._tar.tarstream.offset
             self._tar.write({"__key__": described.key, extension: data})
             if self._tar.tarstream.offset != start + _member_bytes(len(data)):
                 raise AssertionError("a tar header of more than one block: not USTAR")
             offsets.append(start + BLOCK)
-        sizes = [len(data) for data in files.values()]
+            sizes.append(len(data))
         self._content += sum(_member_bytes(size) for size in sizes)
         self._indexes.append(clip.index)
         self._rows.append(
@@ -142,23 +155,47 @@ class ShardWriter:
                     for kind, offset, size in zip(KINDS, offsets, sizes, strict=True)
                     for name, value in ((f"{kind}_offset", offset), (f"{kind}_size", size))
                 },
-                "sha256": hashlib.sha256(video).hexdigest(),
+                "sha256": sha256,
                 "stsd": clip.stsd,
             }
         )
+
+    def _add_video(self, clip: StoredClip, key: str) -> str:
+        """Append a clip's MP4 as TarWriter would, but in pieces; gives its SHA-256."""
+        header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
+        header.size, header.mode, header.mtime = clip.mp4_bytes, self._tar.mode, self._tar.mtime
+        header.uname, header.gname = self._tar.user, self._tar.group
+        start = self._hashed.written
+        self._tar.tarstream.addfile(header)  # without its data
+        if self._hashed.written != start + BLOCK:
+            raise AssertionError("a tar header of more than one block: not USTAR")
+        checksum = hashlib.sha256()
+        for piece in clip.pieces():
+            self._hashed.write(piece)
+            if not clip.sha256:
+                checksum.update(piece)
+        self._hashed.write(bytes(-header.size % BLOCK))
+        if self._hashed.written != start + _member_bytes(header.size):
+            raise AssertionError("the mp4 is not as large as it was")
+        self._tar.tarstream.offset += self._hashed.written - start - BLOCK
+        return clip.sha256 or checksum.hexdigest()
 
     def commit(self, destination: str) -> ShardEntry:
         """Finish the shard and put it into the dataset at `destination`: tar, then idx, then parquet, each whole.
 
         Raises:
-            StreamvidError: the destination cannot be written.
+            StreamvidError: the destination cannot be written, or a clip's metadata do not fit the columns.
         """
         self.close()
         self._check()
         paths = {kind: self._folder / f"{self.name}.{kind}" for kind in SHARD_EXTENSIONS}
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         paths["idx"].write_bytes(index.encode())
-        write_parquet(self._rows, self._indexes, paths["parquet"])
+        fields = None
+        if self._columns is not None:
+            metas, keys = ([str(row[name]) for row in self._rows] for name in ("meta", "key"))
+            fields = typed_columns(metas, self._columns, keys)
+        write_parquet(self._rows, self._indexes, paths["parquet"], fields)
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written
         for kind, path in paths.items():
@@ -201,9 +238,13 @@ class ShardWriter:
 
 
 def write_parquet(
-    rows: Sequence[dict[str, int | str | bytes | None]], indexes: Sequence[FrameIndex], path: Path
+    rows: Sequence[dict[str, int | str | bytes | None]],
+    indexes: Sequence[FrameIndex],
+    path: Path,
+    fields: pa.Table | None = None,
 ) -> None:
-    """Write a shard's parquet: `rows` hold the scalar columns, `indexes` the lists, one each per clip."""
+    """Write a shard's parquet: `rows` hold the scalar columns, `indexes` the lists, one each per clip; `fields` are
+    the columns that came with the clips, see `streamvid.packing.typed.typed_columns`."""
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCALAR_SCHEMA]
     ends = pa.array(np.concatenate([[0], np.cumsum([len(index) for index in indexes])]), type=pa.int32())
     for name in INDEX_TYPES:
@@ -211,12 +252,15 @@ def write_parquet(
         values = np.concatenate([getattr(index, name) for index in indexes])
         columns.append(pa.ListArray.from_arrays(ends, pa.array(values).cast(INDEX_TYPES[name]), type=field.type))
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    if fields is not None:
+        for name in fields.column_names:
+            table = table.append_column(fields.schema.field(name), fields[name])
     # One row group: a shard is read as a whole, and more would only cost requests.
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
 
 
 def _file_sizes(clip: StoredClip, described: Described) -> list[int]:
-    return [clip.mp4.stat().st_size, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())]
+    return [clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())]
 
 
 class _HashingFile(io.RawIOBase):
@@ -230,7 +274,10 @@ class _HashingFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def tell(self) -> int:
+        return self.written
+
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
         self._file.write(data)
         self._sha256.update(data)
         self.written += len(data)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,7 +15,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from streamvid.errors import InputError, StreamvidError
+from streamvid.packing.typed import NO_COLUMNS, united
 from streamvid.store import storage
+from streamvid.store.memory import arrow_reader
 
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
@@ -23,6 +25,21 @@ TEXT_COLUMNS: Final = ("path", "video", "key")
 _LABEL_KINDS: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 RESERVED_COLUMNS: Final = ("key", "source")
 """What packing itself writes beside the other columns."""
+_ROWS_AT_ONCE: Final = 4096
+"""Rows that are Python objects at the same time: a list may have a million."""
+
+
+@dataclass(frozen=True)
+class List:
+    """A list that was read.
+
+    Attributes:
+        table: its rows. Dates and times of a CSV or JSONL are text in it, as they were written.
+        types: its columns with the types that they were found to have, dates and times too.
+    """
+
+    table: pa.Table
+    types: pa.Schema
 
 
 def is_list(path: str) -> bool:
@@ -36,6 +53,32 @@ def read_table(path: str) -> pa.Table:
     Raises:
         InputError: the file cannot be read as what its extension says, or has a column twice.
     """
+    return read_list(path).table
+
+
+def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Schema:
+    """The columns of metadata that a pack from these lists has, with their types: what `ShardWriter` takes.
+
+    Args:
+        lists: the paths of all lists that columns come from: lists of videos, of labels, of metadata, of cuts.
+        own: columns that packing itself adds to the metadata, such as where a clip was cut; their types hold.
+
+    Raises:
+        InputError: a list cannot be read.
+    """
+    schemas = [read_list(path).types for path in dict.fromkeys(lists)]
+    found = united([pa.schema([field for field in schema if field.name in _others(schema)]) for schema in schemas])
+    return pa.schema([*own, *[field for field in found if field.name not in own.names]])
+
+
+def _others(types: pa.Schema) -> list[str]:
+    """The columns that neither name videos nor label them."""
+    named = next((name for name in TEXT_COLUMNS if name in types.names), "")
+    return [name for name in types.names if name not in (named, "key", "label")]
+
+
+def read_list(path: str) -> List:
+    """Read a list with the types of its columns; otherwise as `read_table`."""
     shown = storage.redact(path)
     if not is_list(path):
         raise InputError(f"{shown} is not a list: use a file that ends in {', '.join(LIST_EXTENSIONS)}")
@@ -45,6 +88,7 @@ def read_table(path: str) -> pa.Table:
         raise InputError(str(error)) from error
     try:
         table = _parse(path.lower(), data, {})
+        types = table.schema.remove_metadata()
         # Types are inferred, and "2024-01-01" becomes a date, which JSON cannot hold: such columns are read as text.
         text: dict[str, pa.DataType] = {
             field.name: pa.string()
@@ -59,7 +103,7 @@ def read_table(path: str) -> pa.Table:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
-    return table
+    return List(table, types)
 
 
 def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, list[str]]:
@@ -87,9 +131,15 @@ def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> lis
             raise InputError(f"{shown} has a column {name!r}, a name that packing itself uses: rename it")
     if not names:
         return ["{}"] * table.num_rows
+    # Python has no nanoseconds.
+    coarse = [pa.timestamp("us", f.type.tz) if pa.types.is_timestamp(f.type) else f.type for f in table.schema]
+    table = table.cast(pa.schema(list(zip(table.schema.names, coarse, strict=True))), safe=False).select(names)
     try:
-        rows = table.select(names).to_pylist()
-        return [dump_json({name: _plain(value) for name, value in row.items()}) for row in rows]
+        return [
+            dump_json({name: _plain(value) for name, value in row.items()})
+            for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            for row in batch.to_pylist()
+        ]
     except TypeError as error:
         raise InputError(f"{shown} holds {error}, which JSON cannot: turn them into text or leave them out") from error
 
@@ -129,18 +179,18 @@ def dump_json(value: Mapping[str, Any]) -> str:
 def _parse(path: str, data: bytes, text: dict[str, pa.DataType]) -> pa.Table:
     if path.endswith(".csv"):
         return pa.csv.read_csv(
-            io.BytesIO(data),
+            arrow_reader(data),
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(column_types=text, strings_can_be_null=False),
         )
     if path.endswith(".jsonl"):
         schema = pa.schema(list(text.items())) if text else None
         return pa.json.read_json(
-            io.BytesIO(data),
+            arrow_reader(data),
             read_options=pa.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),
             parse_options=pa.json.ParseOptions(explicit_schema=schema),
         )
-    return pq.read_table(io.BytesIO(data))
+    return pq.read_table(arrow_reader(data))
 
 
 def _text_column(column: pa.ChunkedArray, name: str, shown: str) -> list[str]:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from streamvid.errors import DatasetError
 from streamvid.store.manifest import ShardEntry
-from streamvid.store.schema import BLOCK, INDEX_TYPES, SCALAR_SCHEMA, SCHEMA
+from streamvid.store.schema import BLOCK, FIELD_PREFIX, INDEX_TYPES, SCALAR_SCHEMA, SCHEMA
+from streamvid.store.texts import Texts
 from streamvid.video.index import HIDDEN, FrameIndex, Int64
 
 Int32 = npt.NDArray[np.int32]
@@ -88,10 +89,10 @@ class ClipTable:
     color_space: Categories
     color_range: Categories
     traits: Categories
-    key: list[str]
-    source: list[str]
-    meta: list[str]
-    sha256: list[str]
+    key: Texts
+    source: Texts
+    meta: Texts
+    sha256: Texts
     stsd_id: Int32
     stsds: list[bytes]
 
@@ -135,7 +136,8 @@ class ShardIndex:
 
 
 def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
-    """The columns of a shard's parquet that hold one value per clip.
+    """The columns of a shard's parquet that hold one value per clip: those of the format, and those that came with
+    the clips, whose names begin with `FIELD_PREFIX`.
 
     Args:
         source: path of a local file, or its bytes.
@@ -144,7 +146,7 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
     Raises:
         DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
     """
-    return _read(source, entry, SCALAR_SCHEMA)
+    return _read(source, entry, SCALAR_SCHEMA, FIELD_PREFIX)
 
 
 def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> ClipTable:
@@ -153,8 +155,9 @@ def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> Cli
     Raises:
         DatasetError: a value that cannot be right, such as a clip beyond the end of its shard. Names shard and clip.
     """
-    table = pa.concat_tables(tables) if tables else SCALAR_SCHEMA.empty_table()
-    shard = np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
+    parts = [table.select(SCALAR_SCHEMA.names) for table in tables]
+    table = pa.concat_tables(parts) if parts else SCALAR_SCHEMA.empty_table()
+    shard = shard_numbers(entries)
     columns: dict[str, Any] = {
         field.name: _numbers(table[field.name], field.type)
         for field in SCALAR_SCHEMA
@@ -164,13 +167,18 @@ def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> Cli
         for name in ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits"):
             columns[name] = _categories(table[name])
         for name in ("key", "source", "meta", "sha256"):
-            columns[name] = table[name].to_pylist()
+            columns[name] = _texts(table[name])
         columns["stsd_id"], columns["stsds"] = _encode(table["stsd"])
-    except ValueError as error:
+    except ValueError as error:  # Arrow's errors of that kind are ValueErrors, too
         raise DatasetError(f"the parquets of the dataset hold text that is not UTF-8 ({error}): {_REMEDY}") from error
     clips = ClipTable(shard=shard, **columns)
     _check(clips, table, entries)
     return clips
+
+
+def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
+    """int32 [clips]: which shard each clip is in."""
+    return np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
 
 
 def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, first: int) -> ShardIndex:
@@ -203,7 +211,8 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
     return index
 
 
-def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema) -> pa.Table:
+def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "") -> pa.Table:
+    """The columns of a schema, and all whose names begin with the prefix, if there is one."""
     file = entry.file("parquet").rpartition("/")[2]
     try:
         with pq.ParquetFile(pa.BufferReader(source) if isinstance(source, pa.Buffer) else source) as parquet:
@@ -217,7 +226,8 @@ def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema) -> pa.T
                 if at < 0 or not _same_type(there.field(at).type, field.type):
                     kind = "no such column" if at < 0 else str(there.field(at).type)
                     raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {_REMEDY}")
-            table = parquet.read(columns=schema.names, use_threads=False).select(schema.names)
+            names = schema.names + [name for name in there.names if prefix and name.startswith(prefix)]
+            table = parquet.read(columns=names, use_threads=False).select(names)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {_REMEDY}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -232,6 +242,14 @@ def _same_type(there: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_list(wanted):  # whatever the writer called the elements, and said of nulls
         return bool(pa.types.is_list(there) and there.value_type == wanted.value_type)
     return bool(there == wanted)
+
+
+def _texts(column: pa.ChunkedArray) -> Texts:
+    whole: Any = column.cast(pa.large_string()).combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.chunk(0) if whole.num_chunks else pa.array([], type=pa.large_string())
+    whole.validate(full=True)
+    return Texts(whole)
 
 
 def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
@@ -287,9 +305,9 @@ def _check(clips: ClipTable, table: pa.Table, entries: Sequence[ShardEntry]) -> 
     for entry, count in zip(entries, frames, strict=True):
         if count != entry.frames:
             raise DatasetError(f"shard {entry.name}.parquet has {count} frames instead of {entry.frames}: {_REMEDY}")
-    if len(set(clips.key)) != len(clips):
-        seen: set[str] = set()
-        twice = next(key for key in clips.key if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    if pc.count_distinct(clips.key.array).as_py() != len(clips):
+        counted = pc.value_counts(clips.key.array)
+        twice = counted.filter(pc.greater(counted.field("counts"), 1))[0].as_py()["values"]
         raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
 
 

@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.store.clips import Categories, ClipTable
+from streamvid.store.fields import Fields
 from streamvid.store.meta import meta_columns
+from streamvid.store.texts import Texts
 from streamvid.video.index import Int64
 
 if TYPE_CHECKING:
@@ -34,15 +36,21 @@ class Columns:
         clips: the clips' rows.
         classes: the names of the class numbers, if they have names.
         extra: further columns by name, each with one value per clip.
+        fields: gives the fields of the metadata, when they are first needed; by default they are parsed out of JSON.
     """
 
     def __init__(
-        self, clips: ClipTable, classes: Sequence[str] | None, extra: Mapping[str, Categories] | None = None
+        self,
+        clips: ClipTable,
+        classes: Sequence[str] | None,
+        extra: Mapping[str, Categories] | None = None,
+        *,
+        fields: Callable[[], Fields] | None = None,
     ) -> None:
         self._clips = clips
         makers: dict[str, Callable[[], pa.Array]] = {
-            "key": lambda: pa.array(clips.key, type=pa.large_string()),
-            "source": lambda: pa.array(clips.source, type=pa.large_string()),
+            "key": lambda: Texts.of(clips.key).array,
+            "source": lambda: Texts.of(clips.source).array,
             "label": lambda: pa.array(clips.label, mask=clips.label < 0),
         }
         if classes is not None:
@@ -58,7 +66,8 @@ class Columns:
         self._lock = threading.Lock()
         self._made: dict[str, pa.Array] = {}
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
-        self._meta: dict[str, pa.Array] | None = None
+        self._read_fields = fields or (lambda: Fields(meta_columns(clips.meta, clips.key)))
+        self._fields: Fields | None = None
 
     def __len__(self) -> int:
         """How many clips there are."""
@@ -72,18 +81,18 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """All columns. Reads the metadata, so raises DatasetError if they are damaged."""
-        return (*self._makers, *(META + name if name in self._makers else name for name in self.fields()))
+        return (*self._makers, *(META + name if name in self._makers else name for name in self.fields().names))
 
-    def fields(self) -> Mapping[str, pa.Array]:
+    def fields(self) -> Fields:
         """The fields of the metadata, by their own names.
 
         Raises:
             DatasetError: the metadata of a clip are damaged.
         """
         with self._lock:
-            if self._meta is None:
-                self._meta = meta_columns(self._clips.meta, self._clips.key)
-            return self._meta
+            if self._fields is None:
+                self._fields = self._read_fields()
+            return self._fields
 
     def get(self, name: str) -> pa.Array:
         """A column, one value per clip, null where there is none.
@@ -93,7 +102,8 @@ class Columns:
 
         Raises:
             InputError: there is no such column.
-            DatasetError: it needs the metadata, and those of a clip are damaged.
+            DatasetError: it needs the metadata, and those of a clip are damaged, or have other types in one shard or
+                dataset than in another.
         """
         if name in self._makers:
             if name not in self._made:
@@ -101,16 +111,16 @@ class Columns:
             return self._made[name]
         fields = self.fields()
         for field in (name, name.removeprefix(META)):
-            if field in fields:
-                return fields[field]
+            if field in fields.names:
+                return fields.get(field)
         raise InputError(f"there is no column {name!r}: {self.hint(name)}")
 
     def field(self, name: str) -> pa.Array:
         """A field of the metadata, also where a column of packing's has the same name; otherwise as `get`."""
         fields = self.fields()
-        if name not in fields:
+        if name not in fields.names:
             raise InputError(f"the clips' metadata have no field {name!r}: {self.hint(name)}")
-        return fields[name]
+        return fields.get(name)
 
     def hint(self, name: str) -> str:
         """Which columns there are, and which was perhaps meant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -13,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.errors import DatasetError
-from streamvid.store import storage
-from streamvid.store.clips import ClipTable, ShardIndex, clip_table, read_index, read_scalars
+from streamvid.store import rowcache, rows, storage
+from streamvid.store.clips import ClipTable, ShardIndex, read_index, read_scalars
 from streamvid.store.columns import Columns
+from streamvid.store.fields import Fields
 from streamvid.store.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.store.paths import local_path
 from streamvid.video.index import FrameIndex, Int64
@@ -36,21 +38,34 @@ class Dataset:
         path: folder or URL.
         manifest: dataset.json.
         clips: all clips' rows.
+        typed: the columns that came with the clips, as the parquets have them; None if they have them as JSON alone.
         columns: the clips' columns by name, for filters and batches.
         cache: what a remote dataset's parquets are read through. It belongs to one process: pickling leaves it behind.
     """
 
-    def __init__(self, path: str, manifest: Manifest, clips: ClipTable, *, cache: ShardCache | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        manifest: Manifest,
+        clips: ClipTable,
+        *,
+        typed: Fields | None = None,
+        cache: ShardCache | None = None,
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.clips = clips
+        self.typed = typed
         self.cache = cache
-        self.columns = Columns(clips, manifest.classes)
+        self.columns = Columns(clips, manifest.classes, fields=None if typed is None else lambda: typed)
         self._indexes = IndexCache([Parquet(path, entry, cache) for entry in manifest.shards], clips)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None) -> Dataset:
         """Open a dataset and check it as far as that is cheap: everything but the tars' content and the frame indexes.
+
+        The rows of a large dataset are kept in the user's cache folder (`streamvid.store.rowcache`), so it opens
+        faster the next time.
 
         Args:
             path: a folder, or any URL that fsspec knows.
@@ -61,16 +76,26 @@ class Dataset:
                 truncated, or says what cannot be.
         """
         path = os.fspath(path)
-        manifest = read_manifest(path)
+        document = _read_document(path)
+        manifest = _parse_document(document, path)
         if not manifest.clips:
             raise DatasetError(f"the dataset at {storage.redact(path)} holds no clips: pack it again")
         if storage.is_local(path):
             path = local_path(path)
             check_sizes(path, manifest.shards)
         sources = [Parquet(path, entry, cache) for entry in manifest.shards]
-        with ThreadPoolExecutor(max(1, min(_THREADS, len(sources)))) as threads:
-            tables = list(threads.map(Parquet.scalars, sources))
-        return cls(path, manifest, clip_table(tables, manifest.shards), cache=cache)
+        name = rows.kept_name(document, [source.stamp() for source in sources])
+        keep = manifest.clips >= rowcache.FEW_CLIPS
+        kept = rowcache.load(name) if keep else None
+        if kept is not None:
+            clips, typed = rows.from_table(kept, manifest.shards)
+        else:
+            with ThreadPoolExecutor(max(1, min(_THREADS, len(sources)))) as threads:
+                tables = list(threads.map(lambda source: source.scalars(checked=keep), sources))
+            clips, typed = rows.rows_of(tables, manifest.shards)
+            if keep:
+                rowcache.store(name, rows.to_table(clips, typed))
+        return cls(path, manifest, clips, typed=typed, cache=cache)
 
     def __len__(self) -> int:
         """How many clips there are."""
@@ -125,10 +150,11 @@ class Dataset:
             "path": self.path,
             "manifest": self.manifest,
             "clips": self.clips,
+            "typed": self.typed,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"], state["manifest"], state["clips"], cache=None)  # type: ignore[misc]
+        self.__init__(state["path"], state["manifest"], state["clips"], typed=state["typed"])  # type: ignore[misc]
 
 
 def read_manifest(path: str) -> Manifest:
@@ -137,6 +163,14 @@ def read_manifest(path: str) -> Manifest:
     Raises:
         DatasetError: there is none, it is damaged, or of another version.
     """
+    return _parse_document(_read_document(path), path)
+
+
+def _parse_document(document: bytes, path: str) -> Manifest:
+    return Manifest.from_json(document, path=storage.redact(storage.join(path, FILE_NAME)))
+
+
+def _read_document(path: str) -> bytes:
     shown = storage.redact(path)
     file = storage.join(path, FILE_NAME)
     if not storage.exists(file):
@@ -146,7 +180,7 @@ def read_manifest(path: str) -> Manifest:
     size = storage.size(file)
     if size > MAX_BYTES:
         raise DatasetError(f"{FILE_NAME} of {shown} has {size} bytes, more than any dataset needs: pack it again")
-    return Manifest.from_json(storage.read_bytes(file), path=storage.redact(file))
+    return storage.read_bytes(file)
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
@@ -188,9 +222,32 @@ class Parquet:
         size = storage.size(self._path)
         return pa.py_buffer(self._cache.read_through(self._path, size=size, sha256=self.entry.parquet_sha256))
 
-    def scalars(self) -> pa.Table:
-        """The columns of one value per clip: see `read_scalars`."""
-        return read_scalars(self._source(), self.entry)
+    def stamp(self) -> tuple[int, int]:
+        """Size in bytes and time of the last change in ns; of a remote file, or one that is not there, zeros."""
+        if not storage.is_local(self._path):
+            return 0, 0
+        try:
+            stat = os.stat(local_path(self._path))
+        except OSError:
+            return 0, 0
+        return stat.st_size, stat.st_mtime_ns
+
+    def scalars(self, *, checked: bool = False) -> pa.Table:
+        """The columns of one value per clip: see `read_scalars`.
+
+        Args:
+            checked: compare a remote file with its checksum in dataset.json.
+
+        Raises:
+            DatasetError: it cannot be read, or is not the one that dataset.json means.
+        """
+        source = self._source()
+        if checked and not isinstance(source, str) and hashlib.sha256(source).hexdigest() != self.entry.parquet_sha256:
+            raise DatasetError(
+                f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
+                "copy it again or run streamvid verify"
+            )
+        return read_scalars(source, self.entry)
 
     def index(self, clips: ClipTable, first: int) -> ShardIndex:
         """The frame indexes: see `read_index`."""

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.store import storage
 from streamvid.store.clips import Categories, ClipTable, Int32, ShardIndex
 from streamvid.store.columns import Columns, check_labels
 from streamvid.store.dataset import Dataset, IndexCache, Parquet
+from streamvid.store.fields import Fields, Stretch
+from streamvid.store.fields import joined as joined_fields
 from streamvid.store.manifest import ShardEntry
+from streamvid.store.texts import Texts
 from streamvid.video.index import FrameIndex, Int64
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHANGED: Final = ("shard", "label", "stsd_id")
 """Arrays that a clip has other values of in the joined dataset."""
+_REMEDY: Final = "pack one of them again with a list in which it is like the other's, or name it otherwise there"
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,13 @@ class JoinedDataset:
         )
         whose = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rows for part in parts])
         names = tuple(part.name for part in parts)
-        self.columns = Columns(clips, classes, {"dataset": Categories(whose, names)})
+        typed = any(dataset.typed is not None for dataset in self.datasets)
+        self.columns = Columns(
+            clips,
+            classes,
+            {"dataset": Categories(whose, names)},
+            fields=self._fields if typed else None,
+        )
 
     @classmethod
     def open(
@@ -185,6 +197,12 @@ class JoinedDataset:
             part = self.parts[int(self.part_of(self.rows(s).start))]
             raise DatasetError(f"dataset {part.name!r}: {error}") from error
 
+    def _fields(self) -> Fields:
+        """The metadata of all parts, where one has them typed."""
+        parts = zip(self.parts, self.datasets, strict=True)
+        stretches = [Stretch(part.rows, dataset.columns.fields(), f"dataset {part.name!r}") for part, dataset in parts]
+        return joined_fields(stretches, _REMEDY)
+
     def __getstate__(self) -> dict[str, Dataset]:
         return {part.name: dataset for part, dataset in zip(self.parts, self.datasets, strict=True)}
 
@@ -241,8 +259,8 @@ def _concatenated(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
             columns[field.name] = _joined_categories(values)
         elif isinstance(values[0], np.ndarray):
             columns[field.name] = np.concatenate(values)
-        else:
-            columns[field.name] = [one for value in values for one in value]
+        elif field.name in ("key", "source", "meta", "sha256"):
+            columns[field.name] = Texts(pa.concat_arrays([Texts.of(value).array for value in values]))
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
@@ -260,7 +278,9 @@ def _sharing(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
         for field in fields(ClipTable)
         if field.name not in _CHANGED and isinstance(getattr(clips, field.name), np.ndarray)
     }
-    return Dataset(dataset.path, dataset.manifest, replace(dataset.clips, **same), cache=dataset.cache)
+    return Dataset(
+        dataset.path, dataset.manifest, replace(dataset.clips, **same), typed=dataset.typed, cache=dataset.cache
+    )
 
 
 def _joined_categories(columns: Sequence[Categories]) -> Categories:
@@ -278,13 +298,20 @@ def _joined_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tu
     return np.concatenate(joined).astype(np.int32), code_of
 
 
-def _unique_keys(keys: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
-    if len(keys) == 1:
-        return list(keys[0])
-    seen: set[str] = set()
-    several: set[str] = set()
-    for part in keys:
-        own = set(part)
-        several |= seen & own
-        seen |= own
-    return [f"{name}/{key}" if key in several else key for name, part in zip(names, keys, strict=True) for key in part]
+def _unique_keys(keys: Sequence[Sequence[str]], names: Sequence[str]) -> Texts:
+    """The keys of all parts, those that two have with the part's name before them. No part has a key twice."""
+    texts = [Texts.of(part).array for part in keys]
+    whole = pa.concat_arrays(texts)
+    if pc.count_distinct(whole).as_py() == len(whole):
+        return Texts(whole)
+    counted = pc.value_counts(whole)
+    several = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+    named = [
+        pc.if_else(pc.is_in(text, value_set=several), pc.binary_join_element_wise(_text(name), text, _text("/")), text)
+        for name, text in zip(names, texts, strict=True)
+    ]
+    return Texts(pa.concat_arrays(named))
+
+
+def _text(text: str) -> pa.Scalar[Any]:
+    return pa.scalar(text, type=pa.large_string())

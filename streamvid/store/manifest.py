@@ -47,12 +47,14 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of dataset.json. `seconds` is the sum of the clips' durations; `classes` names label numbers."""
+    """The content of dataset.json. `seconds` is the sum of the clips' durations; `classes` names label numbers;
+    `revision` counts how often the dataset has been added to."""
 
     name: str
     seconds: float
     classes: tuple[str, ...] | None
     shards: tuple[ShardEntry, ...]
+    revision: int = 0
 
     @property
     def clips(self) -> int:
@@ -74,6 +76,8 @@ class Manifest:
         document = {
             "format": FORMAT,
             "version": VERSION,
+            # Left out of a dataset that nothing was ever added to: it is what older readers and writers know.
+            **({"revision": self.revision} if self.revision else {}),
             "name": self.name,
             "clips": self.clips,
             "frames": self.frames,
@@ -115,6 +119,7 @@ class Manifest:
                 seconds=_seconds(document.get("seconds")),
                 classes=_classes(document.get("classes")),
                 shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
+                revision=_count(document, "revision") if "revision" in document else 0,
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
             for field, total in totals.items():

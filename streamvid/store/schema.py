@@ -17,6 +17,9 @@ BLOCK: Final = 512
 MAX_FILE_BYTES: Final = (8 << 30) - 1
 """The largest size that the 11 octal digits of a USTAR header can say."""
 
+FIELD_PREFIX: Final = "meta_"
+"""What the names of the columns that came with the clips begin with in the parquet; no other column's name does."""
+
 _FILE_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     (f"{kind}_{what}", pa.int64()) for kind in KINDS for what in ("offset", "size")
 ]
@@ -54,7 +57,7 @@ SCHEMA: Final = pa.schema(
         ],
     ]
 )
-"""The parquet of a shard."""
+"""The parquet of a shard, but for the columns that came with the clips."""
 
 
 def idx_text(rows: Sequence[Mapping[str, object]]) -> str:

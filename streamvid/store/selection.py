@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import operator
 import os
@@ -22,6 +21,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.store import storage
 from streamvid.store.columns import Columns, check_labels, is_number
 from streamvid.store.expressions import evaluate
+from streamvid.store.memory import arrow_reader
 from streamvid.video.index import Int64
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ def _read_keys(path: str) -> list[str]:
         if kind == ".csv":
             options = pa.csv.ConvertOptions(column_types={"key": pa.string()}, strings_can_be_null=False)
             parse = pa.csv.ParseOptions(newlines_in_values=True)
-            table = pa.csv.read_csv(io.BytesIO(data), convert_options=options, parse_options=parse)
+            table = pa.csv.read_csv(arrow_reader(data), convert_options=options, parse_options=parse)
         elif kind == ".parquet":
-            table = pq.read_table(io.BytesIO(data))
+            table = pq.read_table(arrow_reader(data))
         else:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
             return [line for line in lines if line]

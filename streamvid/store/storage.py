@@ -18,21 +18,41 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
-from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.errors import DatasetError, InputError
+from streamvid.store.address import AnyPath, is_local, join, redact
+from streamvid.store.explain import StorageUnavailable, explained, status_of, true_cause
 
-AnyPath = str | os.PathLike[str]
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)")
+__all__ = [
+    "AnyPath",
+    "Details",
+    "StorageUnavailable",
+    "create_bytes",
+    "details",
+    "exists",
+    "get_file",
+    "glob",
+    "is_local",
+    "join",
+    "list_details",
+    "list_files",
+    "open_read",
+    "put_file",
+    "read_bytes",
+    "read_ranges",
+    "redact",
+    "size",
+    "write_bytes",
+]
 
 # s3fs's own blocks are 50 MiB and ten of them are held in memory at once for every file being fetched; 8 MiB ranges
 # are as fast. Its listings are remembered for good unless told otherwise.
@@ -44,74 +64,40 @@ _OPTIONS: dict[str, dict[str, Any]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 # share: the parent's next request would wait 15 s for an answer that it cannot see.
 _kept: dict[int, Any] = {}
 
-_USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
-_SECRET_PART = re.compile(
-    r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
-)
-_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-
-_REFUSED_CREDENTIALS = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
-    "TokenRefreshRequired",
-    "RequestTimeTooSkewed",
-}
-# By name, as the packages that define them are imported only when used.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
-_BROKEN_CONNECTION = {
-    "ConnectionError",
-    "TimeoutError",
-    "HTTPClientError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "IncompleteRead",
-    "IncompleteReadError",
-    "ResponseParserError",
-}
-_BROKEN_ERRNOS = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EREMOTEIO,
-    errno.ENETUNREACH,
-    errno.EHOSTUNREACH,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-}
-
-
-class StorageUnavailable(DatasetError):  # noqa: N818
-    """The storage did not answer, broke the connection or was overloaded: trying again may help."""
-
-
-def redact(url: AnyPath) -> str:
-    """A URL, or a text with URLs, fit for a message: user names, passwords and secret query parts become `***`."""
-    text = _USERINFO.sub(r"\1***@", os.fspath(url))
-    return _SECRET_PART.sub(r"\1***", text)
-
-
-def is_local(path: AnyPath) -> bool:
-    """Whether the path is on a local (or mounted) file system: no URL, or one of `file://`."""
-    text = os.fspath(path)
-    if not (_URL.match(text) and "://" in text):
-        return True
-    return get_protocol(text) in ("file", "local")
-
-
-def join(base: AnyPath, *parts: str) -> str:
-    """`base` with `parts` below it, separated by single slashes. The parts are taken as they are: check them first."""
-    joined = os.fspath(base)
-    for part in parts:
-        joined = joined + part if joined.endswith("/") else f"{joined}/{part}"
-    return joined
-
 
 def read_bytes(path: AnyPath) -> bytes:
     """The whole file. Raises DatasetError or InputError."""
-    with _explained(path, "read"):
+    with explained(path, "read"):
         fs, name = _locate(path)
         return cast(bytes, fs.cat_file(name))
+
+
+def read_ranges(ranges: Sequence[tuple[AnyPath, int, int]]) -> list[bytes]:
+    """Bytes [start, end) of files, asked for side by side where the storage can; shorter where a file ends before.
+
+    Args:
+        ranges: path, start and end of each.
+
+    Raises DatasetError or InputError, which names the first file that cannot be read.
+    """
+    found: dict[int, Any] = {}
+    by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
+    for number, (path, _, _) in enumerate(ranges):
+        with explained(path, "read"):
+            fs, name = _locate(path)
+        _, numbers, names = by_storage.setdefault(id(fs), (fs, [], []))
+        numbers.append(number)
+        names.append(name)
+    for fs, numbers, names in by_storage.values():
+        with explained(ranges[numbers[0]][0], "read"):
+            starts, ends = [ranges[n][1] for n in numbers], [ranges[n][2] for n in numbers]
+            blocks = fs.cat_ranges(names, starts, ends, on_error="return")
+        found.update(zip(numbers, blocks, strict=True))
+    for number, (path, _, _) in enumerate(ranges):
+        if isinstance(found[number], BaseException):
+            with explained(path, "read"):
+                raise found[number]
+    return [bytes(found[number]) for number in range(len(ranges))]
 
 
 def open_read(path: AnyPath) -> BinaryIO:
@@ -119,14 +105,14 @@ def open_read(path: AnyPath) -> BinaryIO:
 
     Raises DatasetError or InputError. What fails later, while reading from it, is the file system's own exception.
     """
-    with _explained(path, "read"):
+    with explained(path, "read"):
         fs, name = _locate(path)
         return cast(BinaryIO, fs.open(name, "rb"))
 
 
 def size(path: AnyPath) -> int:
     """The file's size in bytes. Raises InputError, or DatasetError, also for a folder or where nobody tells."""
-    with _explained(path, "read"):
+    with explained(path, "read"):
         info = _info(path)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -137,12 +123,12 @@ def size(path: AnyPath) -> int:
 
 def exists(path: AnyPath) -> bool:
     """Whether there is a file or folder. False only if it is known to be missing: other failures raise as elsewhere."""
-    with _explained(path, "read"):
+    with explained(path, "read"):
         try:
             _info(path)
         except FileNotFoundError as exc:
             # fsspec's HTTP says "not found" for any failure; the reason is then in the cause.
-            if _root(exc) is not exc:
+            if true_cause(exc) is not exc:
                 raise
             return False
         return True
@@ -153,7 +139,7 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
 
     Raises DatasetError if there is no such folder, or InputError.
     """
-    with _explained(path, "list"):
+    with explained(path, "list"):
         fs, name = _locate(path)
         fs.invalidate_cache()
         found = fs.find(name, maxdepth=None if recursive else 1)
@@ -162,9 +148,49 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
         return sorted(_full(fs, path, item) for item in found)
 
 
+@dataclass(frozen=True)
+class Details:
+    """What a storage tells of a file without its being opened.
+
+    Attributes:
+        size: bytes; 0 where nobody tells, and for folders.
+        mark: changes whenever the content does: an etag, a checksum or a time of writing.
+        is_folder: it is a folder.
+    """
+
+    size: int
+    mark: str
+    is_folder: bool
+
+
+def details(path: AnyPath) -> Details | None:
+    """The details of a file or folder, None if there is none. Raises DatasetError or InputError."""
+    with explained(path, "read"):
+        try:
+            return _details(_info(path))
+        except FileNotFoundError as exc:
+            if true_cause(exc) is not exc:
+                raise
+            return None
+
+
+def list_details(folder: AnyPath) -> dict[str, Details]:
+    """The details of all that lies directly in a folder, by name; nothing if there is no such folder."""
+    with explained(folder, "list"):
+        fs, name = _locate(folder)
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(name, detail=True)
+        except FileNotFoundError:
+            return {}
+        # Object stores may list the folder itself among what is in it.
+        inside = [info for info in found if info["name"].rstrip("/") != name.rstrip("/")]
+        return {info["name"].rstrip("/").rpartition("/")[2]: _details(info) for info in inside}
+
+
 def glob(pattern: AnyPath) -> list[str]:
     """Full paths of the files that match a pattern of `*`, `**`, `?` and `[…]`, sorted; empty if none does."""
-    with _explained(pattern, "list"):
+    with explained(pattern, "list"):
         fs, name = _locate(pattern)
         fs.invalidate_cache()
         found: dict[str, dict[str, Any]] = fs.glob(name, detail=True)
@@ -176,7 +202,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 
     Local: a temporary file beside it, synced, then renamed. Elsewhere: one put. Raises DatasetError or InputError.
     """
-    with _explained(path, "write"):
+    with explained(path, "write"):
         fs, name = _locate(path)
         if is_local(path):
             with _replacing(name) as file:
@@ -186,12 +212,55 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
             fs.invalidate_cache()
 
 
+def create_bytes(path: AnyPath, data: bytes) -> bool:
+    """Write a small file unless it is there: of several writers at once one succeeds. Returns whether this one did.
+
+    S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
+    """
+    with explained(path, "write"):
+        fs, name = _locate(path)
+        try:
+            if is_local(path):
+                _create(name, data)
+            else:
+                fs.pipe_file(name, data, mode="create")
+                fs.invalidate_cache()
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            if status_of(exc) not in (409, 412):  # another was first, or is about to be
+                raise
+            return False
+        return True
+
+
+def _create(name: str, data: bytes) -> None:
+    """A local file, whole from the moment that it is there. Raises FileExistsError."""
+    folder = os.path.dirname(name)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, name)
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
+                raise
+            os.replace(temporary, name)  # a file system without links: as good as it gets
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
 def put_file(local: AnyPath, path: AnyPath) -> None:
     """Copy a local file to `path`, whole or not at all, as `write_bytes` does but without holding it in memory."""
     with contextlib.ExitStack() as stack:
-        with _explained(local, "read"):
+        with explained(local, "read"):
             source = stack.enter_context(open(local, "rb"))
-        stack.enter_context(_explained(path, "write"))
+        stack.enter_context(explained(path, "write"))
         fs, name = _locate(path)
         if is_local(path):
             with _replacing(name) as file:
@@ -206,7 +275,7 @@ def get_file(path: AnyPath, local: AnyPath) -> None:
 
     `local` is written in place and may be left in part after an error. Raises DatasetError or InputError.
     """
-    with _explained(path, "read"):
+    with explained(path, "read"):
         fs, name = _locate(path)
         fs.get_file(name, os.fspath(local))
 
@@ -230,6 +299,14 @@ def _info(path: AnyPath) -> dict[str, Any]:
     return cast(dict[str, Any], fs.info(name))
 
 
+def _details(info: Mapping[str, Any]) -> Details:
+    size = info.get("size")
+    # Every kind of storage has its own name for what tells one content from another.
+    marks = (info.get(name) for name in ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "created"))
+    mark = next((str(mark) for mark in marks if mark is not None), "")
+    return Details(size if isinstance(size, int) else 0, mark, info.get("type") == "directory")
+
+
 def _full(fs: Any, path: AnyPath, name: str) -> str:
     return name if is_local(path) else cast(str, fs.unstrip_protocol(name))
 
@@ -251,109 +328,3 @@ def _replacing(name: str) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-@contextlib.contextmanager
-def _explained(path: AnyPath, action: str) -> Iterator[None]:
-    """Turn what the block raises into one sentence on `path`; defects of the code pass unchanged."""
-    try:
-        yield
-    except StreamvidError:
-        raise
-    except Exception as exc:
-        text = os.fspath(path)
-        reason = _reason(_root(exc), text)
-        if reason is None:
-            raise
-        kind, what = reason
-        error = kind(f"Cannot {action} {redact(text)}: {what}.")
-        # The original exception's text may hold the URL as it was given.
-        raise error from (exc if redact(text) == text else None)
-
-
-def _root(exc: BaseException) -> BaseException:
-    """The exception that tells most: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
-    cause = exc.__cause__
-    if isinstance(exc, FileNotFoundError) and cause is not None and _status(cause) != 404 and _code(cause) is None:
-        return cause
-    return exc
-
-
-def _response(exc: BaseException) -> dict[str, Any]:
-    """botocore's parsed response, of the exception or of the one that s3fs translated."""
-    for candidate in (exc, exc.__cause__):
-        response = getattr(candidate, "response", None)
-        if isinstance(response, dict):
-            return response
-    return {}
-
-
-def _code(exc: BaseException) -> str | None:
-    code = _response(exc).get("Error", {}).get("Code")
-    return None if code is None else str(code)
-
-
-def _status(exc: BaseException) -> int | None:
-    status = getattr(exc, "status", None) or _response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
-
-
-def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:
-    """The class of error and the end of its sentence, or None for what is a defect and no user's doing."""
-    names = {cls.__name__ for cls in type(exc).__mro__}
-    third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
-    code, status = _code(exc), _status(exc)
-    number = exc.errno if isinstance(exc, OSError) else None
-    s3 = get_protocol(path) in _OPTIONS
-
-    if isinstance(exc, ImportError):
-        return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
-    if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
-        known = "local paths, s3:// and whatever else fsspec knows can be used"
-        return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
-    if code == "NoSuchBucket":
-        return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
-    if isinstance(exc, FileNotFoundError) or status == 404:
-        return DatasetError, "it does not exist; check the path"
-    if names & _NO_CREDENTIALS:
-        return DatasetError, "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
-    if code in _REFUSED_CREDENTIALS:
-        return DatasetError, (
-            f"the storage refuses the credentials ({code}); "
-            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and this machine's clock"
-        )
-    if isinstance(exc, PermissionError) or status in (401, 403):
-        if is_local(path):
-            return DatasetError, "permission denied; check who owns it and its mode"
-        check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
-        return DatasetError, f"access is refused: the credentials are wrong or lack this permission; check {check}"
-    if isinstance(exc, IsADirectoryError):
-        return DatasetError, "it is a folder; name a file"
-    if isinstance(exc, (NotADirectoryError, FileExistsError)):
-        return DatasetError, "a part of the path is a file where a folder is needed; check the path"
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return DatasetError, "the disk is full or the quota used up; free some space"
-    if names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS or (status is not None and status >= 500):
-        endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
-        why = f"it answers {status}" if status else type(exc).__name__
-        return StorageUnavailable, (
-            f"the storage cannot be reached, broke off or is overloaded ({why}); "
-            f"check the network and {endpoint}, then try again"
-        )
-    if "ParamValidationError" in names:
-        return InputError, "this cannot be the name of a bucket and a file in it; write s3://bucket/path"
-    if isinstance(exc, (ValueError, NotImplementedError)):
-        return InputError, _detail(exc)
-    if isinstance(exc, OSError) or third_party:
-        return DatasetError, _detail(exc)
-    return None
-
-
-def _detail(exc: BaseException) -> str:
-    """An exception's own text on one line, short and without secrets."""
-    text = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
-    for variable in _SECRET_VARIABLES:
-        if value := os.environ.get(variable):
-            text = text.replace(value, "***")
-    text = redact(" ".join(text.split())).rstrip(".")
-    return text[:200] or type(exc).__name__

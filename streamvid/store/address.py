@@ -1,0 +1,38 @@
+"""What a path says without a look at what is there: local or not, and what of it may be shown."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from fsspec.utils import get_protocol
+
+AnyPath = str | os.PathLike[str]
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)")
+_USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
+_SECRET_PART = re.compile(
+    r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
+)
+
+
+def is_local(path: AnyPath) -> bool:
+    """Whether the path is on a local (or mounted) file system: no URL, or one of `file://`."""
+    text = os.fspath(path)
+    if not (_URL.match(text) and "://" in text):
+        return True
+    return get_protocol(text) in ("file", "local")
+
+
+def join(base: AnyPath, *parts: str) -> str:
+    """`base` with `parts` below it, separated by single slashes. The parts are taken as they are: check them first."""
+    joined = os.fspath(base)
+    for part in parts:
+        joined = joined + part if joined.endswith("/") else f"{joined}/{part}"
+    return joined
+
+
+def redact(url: AnyPath) -> str:
+    """A URL, or a text with URLs, fit for a message: user names, passwords and secret query parts become `***`."""
+    text = _USERINFO.sub(r"\1***@", os.fspath(url))
+    return _SECRET_PART.sub(r"\1***", text)
