@@ -1,4 +1,4 @@
-"""What a test puts in the place of `streamvid.packing.pack.store_source`, in the worker processes."""
+"""What a test puts in the place of `streamvid.packing.local.store_source`, in the worker processes."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ from pathlib import Path
 from streamvid.errors import VideoError
 from streamvid.packing.sources import Source
 from streamvid.packing.storing import store_source
-from streamvid.packing.treatment import Piece, Treatment
+from streamvid.packing.treatment import Piece, Refused, Treatment
 
 
-def crash_on_two(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+def crash_on_two(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
     """Die as a process does in which FFmpeg follows a wild pointer."""
     if "two" in source.name:
         os.kill(os.getpid(), signal.SIGSEGV)
     return store_source(source, place, treatment)
 
 
-def few_places(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+def few_places(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
     """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
     if len(list(place.parent.glob("clip-*"))) > 2:
         raise VideoError("too many")
     return store_source(source, place, treatment)
 
 
-def full_disk(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+def full_disk(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
     """Find the disk full after the first videos."""
     if source.name == "top.avi":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
     return store_source(source, place, treatment)
 
 
-def reject_all(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+def reject_all(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
     """Reject everything."""
     raise VideoError("no good")
 
 
-def first_is_slowest(source: Source, place: Path, treatment: Treatment) -> list[Piece]:
+def stuck_on_two(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
+    """Wait for ever, as a decoder does whose threads wait for each other."""
+    if "two" in source.name:
+        time.sleep(3600)
+    return store_source(source, place, treatment)
+
+
+def first_is_slowest(source: Source, place: Path, treatment: Treatment) -> list[Piece | Refused]:
     """Finish in another order than started."""
     time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
     return store_source(source, place, treatment)
@@ -71,6 +78,21 @@ def chatter(text: str) -> str:
     print(text)
     os.write(1, text.encode())
     return text
+
+
+def spin() -> None:
+    """Compute for ever, and read and write nothing."""
+    while True:
+        pass
+
+
+def read_for(seconds: float) -> int:
+    """Go on reading for a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        Path("/proc/self/stat").read_bytes()
+        time.sleep(0.05)
+    return os.getpid()
 
 
 def sleep(seconds: float) -> int:

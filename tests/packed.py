@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,37 @@ from tools.clips import Recipe, write
 
 SMALL = Recipe(width=96, height=64, frames=12, gop=6, b_frames=2)
 
+# All of them suit a GPU, by their sizes too: they are copied.
 VIDEOS: dict[str, Recipe] = {
     "a/one.mp4": SMALL,
-    "a/two.mkv": Recipe(codec="vp9", container="mkv", width=64, height=64, frames=8, gop=8, b_frames=0),
+    "a/two.mkv": Recipe(codec="vp9", container="mkv", width=128, height=128, frames=8, gop=8, b_frames=0),
     "b/clip10.mp4": Recipe(width=96, height=64, frames=5, gop=5, b_frames=0, rotation=90),
-    "b/clip2.mov": Recipe(codec="hevc", container="mov", width=128, height=64, frames=12, gop=6, b_frames=2),
+    "b/clip2.mov": Recipe(codec="hevc", container="mov", width=160, height=144, frames=12, gop=6, b_frames=2),
     "top.avi": Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=4, gop=1, b_frames=0),
     "slow.mp4": Recipe(width=96, height=64, frames=9, gop=9, trim=2, fps=Fraction(24)),
 }
 NATURAL_ORDER = ["a/one.mp4", "a/two.mkv", "b/clip2.mov", "b/clip10.mp4", "slow.mp4", "top.avi"]
+
+
+class InlineWorkers:
+    """In the place of `streamvid.packing.local.Workers`: makes the calls at once, and starts no process."""
+
+    def __init__(self, count: int) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def __enter__(self) -> InlineWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def make_videos(folder: Path) -> Path:

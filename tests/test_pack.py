@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -17,11 +18,11 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
-from streamvid.errors import DatasetError, InputError, VideoError
+from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
 from streamvid.packing.pack import pack
 from streamvid.packing.sources import Source, find_sources
-from streamvid.packing.workers import WorkerCrashError, Workers
+from streamvid.packing.workers import WorkerCrashError, Workers, WorkerStuckError
 from streamvid.store.dataset import Dataset
 from tests import hostile
 from tests.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
@@ -53,6 +54,18 @@ def test_workers_answer_raise_and_survive_a_crash() -> None:
             with pytest.raises(WorkerCrashError, match="exit status 3"):
                 crash.result()
         assert [future.result() for future in after] == [0, 2, 4]
+
+
+def test_a_call_that_is_stuck_is_given_up() -> None:
+    with Workers(2, silent_s=0.8) as workers:
+        spinning, waiting = workers.submit(hostile.spin), workers.submit(hostile.sleep, 60.0)
+        for stuck in (spinning, waiting):
+            with pytest.raises(WorkerStuckError, match="did nothing"):
+                stuck.result(timeout=30)
+        assert workers.submit(hostile.read_for, 2.5).result(timeout=30)
+        with pytest.raises(WorkerStuckError, match="more than 1 s"):
+            workers.submit(hostile.read_for, 60.0, limit_s=1.0).result(timeout=30)
+        assert workers.submit(hostile.double, 4).result(timeout=30) == 8
 
 
 def test_what_workers_print_is_not_taken_for_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +136,7 @@ def test_the_same_bytes_with_any_number_of_workers(
 ) -> None:
     pack([videos], tmp_path / "one" / "ds", workers=1, shard_size=30_000)
     if store is not None:
-        monkeypatch.setattr("streamvid.packing.pack.store_source", store)
+        monkeypatch.setattr("streamvid.packing.local.store_source", store)
     pack([videos], tmp_path / "two" / "ds", workers=3, shard_size=30_000)
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
@@ -143,7 +156,7 @@ def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
         assert entry.bytes <= 30_000 or entry.clips == 1
     # Nor are they smaller than need be: no two neighbours would fit into one.
     for first, second in zip(dataset.shards[:-1], dataset.shards[1:], strict=True):
-        next_clip = dataset.rows(int(second.name)).start
+        next_clip = dataset.rows(dataset.shards.index(second)).start
         content = dataset.clips.mp4_size[next_clip] + dataset.clips.npy_size[next_clip] + 4 * 512
         assert first.bytes + content > 30_000 - 10_240
     assert sum(entry.clips for entry in dataset.shards) == 6
@@ -189,19 +202,26 @@ def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path
 
 
 def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.crash_on_two)
+    monkeypatch.setattr("streamvid.packing.local.store_source", hostile.crash_on_two)
     report = pack([videos], tmp_path / "ds", workers=2)
     assert [(r.source, "SIGSEGV" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
+def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.packing.local.store_source", hostile.stuck_on_two)
+    monkeypatch.setattr("streamvid.packing.local.Workers", functools.partial(Workers, silent_s=1.5))
+    report = pack([videos], tmp_path / "ds", workers=2)
+    assert [(r.source, "stuck" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
+
+
 def test_temporary_files_do_not_pile_up(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.few_places)
+    monkeypatch.setattr("streamvid.packing.local.store_source", hostile.few_places)
     assert not pack([videos], tmp_path / "ds", workers=1).rejected
 
 
 def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.pack.store_source", hostile.full_disk)
+    monkeypatch.setattr("streamvid.packing.local.store_source", hostile.full_disk)
     with pytest.raises(OSError, match="No space left"):
         pack([videos], tmp_path / "ds")
     assert not (tmp_path / "ds/dataset.json").exists()
@@ -213,8 +233,7 @@ def test_all_rejected(tmp_path: Path) -> None:
     (tmp_path / "in/x.mp4").write_text("no video")
     with pytest.raises(InputError, match=r"none of the 1 videos can be packed; x\.mp4: "):
         pack([tmp_path / "in"], tmp_path / "ds")
-    assert not (tmp_path / "ds/dataset.json").exists()
-    assert (tmp_path / "ds/rejected.parquet").exists()
+    assert sorted(p.name for p in (tmp_path / "ds").iterdir()) == ["rejected.parquet"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +285,7 @@ def test_a_dataset_that_appears_meanwhile_is_not_replaced(
         pack([videos / "slow.mp4"], tmp_path / "ds")
         return find_sources(inputs)
 
-    monkeypatch.setattr("streamvid.packing.pack.find_sources", search)
+    monkeypatch.setattr("streamvid.packing.order.find_sources", search)
     with pytest.raises(InputError, match="holds a dataset already"):
         pack([videos], tmp_path / "ds")
     assert verify(tmp_path / "ds").ok
@@ -287,67 +306,18 @@ def test_two_packs_to_one_place(videos: Path, tmp_path: Path) -> None:
 
 # Stopped midway
 
-_CHANGES = ("os.rename", "os.remove")
-_FILES = (".txt", ".tar", ".idx", ".parquet", ".json")
-
-
-def _pack_and_die(videos: Path, destination: Path, at: int) -> int:
-    """Pack in a child that is gone, without any clean-up, just before its n-th change to a file of the dataset."""
-    child = os.fork()
-    if child == 0:
-        seen = 0
-
-        def hook(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal seen
-            if event in _CHANGES and os.fspath(arguments[event == "os.rename"]).endswith(_FILES):  # type: ignore[call-overload]
-                seen += 1
-                if seen == at:
-                    os._exit(9)
-
-        try:
-            sys.addaudithook(hook)
-            pack([videos], destination, overwrite=True, shard_size=40_000)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_killed_before_any_of_its_changes(videos: Path, tmp_path: Path) -> None:
-    """Whenever it dies there is no dataset, or a whole one; and packing again works."""
-    destination = tmp_path / "ds"
-    pack([videos / "slow.mp4"], destination)
-    whole = 0
-    for at in range(1, 60):
-        code = _pack_and_die(videos, destination, at)
-        if (destination / "dataset.json").exists():
-            assert verify(destination).ok
-            whole += 1
-        else:
-            with pytest.raises(DatasetError, match="has not finished"):
-                Dataset.open(destination)
-        if code == 0:
-            break
-        assert code == 9
-    else:
-        pytest.fail("it never finished")
-    assert at > 10
-    assert whole >= 2
-    assert left_behind(destination) == []
-    assert len(Dataset.open(destination)) == 6
-
 
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) -> None:
     (tmp_path / "in").mkdir()
     write(SMALL, tmp_path / "in/0.mp4")
-    for n in range(1, 400):
+    for n in range(1, 5000):
         os.link(tmp_path / "in/0.mp4", tmp_path / f"in/{n}.mp4")
     command = [sys.executable, "-m", "streamvid.cli", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
     # A terminal sends its signals to a whole process group.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("ds/.packing-*/clip-*")):
+    while not list(tmp_path.glob("ds/.packing-*/*.tar")):
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -377,7 +347,9 @@ def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
         pack([videos], url)
     pack([videos / "slow.mp4"], url, overwrite=True)
     assert sorted(memory.find("/bucket/ds")) == [
-        f"/bucket/ds/{name}" for name in ("dataset.json", *(f"shards/00000000.{x}" for x in ("idx", "parquet", "tar")))
+        "/bucket/ds/dataset.json",
+        "/bucket/ds/pack-report.json",
+        *(f"/bucket/ds/shards/00000000.{extension}" for extension in ("idx", "parquet", "tar")),
     ]
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from streamvid.commands.converting import add_converting_options, conversion_of, warn_of_unsuited
+from streamvid.commands.cutting import add_cutting_options, cutting_of
 from streamvid.commands.output import SHOWN, console, parse_size, printable
 from streamvid.errors import InputError
+
+if TYPE_CHECKING:
+    from streamvid.packing.report import PackReport
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,10 +22,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix to pack into")
     command.add_argument("--labels", metavar="LIST", help=".csv, .jsonl or .parquet with columns path and label")
+    command.add_argument(
+        "--metadata", metavar="LIST", action="append", default=[], help="list of further columns; may be given again"
+    )
     command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
     command.add_argument("--name", help="name of the dataset; by default that of its folder")
     command.add_argument("--workers", type=int, metavar="N", help="processes; by default one per core")
-    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to pack; default local")
+    command.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; by default the one of this machine"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace what is there")
+    command.add_argument("--append", action="store_true", help="add the videos to the dataset that is there")
+    add_cutting_options(command)
+    add_converting_options(command)
     command.set_defaults(run=_run)
 
 
@@ -27,10 +43,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from streamvid.inspection.info import counted, in_bytes, in_time
-    from streamvid.packing.destination import REJECTED_FILE
     from streamvid.packing.pack import pack
-    from streamvid.store.storage import join, redact
+    from streamvid.packing.treatment import Treatment
 
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
@@ -38,18 +52,56 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.inputs,
         arguments.destination,
         labels=arguments.labels,
+        metadata=arguments.metadata,
+        cuts=arguments.cuts,
+        treatment=Treatment(
+            suits=arguments.suits,
+            cutting=cutting_of(arguments),
+            exact=arguments.exact_cuts == "reencode",
+            conversion=conversion_of(arguments),
+            fps=arguments.fps,
+        ),
         shard_size=arguments.shard_size,
         name=arguments.name,
         workers=arguments.workers,
+        engine=arguments.engine,
+        address=arguments.address,
         overwrite=arguments.overwrite,
+        append=arguments.append,
     )
-    manifest = report.manifest
+    _print_summary(report)
+    if arguments.suits == "any":
+        warn_of_unsuited(arguments.destination, console())
+    return 0
+
+
+def _print_summary(report: PackReport) -> None:
+    from streamvid.inspection.info import counted, in_bytes, in_time
+    from streamvid.packing.destination import REJECTED_FILE
+    from streamvid.store.storage import join, redact
+
+    manifest, shown = report.manifest, redact(report.destination)
     out = console()
-    out.print(
-        f"packed {counted(manifest.clips, 'clip')} ({manifest.frames:,} frames, {in_time(manifest.seconds)}) into "
-        f"{counted(len(manifest.shards), 'shard')}, {in_bytes(manifest.tar_bytes)}, "
-        f"at {redact(report.destination)} in {in_time(report.elapsed)}"
+    whole = (
+        f"{counted(manifest.clips, 'clip')} ({manifest.frames:,} frames, {in_time(manifest.seconds)}) in "
+        f"{counted(len(manifest.shards), 'shard')}, {in_bytes(manifest.tar_bytes)}"
     )
+    if report.was_there:
+        out.print(f"nothing to do: {shown} has these videos already: {whole}")
+    elif manifest.revision:
+        out.print(
+            f"added {counted(report.clips, 'clip')}, {in_bytes(report.bytes)}, in {in_time(report.elapsed)} to "
+            f"{shown}, which now has {whole}"
+        )
+    else:
+        out.print(f"packed {whole}, at {shown} in {in_time(report.elapsed)}")
+    if report.resumed:
+        out.print(f"{counted(report.resumed, 'clip')} of these had been packed before it was broken off")
+    if report.skipped:
+        out.print(f"skipped {counted(report.skipped, 'video')} that the dataset had already")
+    for one in report.joins:
+        for sentence in one.sentences():
+            out.print(printable(sentence))
     if report.rejected:
         where = redact(join(report.destination, REJECTED_FILE))
         out.print(f"rejected {counted(len(report.rejected), 'video')}, listed in {where}:")
@@ -57,4 +109,3 @@ def _run(arguments: argparse.Namespace) -> int:
             out.print(f"  {printable(rejected.source)}: {printable(rejected.reason)}")
         if len(report.rejected) > SHOWN:
             out.print(f"  and {len(report.rejected) - SHOWN:,} more")
-    return 0

@@ -1,70 +1,51 @@
-"""Packs videos into a dataset: worker processes copy them into MP4s, the parent writes shards in order."""
+"""Packs videos into a dataset: finds them, shares them out in groups, has them packed, and finishes the dataset.
+
+Killed anywhere, the same call goes on where it was: see `streamvid.packing.commits`.
+"""
 
 from __future__ import annotations
 
-import io
-import itertools
 import logging
+import math
 import os
-import shutil
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from streamvid.errors import InputError, VideoError
-from streamvid.packing.destination import REJECTED_FILE, base_name, check_destination, finish, working
-from streamvid.packing.labels import attach_labels, classes_of
-from streamvid.packing.progress import Progress
-from streamvid.packing.shards import Described, ShardWriter
-from streamvid.packing.sources import Source, find_sources
-from streamvid.packing.storing import store_source
-from streamvid.packing.treatment import Piece, Treatment
-from streamvid.packing.workers import WorkerCrashError, Workers
+from streamvid.errors import InputError
+from streamvid.packing.append import Base, read_base
+from streamvid.packing.commits import Commits, FinishedElsewhereError, Record, Rejected, chain, claimed
+from streamvid.packing.destination import (
+    TAKEN,
+    claim,
+    finish,
+    give_up,
+    locked,
+    survey,
+    sweep,
+    tidy,
+    working,
+)
+from streamvid.packing.groups import Group
+from streamvid.packing.job import Place, Work
+from streamvid.packing.local import pack_groups
+from streamvid.packing.on_ray import pack_groups_on_ray
+from streamvid.packing.order import Order, take_order
+from streamvid.packing.progress import PackProgress
+from streamvid.packing.report import PackReport, read_rejected, rejected_parquet, report_document
+from streamvid.packing.sources import Source
+from streamvid.packing.treatment import Treatment
 from streamvid.store import storage
-from streamvid.store.manifest import Manifest, ShardEntry
-from streamvid.video.stored import StoredClip
+from streamvid.store.manifest import FILE_NAME, Manifest
 
 log = logging.getLogger(__name__)
 
 SHARD_SIZE: Final = 256 << 20
 """Bytes of tar after which a new shard is begun, unless asked otherwise."""
-_AHEAD: Final = 2
-"""Videos in work or waiting to be written, per worker: bounds the space that temporary files take."""
 
-
-@dataclass(frozen=True)
-class Rejected:
-    """A video that was left out, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """What `pack` did.
-
-    Attributes:
-        destination: where the dataset is.
-        manifest: what was written to dataset.json.
-        rejected: the videos left out, in the order of the sources.
-        unlabelled: clips without a label, if any had one; else 0.
-        elapsed: seconds it took.
-    """
-
-    destination: str
-    manifest: Manifest
-    rejected: tuple[Rejected, ...]
-    unlabelled: int
-    elapsed: float
+Engine = Literal["local", "ray"]
+ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 
 
 def pack(
@@ -72,147 +53,247 @@ def pack(
     destination: str | os.PathLike[str],
     *,
     labels: str | os.PathLike[str] | None = None,
+    metadata: Sequence[str | os.PathLike[str]] = (),
+    cuts: str | os.PathLike[str] | None = None,
     shard_size: int = SHARD_SIZE,
     name: str | None = None,
     workers: int | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
     overwrite: bool = False,
+    append: bool = False,
     treatment: Treatment = Treatment(),  # noqa: B008 - a frozen value
     progress: bool = True,
 ) -> PackReport:
-    """Pack videos into a new dataset. The same inputs and options give the same bytes, however many workers.
+    """Pack videos into a dataset. The same inputs and options give the same bytes, however and wherever it is run.
+
+    A call that was killed goes on where it was when it is made again.
 
     Args:
         inputs: files, folders, globs and lists, see `streamvid.packing.sources.find_sources`.
         destination: a folder or an object-store prefix.
         labels: a list of labels, see `streamvid.packing.labels.attach_labels`.
+        metadata: lists of further columns, see `streamvid.packing.labels.attach_metadata`.
+        cuts: a list of clips to cut out of the videos, see `streamvid.packing.cuts.attach_cuts`.
         shard_size: bytes of tar that a shard does not pass, unless a single clip is larger.
         name: the dataset's name; the destination's last component by default.
-        workers: processes that read videos; one per core by default.
-        overwrite: replace the dataset at the destination, if there is one.
+        workers: processes that read videos; one per core by default. For the local engine.
+        engine: "local": processes of this machine; "ray": tasks on a Ray cluster.
+        address: of the Ray cluster; by default that of RAY_ADDRESS, or one that runs on this machine.
+        overwrite: replace what is at the destination: a dataset, or what another pack left that did not finish.
+        append: add the videos that it does not have yet to the dataset at the destination.
         treatment: what is done to every video.
         progress: show a bar on a terminal.
 
     Raises:
-        InputError: an input, label or option cannot be used, all videos were rejected, or the destination holds a
-            dataset already. Then there is no dataset.json, or, if nothing was written yet, the old one.
+        InputError: an input, label or option cannot be used, all videos were rejected, or the destination holds
+            another dataset, or is used by another pack. A dataset that was there and was to be replaced is gone once
+            writing has begun.
     """
     started = time.monotonic()
     destination = os.fspath(destination)
+    _check_options(destination, shard_size, workers, engine, address, overwrite, append)
+    standing = survey(destination)
+    if standing.manifest is not None and standing.report is None and not (overwrite or append or standing.claimed):
+        raise InputError(TAKEN.format(storage.redact(destination)))
+    order = take_order(
+        [os.fspath(given) for given in inputs],
+        destination,
+        labels=None if labels is None else os.fspath(labels),
+        metadata=[os.fspath(path) for path in metadata],
+        cuts=None if cuts is None else os.fspath(cuts),
+        shard_size=shard_size,
+        name=name,
+        treatment=treatment,
+        base=read_base(destination) if append else None,
+    )
+    if not order.sources:
+        return _nothing_new(destination, order, started)
+    with locked(destination):
+        standing = survey(destination)
+        mine = order.job.fingerprint
+        if standing.made_by == mine and (not overwrite or standing.claimed == mine):
+            tidy(destination, mine)
+            return _was_there(destination, order, started)
+        base = None if order.base is None else order.base.sha256
+        try:
+            resumed = claim(destination, mine, overwrite=overwrite, base=base)
+            sweep(destination)
+            records = _run(order, destination, resumed, workers, engine, address, progress)
+            sweep(destination)
+            return _finish(order, destination, records, started)
+        except FinishedElsewhereError:
+            if claimed(destination) is None:
+                tidy(destination, mine)  # of what we noted after the other had cleared up
+            return _was_there(destination, order, started)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The records of all shards by number, and how many clips of them an earlier run had left."""
+
+    records: dict[int, Record]
+    resumed: int
+
+
+def _run(
+    order: Order,
+    destination: str,
+    resumed: bool,
+    workers: int | None,
+    engine: Engine,
+    address: str | None,
+    progress: bool,
+) -> _Done:
+    """Have all groups packed that are not."""
+    if order.unlabelled:
+        log.warning("%d of %d videos have no label", order.unlabelled, len(order.sources))
+    left = Commits(destination, order.job.fingerprint).read() if resumed else {}
+    records: dict[int, Record] = {}
+    places: list[tuple[Group, Place]] = []
+    sizes = [stamp.size for stamp in order.stamps]
+    with PackProgress(len(order.sources), sum(sizes), enabled=progress) as bar:
+        for group in order.groups:
+            found, place = chain(group, left)
+            records.update((record.number, record) for record in found)
+            if place is not None:
+                places.append((group, place))
+            stop = group.stop if place is None else place.source
+            bar.already(stop - group.start, sum(sizes[group.start : stop]), *_totals(found))
+        before = sum(record.entry.clips for record in records.values() if record.entry)
+
+        def works() -> Iterator[Work]:
+            for group, place in places:
+                yield order.work(group, place)
+
+        if not places:
+            pass
+        elif engine == "ray":
+            on_ray = pack_groups_on_ray(order.job, works(), destination, address=address, advance=bar.advance)
+            records.update((record.number, record) for record in on_ray)
+        else:
+            count = min(workers or len(os.sched_getaffinity(0)), len(order.sources))
+            with working(destination) as folder:
+                here = pack_groups(order.job, works(), destination, folder, workers=count, advance=bar.advance)
+                records.update((record.number, record) for record in here)
+    return _Done(records, before)
+
+
+def _totals(records: Sequence[Record]) -> tuple[int, int, int]:
+    """Clips, bytes and rejected videos."""
+    entries = [record.entry for record in records if record.entry is not None]
+    return (
+        sum(entry.clips for entry in entries),
+        sum(entry.bytes for entry in entries),
+        sum(len(record.rejected) for record in records),
+    )
+
+
+def _finish(order: Order, destination: str, done: _Done, started: float) -> PackReport:
+    """Make a dataset of the shards."""
+    records = [done.records[number] for number in sorted(done.records)]
+    added = tuple(record.entry for record in records if record.entry is not None)
+    rejected = tuple(one for record in records for one in record.rejected)
+    base = order.base
+    all_rejected = _all_rejected(base, order.sources, rejected)
+    if not added:
+        give_up(destination, order.job.fingerprint, rejected_parquet(all_rejected))
+        if base is None:
+            raise InputError(
+                f"none of the {len(order.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
+            )
+        return _report(order, destination, base.manifest, rejected, started)
+    seconds = round(math.fsum(record.seconds for record in records), 6)
+    manifest = Manifest(
+        name=order.name,
+        seconds=seconds if base is None else round(base.manifest.seconds + seconds, 6),
+        classes=order.classes,
+        shards=added if base is None else (*base.manifest.shards, *added),
+        revision=0 if base is None else base.manifest.revision + 1,
+    )
+    document = report_document(
+        added,
+        rejected,
+        videos=len(order.sources),
+        skipped=order.skipped,
+        unlabelled=order.unlabelled,
+        seconds=seconds,
+        revision=manifest.revision,
+        options=order.options,
+        versions=order.job.versions,
+        joins=order.joins,
+    )
+    finish(
+        destination,
+        order.job.fingerprint,
+        manifest,
+        rejected=rejected_parquet(all_rejected),
+        report=document,
+    )
+    clips, size, _ = _totals(records)
+    report = _report(order, destination, manifest, rejected, started)
+    return replace(report, clips=clips, bytes=size, resumed=done.resumed)
+
+
+def _all_rejected(base: Base | None, sources: Sequence[Source], rejected: Sequence[Rejected]) -> list[Rejected]:
+    """What rejected.parquet says: of a dataset that is added to also what it said of other videos."""
+    if base is None:
+        return list(rejected)
+    tried = {source.name for source in sources}
+    return [*(one for one in base.rejected if one.source not in tried), *rejected]
+
+
+def _report(
+    order: Order, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
+) -> PackReport:
+    return PackReport(
+        destination,
+        manifest,
+        rejected,
+        order.unlabelled,
+        time.monotonic() - started,
+        videos=len(order.sources),
+        skipped=order.skipped,
+        joins=order.joins,
+    )
+
+
+def _was_there(destination: str, order: Order, started: float) -> PackReport:
+    path = storage.join(destination, FILE_NAME)
+    manifest = Manifest.from_json(storage.read_bytes(path), path=storage.redact(path))
+    report = _report(order, destination, manifest, tuple(read_rejected(destination)), started)
+    return replace(report, was_there=True)
+
+
+def _nothing_new(destination: str, order: Order, started: float) -> PackReport:
+    """All videos are in the dataset that they were to be added to."""
+    assert order.base is not None
+    standing = survey(destination)
+    if standing.claimed is not None and standing.claimed == standing.made_by:
+        tidy(destination, standing.claimed)  # the pack that added them was killed while it cleared up
+    return replace(_report(order, destination, order.base.manifest, (), started), was_there=True)
+
+
+def _check_options(
+    destination: str,
+    shard_size: int,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    overwrite: bool,
+    append: bool,
+) -> None:
     if not destination:
         raise InputError("no destination: name a folder or an object-store prefix")
     if shard_size < 1:
         raise InputError(f"a shard size of {shard_size} bytes is not positive: the default is {SHARD_SIZE}")
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers cannot pack anything: give 1 or more, or leave it out")
-    check_destination(destination, overwrite)
-    sources = find_sources([os.fspath(given) for given in inputs])
-    if labels is not None:
-        sources = attach_labels(sources, os.fspath(labels))
-    classes = classes_of(sources)
-    unlabelled = sum(source.label is None for source in sources)
-    if unlabelled in (0, len(sources)):
-        unlabelled = 0
-    else:
-        log.warning("%d of %d videos have no label", unlabelled, len(sources))
-
-    count = min(workers or len(os.sched_getaffinity(0)), len(sources))
-    rejected: list[Rejected] = []
-    shards = _Shards(destination, shard_size)
-    with working(destination, overwrite) as folder, Progress("packing", len(sources), enabled=progress) as bar:
-        with shards.into(folder), closing(_stored(sources, treatment, count, folder)) as results:
-            for source, result in results:
-                if isinstance(result, str):
-                    log.info("rejected %s: %s", source.name, result)
-                    rejected.append(Rejected(source.name, result))
-                else:
-                    label = classes.number(source.label)
-                    for piece in result:
-                        described = Described(source.key + piece.suffix, source.name, label, piece.meta)
-                        shards.add(piece.clip, described)
-                bar.advance(note=f"{shards.bytes / 1e6:.0f} MB" + (f", {len(rejected)} rejected" if rejected else ""))
-        if rejected:
-            storage.write_bytes(storage.join(destination, REJECTED_FILE), _rejected_parquet(rejected))
-        if not shards.entries:
-            raise InputError(
-                f"none of the {len(sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
-            )
-        manifest = Manifest(
-            name=name if name is not None else base_name(destination),
-            seconds=round(shards.seconds, 6),
-            classes=classes.names,
-            shards=tuple(shards.entries),
-        )
-        finish(destination, manifest)
-    return PackReport(destination, manifest, tuple(rejected), unlabelled, time.monotonic() - started)
-
-
-class _Shards:
-    """Clips in, shards of a given size out."""
-
-    def __init__(self, destination: str, shard_size: int) -> None:
-        self._destination = destination
-        self._shard_size = shard_size
-        self._folder = Path()
-        self._writer: ShardWriter | None = None
-        self.entries: list[ShardEntry] = []
-        self.seconds = 0.0
-        self.bytes = 0
-
-    @contextmanager
-    def into(self, folder: Path) -> Iterator[None]:
-        """Write by way of `folder`. The last shard is finished at the end, or none if anything went wrong."""
-        self._folder = folder
-        try:
-            yield
-            self._commit()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-
-    def add(self, clip: StoredClip, described: Described) -> None:
-        if self._writer is not None and self._writer.size_with(clip, described) > self._shard_size:
-            self._commit()
-        if self._writer is None:
-            self._writer = ShardWriter(len(self.entries), self._folder)
-        self._writer.add(clip, described)
-        self.seconds += clip.duration * clip.time_base[0] / clip.time_base[1]
-        self.bytes += clip.mp4.stat().st_size
-
-    def _commit(self) -> None:
-        if self._writer is not None:
-            self.entries.append(self._writer.commit(self._destination))
-            self._writer = None
-
-
-def _stored(
-    sources: Sequence[Source], treatment: Treatment, count: int, folder: Path
-) -> Generator[tuple[Source, list[Piece] | str], None, None]:
-    """Each source with its clips, or why there are none. A clip's file is gone when the next is asked for."""
-    todo = iter(enumerate(sources))
-    with Workers(count) as workers:
-
-        def submit(most: int) -> Iterator[tuple[Source, Path, Future[list[Piece]]]]:
-            for number, source in itertools.islice(todo, most):
-                place = folder / f"clip-{number}"
-                yield source, place, workers.submit(store_source, source, place, treatment)
-
-        pending = deque(submit(_AHEAD * count))
-        while pending:
-            source, place, future = pending.popleft()
-            result: list[Piece] | str
-            try:
-                result = future.result()
-            except VideoError as error:
-                result = str(error)
-            except WorkerCrashError as crash:
-                result = f"reading it crashes FFmpeg ({crash})"
-            yield source, result
-            shutil.rmtree(place, ignore_errors=True)
-            pending.extend(submit(1))
-
-
-def _rejected_parquet(rejected: Sequence[Rejected]) -> bytes:
-    table = pa.table({"source": [r.source for r in rejected], "reason": [r.reason for r in rejected]})
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()
+    if engine not in ENGINES:
+        raise InputError(f"there is no engine {engine!r}: use {' or '.join(map(repr, ENGINES))}")
+    if address is not None and engine != "ray":
+        raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")
+    if workers is not None and engine == "ray":
+        raise InputError("on Ray the cluster decides how many videos are packed at once: leave out the workers")
+    if overwrite and append:
+        raise InputError("a dataset is either overwritten or added to: leave out --overwrite or --append")

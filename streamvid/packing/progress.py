@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -11,13 +12,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+log = logging.getLogger(__name__)
+
 DELAY_S: Final = 2.0
+LOG_S: Final = 60.0
+"""Seconds between two lines in the log."""
 
 
 class Progress:
-    """Counts items on stderr: a bar appears after two seconds, if stderr is a terminal. A context manager."""
+    """Counts items on stderr: a bar appears after two seconds, if stderr is a terminal. A context manager.
 
-    def __init__(self, what: str, total: int, *, enabled: bool) -> None:
+    Args:
+        what: is being done.
+        total: items.
+        enabled: whether to show anything.
+        counted: whether items are shown as numbers; False where they are only a measure, such as bytes.
+    """
+
+    def __init__(self, what: str, total: int, *, enabled: bool, counted: bool = True) -> None:
         self._enabled = enabled and sys.stderr.isatty()
         self._started = time.monotonic()
         self._done = 0
@@ -25,9 +37,9 @@ class Progress:
         self._bar = RichProgress(
             TextColumn(what),
             BarColumn(),
-            MofNCompleteColumn(),
+            *([MofNCompleteColumn()] if counted else []),
             TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
             transient=True,
         )
@@ -49,3 +61,58 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._running:
             self._bar.stop()
+
+
+class PackProgress:
+    """Tells how far a pack is: clips, bytes, rate, time left, rejected. A context manager.
+
+    On a terminal it is a bar; elsewhere a line in the log now and then.
+
+    Args:
+        videos: all that are to be packed.
+        source_bytes: of their files: what the time left is reckoned by.
+        enabled: whether to show anything.
+    """
+
+    def __init__(self, videos: int, source_bytes: int, *, enabled: bool) -> None:
+        # A byte more per video: files of unknown size take time too.
+        self._bar = Progress("packing", source_bytes + videos, enabled=enabled, counted=False)
+        self._videos, self._all = 0, videos
+        self._clips = self._bytes = self._rejected = 0
+        self._began = self._said = time.monotonic()
+        self._new_bytes = 0
+
+    def already(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
+        """Count what an earlier run has left: it takes no time now."""
+        self._count(videos, source_bytes, clips, clip_bytes, rejected)
+
+    def advance(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
+        """Count videos that are done with, and what was made of them."""
+        self._new_bytes += clip_bytes
+        self._count(videos, source_bytes, clips, clip_bytes, rejected)
+        now = time.monotonic()
+        if now - self._said >= LOG_S:
+            self._said = now
+            log.info("packing: %s", self._note())
+
+    def _count(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
+        self._videos += videos
+        self._clips += clips
+        self._bytes += clip_bytes
+        self._rejected += rejected
+        self._bar.advance(videos + source_bytes, note=self._note())
+
+    def _note(self) -> str:
+        rate = self._new_bytes / max(time.monotonic() - self._began, 1e-3)
+        rejected = f" · {self._rejected:,} rejected" if self._rejected else ""
+        return (
+            f"{self._videos:,}/{self._all:,} videos · {self._clips:,} clips · {self._bytes / 1e6:,.0f} MB · "
+            f"{rate / 1e6:.1f} MB/s{rejected}"
+        )
+
+    def __enter__(self) -> PackProgress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._bar.__exit__(kind, error, tb)

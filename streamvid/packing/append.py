@@ -1,0 +1,124 @@
+"""What a dataset that is appended to has already: videos, keys, classes, shard names."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from streamvid.errors import InputError
+from streamvid.packing.commits import Rejected
+from streamvid.packing.report import read_rejected
+from streamvid.packing.sources import Source, longer_keys
+from streamvid.store import storage
+from streamvid.store.dataset import Dataset
+from streamvid.store.manifest import FILE_NAME, Manifest
+
+
+@dataclass(frozen=True)
+class Base:
+    """A dataset that is appended to.
+
+    Attributes:
+        manifest: its dataset.json.
+        sha256: of that file.
+        sources: the names of all videos in it.
+        keys: of all clips, case folded, sorted.
+        labelled: whether any clip has a label.
+        rejected: what rejected.parquet says.
+    """
+
+    manifest: Manifest
+    sha256: str
+    sources: frozenset[str]
+    keys: tuple[str, ...]
+    labelled: bool
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def next_number(self) -> int:
+        """A shard number that is free, as are all after it."""
+        return max(int(shard.name) for shard in self.manifest.shards) + 1
+
+
+def read_base(destination: str) -> Base:
+    """Open the dataset at a destination to append to it.
+
+    Raises:
+        InputError: there is none.
+        DatasetError: it is damaged.
+    """
+    path = storage.join(destination, FILE_NAME)
+    if not storage.exists(path):
+        raise InputError(f"there is no dataset at {storage.redact(destination)} to add to: leave out --append")
+    data = storage.read_bytes(path)
+    dataset = Dataset.open(destination)
+    manifest = Manifest.from_json(data, path=storage.redact(path))
+    if manifest != dataset.manifest:
+        raise InputError(
+            f"the dataset at {storage.redact(destination)} changed while it was being read: run this again"
+        )
+    return Base(
+        manifest,
+        hashlib.sha256(data).hexdigest(),
+        frozenset(dataset.clips.source),
+        tuple(sorted(key.casefold() for key in dataset.clips.key)),
+        bool((dataset.clips.label >= 0).any()),
+        tuple(read_rejected(destination)),
+    )
+
+
+def new_sources(sources: Sequence[Source], base: Base) -> list[Source]:
+    """The sources that are not in the dataset yet, with keys that are not either.
+
+    A key that is taken, or that begins a taken one where clips cut from another video may follow, gets digits of the
+    name's SHA-256, as keys do that two names of one pack would share.
+    """
+    new = [source for source in sources if source.name not in base.sources]
+    taken: set[str] = {source.key.casefold() for source in new}
+    found = []
+    for source in new:
+        key = source.key
+        if _is_taken(key, base):
+            longer = (other for other in longer_keys(source.name) if other.casefold() not in taken)
+            key = next((other for other in longer if not _is_taken(other, base)), "")
+            if not key:
+                raise InputError(f"no key is free for {source.name}: rename it")
+            taken.add(key.casefold())
+        found.append(source if key == source.key else replace(source, key=key))
+    return found
+
+
+def _is_taken(key: str, base: Base) -> bool:
+    folded = key.casefold()
+    for prefix in (folded, f"{folded}-", f"{folded}_"):
+        place = bisect.bisect_left(base.keys, prefix)
+        if place < len(base.keys) and (
+            base.keys[place] == folded or (prefix != folded and base.keys[place].startswith(prefix))
+        ):
+            return True
+    return False
+
+
+def all_classes(new: tuple[str, ...] | None, base: Base, labelled: bool) -> tuple[str, ...] | None:
+    """The dataset's classes with the new ones behind them: class numbers that are in use stay as they are.
+
+    Args:
+        new: the classes of the new videos, None if they have numbers or nothing.
+        base: the dataset.
+        labelled: whether any of the new videos has a label.
+
+    Raises:
+        InputError: labels are text on one side and numbers on the other.
+    """
+    old = base.manifest.classes
+    if not labelled:
+        return old
+    if base.labelled and (old is None) != (new is None):
+        kinds = ("text", "numbers") if old is not None else ("numbers", "text")
+        raise InputError(f"the dataset's labels are {kinds[0]} and the new ones {kinds[1]}: use what it has")
+    if new is None:
+        return old
+    known = set(old or ())
+    return (*(old or ()), *(name for name in new if name not in known))
