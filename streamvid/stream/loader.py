@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,16 +20,16 @@ from streamvid.store.cache import ShardCache
 from streamvid.store.dataset import Dataset
 from streamvid.store.source import ClipSource
 from streamvid.stream.batches import ABOUT
-from streamvid.stream.devicecheck import check_decodable
+from streamvid.stream.course import Course, Standing
+from streamvid.stream.devicecheck import check_decodable, probe_slice
 from streamvid.stream.mixture import Stream
 from streamvid.stream.order import SHUFFLES, Shuffle
-from streamvid.stream.plan import LastBatch, Plan, Position, check_whole
+from streamvid.stream.plan import LastBatch, Plan, check_whole
 from streamvid.stream.run import Delivered, Runner
 from streamvid.stream.samples import Recipe
 from streamvid.stream.sampling import PADS, Pad, Sampling
 from streamvid.stream.sizes import output_sizes
 from streamvid.stream.sources import Mix, Subset, make_pools, open_source
-from streamvid.stream.state import from_state, identify, to_state
 from streamvid.stream.transform import Transform, Views, by_view
 from streamvid.stream.world import find_device, find_world
 from streamvid.video.index import Int64
@@ -174,7 +175,8 @@ class StreamLoader:
             )
         access = ShardAccess(self.dataset, cache=self._ensure_cache(), limit_bytes=cache_bytes)
         if self._device_id is not None:
-            check_decodable(self.dataset, rows, device_id=self._device_id, access=access)
+            probe = partial(probe_slice, self.dataset, access=access)
+            check_decodable(self.dataset, rows, device_id=self._device_id, probe=probe)
         self._runner = Runner(
             self.dataset,
             access,
@@ -184,11 +186,11 @@ class StreamLoader:
             max_batch=batch_size,
             rotates=bool(self.dataset.clips.rotation[rows].any()),
         )
-        self._identity = identify(source.checksums(), self._plan, sampling, pad)
+        self._course = Course(self._plan, tuple(source.checksums()), sampling, pad)
         self._after = after
         self._stats = LoaderStats()
-        self._next = self._plan.start(0)
-        self._now: Position | None = None
+        self._next = self._course.start(0)
+        self._now: Standing | None = None
         """Where the last iteration that was begun stands; None before it, and when it has ended."""
 
     def __len__(self) -> int:
@@ -198,14 +200,14 @@ class StreamLoader:
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration will be, or go on with."""
-        return self._next.epoch
+        return self._next.position.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
-        if epoch != self._next.epoch:
-            self._next = self._plan.start(epoch)
+        if epoch != self.epoch:
+            self._next = self._course.start(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
@@ -213,7 +215,7 @@ class StreamLoader:
         The same on every rank at the same step; JSON-safe, under 1 KiB. It follows the protocol of torchdata's
         stateful loaders.
         """
-        return to_state(self._now or self._next, self._identity)
+        return (self._now or self._next).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from a state, on any number of ranks and nodes, with any batch size.
@@ -221,13 +223,13 @@ class StreamLoader:
         It hands out what is left of the epoch, each item once; with the ranks and batch size of before the same
         batches. If nothing is left, it is the next epoch.
 
+        A dataset that was appended to since goes on with what is left of the epoch as it was, and what was added joins
+        with the next epoch: not with a `Mix`, weights or `steps_per_epoch`.
+
         Raises:
             InputError: the state belongs to another dataset, sampling, seed or order, or is none.
         """
-        position = from_state(state, self._identity)
-        if position.segments and self._plan.epoch(position).left == 0:
-            position = self._plan.after(position)
-        self._next, self._now = position, None
+        self._next, self._now = self._course.resume(state), None
 
     def stats(self) -> LoaderStats:
         """What has been done so far."""
@@ -246,12 +248,12 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        position = self._next
-        self._next, self._now = self._plan.after(position), position
-        return self._run(position)
+        standing = self._next
+        self._next, self._now = self._course.after(standing), standing
+        return self._run(standing)
 
-    def _run(self, position: Position) -> Iterator[dict[str, Any]]:
-        delivered = self._runner.run(self._plan.epoch(position))
+    def _run(self, standing: Standing) -> Iterator[dict[str, Any]]:
+        delivered = self._runner.run(standing.epoch())
         try:
             while True:
                 started = time.perf_counter()
@@ -259,9 +261,9 @@ class StreamLoader:
                 self._count(wait_seconds=time.perf_counter() - started)
                 if one is None:
                     break
-                before, position = position, position.advanced(self._plan.layout)
+                before, standing = standing, standing.advanced()
                 if self._now is before:  # not if another iteration has begun since
-                    self._now = position
+                    self._now = standing
                 batch = self._batch(one)
                 valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
                 self._count(
@@ -271,7 +273,7 @@ class StreamLoader:
                     bytes_read=one.encoded.bytes_read,
                 )
                 yield batch if self._after is None else self._after(batch)
-            if self._now is position:
+            if self._now is standing:
                 self._now = None
         finally:
             delivered.close()  # type: ignore[attr-defined]

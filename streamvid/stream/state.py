@@ -29,11 +29,13 @@ class Identity:
         dataset: of the shards' checksums and of the items that take part.
         sampling: of how frames are chosen.
         order: of how items are ordered.
+        shards: how many there are: a dataset that is appended to still begins with them.
     """
 
     dataset: str
     sampling: str
     order: str
+    shards: int
 
 
 def identify(checksums: Sequence[str], plan: Plan, sampling: Sampling, pad: Pad) -> Identity:
@@ -51,7 +53,7 @@ def identify(checksums: Sequence[str], plan: Plan, sampling: Sampling, pad: Pad)
         if pool.weights is not None:
             content.update(np.ascontiguousarray(pool.weights).data)
     order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
-    return Identity(content.hexdigest()[:16], _digest((sampling, pad)), _digest(order))
+    return Identity(content.hexdigest()[:16], _digest((sampling, pad)), _digest(order), len(checksums))
 
 
 def _digest(value: object) -> str:
