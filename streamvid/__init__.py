@@ -12,6 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamvid.access.choice import At
+    from streamvid.access.dataset import ClipDataset
+    from streamvid.access.proxy import ProxyLoader
     from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
     from streamvid.inspection.verify import verify
     from streamvid.packing.pack import pack
@@ -22,12 +25,15 @@ if TYPE_CHECKING:
     from streamvid.stream.sources import Mix, Subset
     from streamvid.stream.transform import Transform, Views
     from streamvid.stream.windows import MultiRate, Window, Windows
+    from streamvid.video.slice import slice
 
 __version__ = "0.1.0"
 
 _HOME = {
     "All": "stream.picks",
+    "At": "access.choice",
     "ByClip": "stream.picks",
+    "ClipDataset": "access.dataset",
     "ClipTimes": "stream.sampling",
     "Dataset": "store.dataset",
     "DatasetError": "errors",
@@ -38,6 +44,7 @@ _HOME = {
     "MultiRate": "stream.windows",
     "RandomFrames": "stream.picks",
     "Mix": "stream.sources",
+    "ProxyLoader": "access.proxy",
     "Sampling": "stream.sampling",
     "StreamLoader": "stream.loader",
     "StreamvidError": "errors",
@@ -49,12 +56,15 @@ _HOME = {
     "Window": "stream.windows",
     "Windows": "stream.windows",
     "pack": "packing.pack",
+    "slice": "video.slice",
     "verify": "inspection.verify",
 }
 
 __all__ = [
     "All",
+    "At",
     "ByClip",
+    "ClipDataset",
     "ClipTimes",
     "Dataset",
     "DatasetError",
@@ -64,6 +74,7 @@ __all__ = [
     "LoaderStats",
     "Mix",
     "MultiRate",
+    "ProxyLoader",
     "RandomFrames",
     "Sampling",
     "StreamLoader",
@@ -76,6 +87,7 @@ __all__ = [
     "Window",
     "Windows",
     "pack",
+    "slice",
     "verify",
 ]
 

@@ -106,11 +106,11 @@ class TorchBatches:
                 batch[view] = batch[view].half()
             for view, one in self._views.items():
                 if one.dali is not None:
-                    _check_own(view, one, batch)
+                    check_own(view, one, batch)
             yield batch
 
 
-def _check_own(view: str, transform: Transform, batch: Mapping[str, Any]) -> None:
+def check_own(view: str, transform: Transform, batch: Mapping[str, Any]) -> None:
     """Whether the user's own part of the graph left what the rest of a batch relies on."""
     video, mask = batch[view], batch["mask"]
     at = 1 + transform.layout.index("F")

@@ -4,7 +4,8 @@ epoch."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import numpy as np
 from streamvid.errors import InputError, VideoError
 from streamvid.store.access import ShardAccess
 from streamvid.store.source import ClipSource
-from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.stream.decode import CPU_ONLY, GpuDecoder, decode_with_pyav
 from streamvid.stream.nvdec import shared_guard
 from streamvid.stream.picks import Uniform
 from streamvid.stream.plan import Step
@@ -44,7 +45,7 @@ class _Kind:
     traits: tuple[str, ...]
 
 
-def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, access: ShardAccess) -> None:
+def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: Callable[[int], EncodedSlice]) -> None:
     """Find out whether the GPU decodes the clips rightly: from what is known, and by trying a few of every kind.
 
     Of every kind the smallest and the largest clip are decoded on the GPU and on the CPU, and compared.
@@ -53,24 +54,26 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, access:
         dataset: the dataset.
         rows: int64 [clips], the rows that will be used.
         device_id: the GPU.
-        access: opens shards for reading.
+        probe: gives a few frames of a row's clip: see `probe_slice`.
 
     Raises:
         InputError: some cannot be decoded, or come out wrong. Names kinds, clips and the remedy.
     """
     kinds = _kinds(dataset, rows)
+    for kind in [kind for kind in kinds if kind.codec in CPU_ONLY]:
+        members = kinds.pop(kind)
+        log.warning("%d clips of %s are decoded on the CPU: no GPU decoder knows them", len(members), kind.codec)
     problems = {kind: _known_problem(kind) for kind in kinds}
-    _guard_sizes(dataset, rows, device_id)
-
     area = dataset.clips.width.astype(np.int64) * dataset.clips.height
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
+    _guard_sizes(dataset, rows, device_id, decoder)
     try:
         for kind, members in kinds.items():
             if problems[kind]:
                 continue
             smallest, largest = members[np.argmin(area[members])], members[np.argmax(area[members])]
             for row in dict.fromkeys((int(smallest), int(largest))):
-                problem = _try(_probe_slice(dataset, row, access), decoder)
+                problem = _try(probe(row), decoder)
                 if problem:
                     problems[kind] = problem
                     decoder.close()
@@ -84,15 +87,27 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, access:
         raise InputError(_sentence(dataset, [(kind, why, kinds[kind]) for kind, why in found]))
 
 
+def known_problems(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
+    """What a GPU run would refuse of a dataset, as far as its rows tell, without a GPU: kinds of clips in words, why,
+    and their rows, int64 [clips]."""
+    found = []
+    for kind, rows in _kinds(dataset, np.arange(len(dataset), dtype=np.int64)).items():
+        if kind.codec not in CPU_ONLY and (why := _known_problem(kind)):
+            found.append((" ".join(text for text in (kind.codec, kind.profile, kind.pix_fmt) if text), why, rows))
+    return found
+
+
 def _kinds(dataset: ClipSource, rows: Int64) -> dict[_Kind, Int64]:
     """The rows by kind."""
     clips = dataset.clips
     odd = (clips.width % 2 + clips.height % 2) > 0
     intra = (clips.random_access == clips.packets) & (clips.packets > 1)
     columns = (clips.codec.codes, clips.profile.codes, clips.pix_fmt.codes, intra, odd, clips.traits.codes)
-    table = np.stack([column[rows].astype(np.int64) for column in columns], axis=1)
-    unique, which = np.unique(table, axis=0, return_inverse=True)
-    which = which.ravel()
+    # Each kind as one number: NumPy sorts numbers twenty times as fast as rows of them.
+    sizes = tuple(int(column.max(initial=0)) + 1 for column in columns)
+    kinds = np.ravel_multi_index(tuple(column[rows].astype(np.int64) for column in columns), sizes)
+    numbers, which = np.unique(kinds, return_inverse=True)
+    unique = np.stack(np.unravel_index(numbers, sizes), axis=1)
     return {
         _Kind(
             clips.codec.names[codec], clips.profile.names[profile], clips.pix_fmt.names[pix_fmt],
@@ -104,30 +119,32 @@ def _kinds(dataset: ClipSource, rows: Int64) -> dict[_Kind, Int64]:
 
 def _known_problem(kind: _Kind) -> str:
     """What decodes wrongly without DALI noticing, or fails in a way that tells nothing; empty if nothing is known."""
-    if kind.codec == "mjpeg":
-        return "DALI decodes Motion JPEG on the CPU alone"
     if kind.pix_fmt not in _PIX_FMTS:
         return "NVDEC behind DALI decodes 4:2:0 alone, with 8 or 10 bits"
     if kind.odd:
         return "DALI's GPU decoder garbles frames with an odd width or height"
     if "lead-in" in kind.traits and kind.codec in ("h264", "hevc"):
         return "they do not begin with a picture that a decoder can start from"
-    if "show-existing" in kind.traits:
-        return "DALI's GPU decoder loses count where VP9 shows a hidden picture"
+    if "show-existing" in kind.traits or "superframes" in kind.traits:
+        return "DALI's GPU decoder gets frames wrong where VP9 has hidden pictures"
     if kind.codec == "h264" and kind.intra:
         return "DALI's GPU decoder fails on H.264 of I-frames alone"
     return ""
 
 
-def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int) -> None:
-    """Let the more frequent of sizes that DALI mixes up into it, and say which clips go to the CPU instead."""
+def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuDecoder) -> None:
+    """Of the sizes that DALI mixes up let the more frequent ones into it, and say which clips go to the CPU instead."""
     clips = dataset.clips
-    table = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
+    table = np.stack([clips.stsd_id[rows], clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
     unique, counts = np.unique(table, axis=0, return_counts=True)
-    sizes = [(clips.codec.names[codec], width, height) for codec, width, height in unique.tolist()]
+    sizes: Counter[tuple[str, int, int]] = Counter()
+    for (stsd, code, width, height), count in zip(unique.tolist(), counts.tolist(), strict=True):
+        codec = clips.codec.names[code]
+        if decoder.leaves_to_dali(codec, clips.stsds[stsd], width, height):
+            sizes[codec, width, height] += count
     guard = shared_guard()
-    guard.prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
-    for (codec, width, height), count in zip(sizes, counts.tolist(), strict=True):
+    guard.prefer(device_id, sizes)
+    for (codec, width, height), count in sizes.items():
         if not guard.admit(device_id, codec, width, height):
             log.warning(
                 "%d clips of %s %dx%d are decoded on the CPU: DALI would mix them up with other heights coded alike",
@@ -135,7 +152,8 @@ def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int) -> None:
             )  # fmt: skip
 
 
-def _probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
+def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
+    """A few frames from all over a clip, read by way of whole shards."""
     recipe = Recipe(Uniform(_PROBE_FRAMES), "edge", Transform(), 0)
     batch = choose(dataset, Step(np.array([row]), np.array([0]), np.array([True])), recipe)
     return encode(dataset, [batch], recipe, access)[0].slices[0]

@@ -24,7 +24,7 @@ from streamvid.stream.sampling import (
 )
 from streamvid.video.index import Int64
 
-_WITHIN: Final = 1e-6
+WITHIN: Final = 1e-6
 """Ticks by which an instant in seconds may miss a whole tick: what float64 does to times that were exact."""
 
 
@@ -240,8 +240,8 @@ class ByClip(OneSample):
                         clip, f"{instant!r} is no instant: they are seconds from 0, counted from its first frame"
                     )
             # As far as an instant may lie behind the end, it is the same padding.
-            ticks = np.ceil(np.minimum(np.array(values, dtype=np.float64) / float(clip.tick), 2.0**53) - _WITHIN)
-            position = np.where(ticks < clip.duration, on_screen(clip.pts, ticks.astype(np.int64)), count)
+            ticks = whole_ticks(np.array(values, dtype=np.float64), clip.tick)
+            position = np.where(ticks < clip.duration, on_screen(clip.pts, ticks), count)
         return Slots(position, count, in_ticks=False, length=self.slots)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
@@ -289,6 +289,11 @@ class All(OneSample):
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
         return np.zeros(len(frames), dtype=bool)
+
+
+def whole_ticks(seconds: Floats, tick: Fraction) -> Int64:
+    """Instants in seconds → ticks, rounded up to whole ones: docs/sampling.md says why. At most 2**53."""
+    return np.ceil(np.minimum(seconds / float(tick), 2.0**53) - WITHIN).astype(np.int64)
 
 
 def _is_frame_number(value: object) -> bool:

@@ -165,10 +165,10 @@ def encode(
             )
         for n in members:
             mine = [next(blocks) for _ in range(len(flat[n].spans))]
-            slices[n] = _encoded_slice(dataset, flat[n], gather(flat[n].part, flat[n].spans, mine))
+            slices[n] = encoded_slice(dataset, flat[n], gather(flat[n].part, flat[n].spans, mine))
     encoded, first = [], 0
     for batch in batches:
-        encoded.append(_encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
+        encoded.append(encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
         first += len(batch)
     return encoded
 
@@ -179,7 +179,8 @@ def _byte_ranges(dataset: ClipSource, sample: Sample, path: str) -> list[read.By
     return [read.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
 
 
-def _encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
+def encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uint8]) -> EncodedSlice:
+    """A sample's packets and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
     rows, clip, part = dataset.clips, sample.clip, sample.part
     return EncodedSlice(
         name=rows.key[clip],
@@ -196,9 +197,10 @@ def _encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uin
     )
 
 
-def _encoded_batch(
+def encoded_batch(
     dataset: ClipSource, batch: Sequence[Sample], slices: list[EncodedSlice], recipe: Recipe
 ) -> EncodedBatch:
+    """Samples of as many slots each, and their slices, as a batch."""
     rows = dataset.clips
     clips = np.array([sample.clip for sample in batch], dtype=np.int64)
     gathers = []

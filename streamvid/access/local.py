@@ -1,0 +1,124 @@
+"""One sample at a time, decoded and transformed on the CPU in the calling thread: what a DataLoader's worker does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import VideoError
+from streamvid.stream.augment import field_names
+from streamvid.stream.batches import check_own
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.stream.samples import EncodedBatch
+from streamvid.stream.transform import ONLY_VIEW, Transform, Views, by_view
+
+_INHERITED: Final[list[object]] = []
+"""Pipelines that came with a fork. Their threads did not, so that taking them down would wait for ever: they stay."""
+
+
+class LocalDecoder:
+    """Decodes and transforms batches of one clip, without threads of its own but those of DALI's one.
+
+    The transform is the same DALI graph that a StreamLoader runs on the CPU, so the pixels are the same. DALI is not
+    even imported where there is nothing for it to do: uint8 FHWC frames as they are.
+
+    Args:
+        transform: what to do with the frames.
+        rotates, has_blanks: as in `streamvid.stream.graph.graph`.
+    """
+
+    def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
+        self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
+        self._pid = os.getpid()
+        self._pipeline: _Synchronous | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"transform": self._transform, "rotates": self._rotates, "has_blanks": self._has_blanks}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def run(self, batch: EncodedBatch) -> dict[str, Any]:
+        """The views of a batch of one clip: by name a tensor in the transform's layout and dtype.
+
+        Raises:
+            VideoError: the clip does not decode to its frames, or cannot be transformed.
+        """
+        import torch
+
+        (part,) = batch.slices
+        frames = decode_with_pyav(part)
+        if self._transform == Transform(layout="FHWC", dtype="uint8") and not self._rotates:
+            return {ONLY_VIEW: torch.from_numpy(_in_slots(frames, batch))}
+        if self._pid != os.getpid():
+            _INHERITED.append(self._pipeline)
+            self._pipeline, self._pid = None, os.getpid()
+        if self._pipeline is None:
+            self._pipeline = _Synchronous(self._transform, rotates=self._rotates, has_blanks=self._has_blanks)
+        try:
+            pictures = self._pipeline.run(frames, batch)
+        except RuntimeError as error:
+            self._pipeline = None  # of no use after an error
+            reason = " ".join(str(error).split())[:300]
+            raise VideoError(f"clip {part.name} cannot be transformed: {reason}") from error
+        made = {}
+        for view, one in by_view(self._transform).items():
+            tensor = torch.from_numpy(pictures[view])
+            made[view] = tensor.half() if one.dtype == "float16" else tensor
+            if one.dali is not None:
+                check_own(view, one, {view: made[view][None], "mask": batch.mask})
+        return made
+
+
+def _in_slots(frames: npt.NDArray[np.uint8], batch: EncodedBatch) -> npt.NDArray[np.uint8]:
+    """uint8 [slots, height, width, 3]: each decoded frame in the slots that show it."""
+    gather = batch.inputs["gather"][0]
+    if len(gather) == len(frames) and np.array_equal(gather, np.arange(len(frames))):
+        pictures = frames
+    else:
+        pictures = frames[gather]
+    shown = batch.inputs["shown"][0]
+    return pictures if shown.all() else pictures * shown
+
+
+class _Synchronous:
+    """The transform's graph for one clip at a time, run when asked."""
+
+    def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
+        from nvidia.dali import fn, pipeline_def, types
+
+        from streamvid.stream.augment import KINDS
+        from streamvid.stream.graph import graph
+
+        self._views = by_view(transform)
+        self._fields = field_names(transform, rotates=rotates, has_blanks=has_blanks)
+        # As in TorchBatches: DALI is slow at float16 on the CPU, PyTorch is not.
+        made = Views({
+            view: replace(one, dtype="float32") if one.dtype == "float16" else one for view, one in self._views.items()
+        })  # fmt: skip
+
+        @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+        def pipeline() -> Any:
+            frames = fn.external_source(name="frames", dtype=types.UINT8, ndim=4, layout="FHWC")
+            given = {}
+            for name in self._fields:
+                dtype, ndim = KINDS[name.rpartition(".")[2]]
+                kind = types.to_dali_type(np.dtype(dtype).name)
+                given[name] = fn.external_source(name=f"field {name}", dtype=kind, ndim=ndim)
+            return tuple(graph(made, frames, given, rotates=rotates, has_blanks=has_blanks))
+
+        self._pipeline = pipeline()
+        self._pipeline.build()
+
+    def run(self, frames: npt.NDArray[np.uint8], batch: EncodedBatch) -> dict[str, npt.NDArray[Any]]:
+        """The views of one clip, arrays of their own."""
+        self._pipeline.feed_input("frames", [frames], layout="FHWC")
+        for name in self._fields:
+            self._pipeline.feed_input(f"field {name}", [np.asarray(value) for value in batch.inputs[name]])
+        outputs = self._pipeline.run()
+        return {view: np.array(output.at(0)) for view, output in zip(self._views, outputs, strict=True)}

@@ -1,0 +1,77 @@
+"""ProxyLoader and ClipDataset on a machine with a GPU: a StreamLoader's batches on the same device, and Motion JPEG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, default_collate
+
+import streamvid as sv
+from streamvid.packing.pack import pack
+from streamvid.packing.treatment import Treatment
+from streamvid.stream.decode import decode_with_pyav
+from tests.test_clip_dataset import same
+from tools.clips import hard_recipes, write
+
+HARD = hard_recipes()
+NAMES = ["h264", "hevc", "vp9", "h264_vfr", "hevc_open_gop", "h264_rotated_90", "h264_five_frames", "mjpeg_avi"]
+OPTIONS: dict[str, Any] = {
+    "sampling": sv.Window(6, fps=10), "transform": sv.Transform(resize=(96, 128), flip=True, brightness=0.3), "seed": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("proxy")
+    (folder / "videos").mkdir()
+    for name in NAMES:
+        write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
+    pack([str(folder / "videos")], str(folder / "set"), shard_size=200_000, treatment=Treatment("any"), progress=False)
+    return str(folder / "set")
+
+
+@pytest.mark.parametrize(("num_workers", "start"), [(0, None), (2, "fork"), (1, "spawn")])
+def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, start: Any) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    with (
+        sv.StreamLoader(dataset, batch_size=3, shuffle=False, device="cuda", **OPTIONS) as stream,
+        sv.ProxyLoader(
+            ds, batch_size=3, num_workers=num_workers, multiprocessing_context=start, device="cuda"
+        ) as proxy,
+    ):  # fmt: skip
+        for _ in range(2):
+            for got, expected in zip(proxy, stream, strict=True):
+                assert got["video"].is_cuda
+                same(got, expected)
+
+
+def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, caplog: pytest.LogCaptureFixture) -> None:
+    ds = sv.ClipDataset(dataset, transform=sv.Transform(resize=(96, 128), layout="FHWC", dtype="uint8"))
+    items = [sv.At("mjpeg_avi", frames=[0, 3]), sv.At("h264", frames=[5]), sv.At("mjpeg_avi", frames=[1])]
+    with sv.ProxyLoader(ds, batch_size=3, sampler=items, num_workers=1, device="cuda") as proxy:
+        (batch,) = proxy
+    assert "mjpeg are decoded on the CPU" in caplog.text
+    assert batch["mask"].tolist() == [[True, True], [True, False], [True, False]]
+    for place, item in enumerate(items):
+        alone = ds[item]["video"]
+        difference = (batch["video"][place, : len(alone)].cpu().float() - alone.float()).abs().mean()
+        assert difference < 6, item  # resized on another device; other frames differ by more
+    plain = sv.ClipDataset(sv.Subset(dataset, keys=["mjpeg_avi"]))
+    with sv.ProxyLoader(plain, batch_size=1, sampler=[items[0]], device="cuda") as proxy:
+        (batch,) = proxy
+    np.testing.assert_array_equal(batch["video"][0].cpu().numpy(), decode_with_pyav(plain.encoded(items[0])))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
+    """Workers that decode and transform on the CPU, started by a process that has used CUDA, and DALI on it."""
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    expected = [default_collate([ds[i] for i in range(first, first + 4)]) for first in (0, 4)]
+    with sv.StreamLoader(dataset, batch_size=3, device="cuda", **OPTIONS) as stream:
+        batches = iter(stream)
+        next(batches)
+        loader = DataLoader(ds, batch_size=4, num_workers=2, multiprocessing_context=start)
+        for got, wanted in zip(loader, expected, strict=True):
+            same(got, wanted)
