@@ -5,9 +5,10 @@ Both decoders take the same slices and choose the same frames. They know nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from streamvid.errors import VideoError
 from streamvid.stream.fuse import fuse, group
 from streamvid.stream.nvdec import shared_guard
+from streamvid.stream.sessions import open_sessions, takes
 from streamvid.video import mp4
 from streamvid.video.slice import EncodedSlice
 
@@ -28,6 +30,8 @@ DALI_CPU_CODECS: Final = ("vp8", "vp9", "mjpeg")
 """What DALI's CPU decoder knows; PyAV decodes the rest, and slices with packets that decode to no frame: DALI counts
 packets."""
 
+CPU_ONLY: Final = ("mjpeg",)
+"""What `GpuDecoder` leaves to PyAV: intra pictures that no GPU decoder behind DALI knows."""
 
 NVDEC_STREAMS: Final = 7
 """The engines of an H200. More streams gain next to nothing at 720p, and lose at 1080p: docs/performance.md."""
@@ -35,6 +39,10 @@ NVDEC_STREAMS: Final = 7
 
 class Decoder(Protocol):
     """Decodes batches of slices."""
+
+    def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Any]]:
+        """Begin to decode a batch, as far as this decoder works on its own; the function that comes back gives what
+        `decode` would. Batches come in the order in which they were submitted."""
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Any]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3], on the decoder's device.
@@ -62,6 +70,9 @@ class CpuDecoder:
         self._threads, self._max_batch = threads, max_batch
         self._dali: DaliDecoder | None = None
 
+    def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Frames]]:
+        return partial(self.decode, slices)
+
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Frames]:
         by_dali = [n for n, part in enumerate(slices) if part.codec in DALI_CPU_CODECS and part.plain]
         by_pyav = sorted(set(range(len(slices))) - set(by_dali))
@@ -83,48 +94,83 @@ class CpuDecoder:
 
 
 class GpuDecoder:
-    """`fn.decoders.video(device="mixed")`: NVDEC. Slices that go together are fused into as many streams as are decoded
-    at once; clips that DALI would mix up with others go to the CPU: see `streamvid.stream.fuse` and
-    `streamvid.stream.nvdec`.
+    """NVDEC: by decoders that stay open (`streamvid.stream.sessions`) where PyNvVideoCodec is installed and takes the
+    clip, by DALI's `fn.decoders.video` else.
+
+    For DALI slices that go together are fused into as many streams as are decoded at once; clips that it would mix up
+    with others, and Motion JPEG, go to the CPU: see `streamvid.stream.fuse` and `streamvid.stream.nvdec`.
 
     Args:
         device_id: the GPU's number.
         threads: CPU threads.
         max_batch: slices per batch at most.
-        streams: streams per batch, if slices share sample descriptions; by default one per engine of an H200, and at
-            most one per thread.
+        streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
+            and at most one per thread.
+        sessions: False leaves all to DALI.
     """
 
-    def __init__(self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_STREAMS) -> None:
-        self._dali: DaliDecoder | None = DaliDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
+    def __init__(
+        self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_STREAMS, sessions: bool = True
+    ) -> None:
+        self._sessions = open_sessions(device_id) if sessions else None
+        self._dali: DaliDecoder | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
-        self._device_id = device_id
+        self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
         self._streams = min(streams, threads)
+
+    def leaves_to_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
+        """Whether such a clip goes to DALI, and so by its cache; arguments as of `streamvid.stream.sessions.takes`."""
+        return codec not in CPU_ONLY and not (self._sessions is not None and takes(codec, stsd, width, height))
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Any]:
         """Per slice a PyTorch tensor on the GPU; several may be parts of the same memory."""
-        import torch
+        return self.submit(slices)()
 
-        assert self._dali is not None, "the decoder is closed"
+    def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Any]]:
+        """See `Decoder`. The engines of decoders that stay open go on to the next batch without a pause."""
         guard = shared_guard()
-        admitted = [guard.admit(self._device_id, part.codec, part.width, part.height) for part in slices]
-        frames: dict[int, Any] = {}
-        elsewhere = {n: self._pool.submit(decode_with_pyav, slices[n]) for n, ours in enumerate(admitted) if not ours}
-        on_gpu = [n for n, ours in enumerate(admitted) if ours]
-        if on_gpu:
-            frames.update(zip(on_gpu, self._on_gpu(self._dali, [slices[n] for n in on_gpu]), strict=True))
-        for n, future in elsewhere.items():
-            frames[n] = torch.from_numpy(future.result()).to(f"cuda:{self._device_id}")
-        if elsewhere:
-            torch.cuda.synchronize(self._device_id)
-        return [frames[n] for n in range(len(slices))]
+        in_sessions: list[int] = []
+        by_dali: list[int] = []
+        on_cpu: list[int] = []
+        for number, part in enumerate(slices):
+            if not self.leaves_to_dali(part.codec, part.stsd, part.width, part.height):
+                (on_cpu if part.codec in CPU_ONLY else in_sessions).append(number)
+            elif guard.admit(self._device_id, part.codec, part.width, part.height):
+                by_dali.append(number)
+            else:
+                on_cpu.append(number)
+        open_frames = (
+            self._sessions.submit([slices[n] for n in in_sessions])
+            if self._sessions is not None and in_sessions
+            else None
+        )
+        elsewhere = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in on_cpu}
 
-    def _on_gpu(self, dali: DaliDecoder, slices: Sequence[EncodedSlice]) -> list[Any]:
+        def wait() -> list[Any]:
+            import torch
+
+            frames: dict[int, Any] = {}
+            if by_dali:
+                frames.update(zip(by_dali, self._on_gpu([slices[n] for n in by_dali]), strict=True))
+            for n, future in elsewhere.items():
+                frames[n] = torch.from_numpy(future.result()).to(f"cuda:{self._device_id}")
+            if elsewhere:
+                torch.cuda.synchronize(self._device_id)
+            if open_frames is not None:
+                frames.update(zip(in_sessions, open_frames(), strict=True))
+            return [frames[n] for n in range(len(slices))]
+
+        return wait
+
+    def _on_gpu(self, slices: Sequence[EncodedSlice]) -> list[Any]:
+        """By DALI."""
         from torch.utils.dlpack import from_dlpack
 
+        if self._dali is None:
+            self._dali = DaliDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
         streams = group(slices, self._streams)
         fused = [fuse([slices[n] for n in numbers]) for numbers in streams]
-        decoded = dali.run(fused)
+        decoded = self._dali.run(fused)
         frames: dict[int, Any] = {}
         for place, (numbers, part) in enumerate(zip(streams, fused, strict=True)):
             tensor = from_dlpack(decoded[place])
@@ -137,6 +183,9 @@ class GpuDecoder:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._dali = None
+        if self._sessions is not None:
+            self._sessions.close()
+            self._sessions = None
 
 
 class DaliDecoder:

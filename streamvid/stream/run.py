@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -133,10 +133,21 @@ class Runner:
     def _decoded(
         self, read: Iterator[tuple[Step, EncodedBatch]], decoder: Decoder, passed: deque[tuple[Step, EncodedBatch]]
     ) -> Iterator[DecodedBatch]:
-        for step, encoded in read:
-            frames = decoder.decode(encoded.slices)
+        # One batch ahead: the engines of a GPU that are done with a batch need not wait for the others.
+        begun: deque[tuple[Step, EncodedBatch, Callable[[], list[Any]]]] = deque()
+
+        def finished() -> DecodedBatch:
+            step, encoded, frames = begun.popleft()
+            decoded = DecodedBatch(encoded, frames())
             passed.append((step, encoded))
-            yield DecodedBatch(encoded, frames)
+            return decoded
+
+        for step, encoded in read:
+            begun.append((step, encoded, decoder.submit(encoded.slices)))
+            if len(begun) > 1:
+                yield finished()
+        while begun:
+            yield finished()
 
     def _make_decoder(self) -> Decoder:
         if self._device_id is None:

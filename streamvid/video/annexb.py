@@ -1,0 +1,140 @@
+"""H.264 and HEVC as hardware decoders take them: NAL units behind start codes instead of their lengths, and the
+parameter sets in band.
+
+ISO/IEC 14496-15 says how MP4 files hold both (avcC in 5.3.3.1, hvcC in 8.3.3.1), Annex B of ITU-T H.264 and H.265 what
+start codes are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+START_CODE: Final = b"\0\0\0\1"
+_BOXES: Final = {"h264": b"avcC", "hevc": b"hvcC"}
+CODECS: Final = tuple(_BOXES)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a sample description says that a decoder must know.
+
+    Attributes:
+        sets: the parameter sets, each behind a start code, in the order of the box.
+        length_size: bytes of the length before each NAL unit in the MP4: 1, 2 or 4.
+        bits: of luma samples: 8 unless the box says otherwise.
+    """
+
+    sets: bytes
+    length_size: int
+    bits: int
+
+
+@lru_cache(maxsize=1024)
+def parameters(codec: str, stsd: bytes) -> Parameters:
+    """Take the parameter sets out of a sample description.
+
+    Args:
+        codec: "h264" or "hevc".
+        stsd: the sample description box, whole.
+
+    Raises:
+        ValueError: it has no such box, or one that is cut off.
+    """
+    kind = _BOXES[codec]
+    at = stsd.find(kind)
+    if at < 4:
+        raise ValueError(f"the sample description has no {kind.decode()} box")
+    box = stsd[at + 4 : at - 4 + int.from_bytes(stsd[at - 4 : at], "big")]
+    try:
+        return _avcc(box) if codec == "h264" else _hvcc(box)
+    except IndexError as error:
+        raise ValueError(f"the {kind.decode()} box is cut off") from error
+
+
+def _avcc(box: bytes) -> Parameters:
+    sets: list[bytes] = []
+    at = _take(box, 6, box[5] & 31, sets)
+    at = _take(box, at + 1, box[at], sets)
+    # Profiles of 100 and more go on with chroma format and bit depth.
+    bits = 8 + (box[at + 1] & 7) if len(box) >= at + 4 and box[1] not in (66, 77, 88) else 8
+    return Parameters(b"".join(sets), (box[4] & 3) + 1, bits)
+
+
+def _hvcc(box: bytes) -> Parameters:
+    sets: list[bytes] = []
+    at = 23
+    for _ in range(box[22]):
+        if at + 3 > len(box):
+            raise IndexError
+        at = _take(box, at + 3, int.from_bytes(box[at + 1 : at + 3], "big"), sets)
+    return Parameters(b"".join(sets), (box[21] & 3) + 1, 8 + (box[17] & 7))
+
+
+def _take(box: bytes, at: int, count: int, sets: list[bytes]) -> int:
+    """Append so many NAL units with 16-bit lengths, from `at` on; returns where they end."""
+    for _ in range(count):
+        size = box[at] << 8 | box[at + 1]
+        if at + 2 + size > len(box):
+            raise IndexError
+        sets.append(START_CODE + box[at + 2 : at + 2 + size])
+        at += 2 + size
+    return at
+
+
+def to_annex_b(data: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64], length_size: int) -> list[bytes]:
+    """Put start codes in the place of lengths.
+
+    Args:
+        data: uint8 [bytes], packets one after another.
+        sizes: int64 [packets].
+        length_size: as in `Parameters`.
+
+    Returns:
+        the packets.
+
+    Raises:
+        ValueError: a length leads out of its packet.
+    """
+    packets = []
+    end = 0
+    whole = data.tobytes()
+    for size in sizes.tolist():
+        at, end = end, end + size
+        units: list[bytes] = []
+        while at < end:
+            start = at + length_size
+            at = start + int.from_bytes(whole[at:start], "big")
+            if at > end or at == start:
+                raise ValueError("a NAL unit does not end within its packet")
+            units += (START_CODE, whole[start:at])
+        packets.append(b"".join(units))
+    return packets
+
+
+def begins_anew(packet: bytes, codec: str) -> bool:
+    """Whether nothing from this packet on, leading pictures included, refers to anything before it: an IDR picture.
+
+    Args:
+        packet: as `to_annex_b` makes them.
+        codec: "h264" or "hevc".
+    """
+    at = 0
+    while at >= 0:
+        at += len(START_CODE)
+        if at >= len(packet):
+            return False
+        kind = packet[at] & 31 if codec == "h264" else packet[at] >> 1 & 63
+        # The first slice of a picture decides; delimiters, parameter sets and the like may come before it.
+        if kind in _PICTURES[codec]:
+            return kind in _IDR[codec]
+        at = packet.find(START_CODE, at)
+    return False
+
+
+_PICTURES: Final = {"h264": range(1, 6), "hevc": range(32)}
+_IDR: Final = {"h264": (5,), "hevc": (19, 20)}

@@ -1,0 +1,137 @@
+"""Decoders that stay open: the same pixels as stock DALI in a process of its own, whatever was decoded before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from streamvid.errors import VideoError
+from streamvid.stream.decode import GpuDecoder
+from streamvid.stream.sessions import MAX_KINDS, Sessions, open_sessions
+from streamvid.video.remux import store_clip
+from streamvid.video.stored import StoredClip
+from tests.reference import slice_of, whole
+from tools.clips import Recipe, write
+from tools.gpu_survey import arrays
+
+pytest.importorskip("PyNvVideoCodec")
+
+SIZES = ((320, 180), (320, 192), (1920, 1080), (1920, 1088), (640, 272), (176, 144))
+STOCK = """
+import sys, numpy as np
+from nvidia.dali import fn, pipeline_def
+@pipeline_def(batch_size=1, num_threads=1, device_id=0, prefetch_queue_depth=1)
+def graph():
+    return fn.decoders.video(fn.external_source(name="mp4", ndim=1), device="mixed")
+pipe = graph()
+pipe.build()
+pipe.feed_input("mp4", [np.fromfile(sys.argv[1], dtype=np.uint8)])
+(out,) = pipe.run()
+np.save(sys.argv[2], np.array(out.as_cpu().at(0)))
+"""
+
+
+def stored(recipe: Recipe, folder: Path) -> StoredClip:
+    folder.mkdir()
+    return store_clip(write(recipe, folder / f"source.{recipe.container}"), folder)
+
+
+def stock(clip: StoredClip) -> npt.NDArray[np.uint8]:
+    """The whole mp4 by DALI alone, in a fresh process: its decoder cache has seen nothing else."""
+    out = clip.mp4.with_suffix(".npy")
+    subprocess.run([sys.executable, "-c", STOCK, str(clip.mp4), str(out)], check=True, timeout=120)
+    frames: npt.NDArray[np.uint8] = np.load(out)
+    return frames
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    opened = open_sessions(0)
+    assert opened is not None
+    return opened
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, sessions: Sessions) -> None:
+    clips = [
+        stored(Recipe(codec=codec, width=w, height=h, frames=12, gop=6, seed=n, crf=20), tmp_path / f"{w}x{h}")  # type: ignore[arg-type]
+        for n, (w, h) in enumerate(SIZES)
+    ]
+    assert len(clips) > MAX_KINDS
+    references = [stock(clip) for clip in clips]
+    rng = np.random.default_rng(7)
+    for _ in range(6):
+        order = rng.permutation(np.repeat(np.arange(len(clips)), 3))
+        wanted = [np.sort(rng.choice(12, 4, replace=False)) for _ in order]
+        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)])()
+        for n, frames, pictures in zip(order, wanted, got, strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
+    sessions.close()
+
+
+def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
+    """One decoder takes streams of one size whose numbers of reference frames, profiles and GOPs differ."""
+    kinds = [
+        Recipe(frames=40, gop=40, b_frames=0, params=(("ref", "1"),), crf=20),
+        Recipe(frames=40, gop=40, b_frames=8, params=(("ref", "16"), ("b-pyramid", "normal")), crf=30),
+        Recipe(frames=40, gop=10, b_frames=2, options=(("profile", "main"),)),
+        Recipe(frames=40, gop=20, b_frames=0, options=(("profile", "baseline"),)),
+        Recipe(frames=40, gop=15, b_frames=3, full_range=True),
+    ]
+    clips = [stored(replace(recipe, seed=n), tmp_path / str(n)) for n, recipe in enumerate(kinds)]
+    assert len({clip.stsd for clip in clips}) == len(clips)
+    references = [stock(clip) for clip in clips]
+    # A single engine: all go through the same decoder.
+    sessions = Sessions(device_id=0, engines=1)
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        order = rng.permutation(np.repeat(np.arange(len(clips)), 2))
+        wanted = [np.sort(rng.choice(40, 5, replace=False)) for _ in order]
+        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)])()
+        for n, frames, pictures in zip(order, wanted, got, strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
+    sessions.close()
+
+
+def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: Sessions) -> None:
+    clip = stored(Recipe(frames=48, gop=12), tmp_path / "clip")
+    reference = stock(clip)
+    starts = [[n + k for k in range(9)] for n in range(0, 32, 4)]
+    waits = [sessions.submit([slice_of(clip, np.arange(s, s + 8)) for s in batch]) for batch in starts]
+    for batch, wait in zip(starts, waits, strict=True):
+        for start, pictures in zip(batch, wait(), strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), reference[start : start + 8])
+    sessions.close()
+
+
+def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: Sessions) -> None:
+    clip = stored(Recipe(frames=24, gop=12), tmp_path / "clip")
+    good = whole(clip)
+    cut = replace(good, name="cut", frames=np.append(good.frames, 1000))
+    torn = replace(good, name="torn", data=np.zeros_like(good.data))
+    for bad in (cut, torn):
+        with pytest.raises(VideoError, match=bad.name):
+            sessions.submit([bad])()
+        (pictures,) = sessions.submit([good])()
+        np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
+    sessions.close()
+
+
+def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> None:
+    """True 1088 rows beside 1080: neither is left to the CPU."""
+    clips = [
+        stored(Recipe(width=1920, height=height, frames=8, gop=8, seed=height), tmp_path / str(height))
+        for height in (1088, 1080)
+    ]
+    decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
+    assert not any(decoder.leaves_to_dali(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips)
+    got = arrays(decoder.decode([whole(clip) for clip in clips]))
+    for clip, pictures in zip(clips, got, strict=True):
+        np.testing.assert_array_equal(pictures, stock(clip))
+    decoder.close()
