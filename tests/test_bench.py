@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import stream
+from streamvid.packing.treatment import Treatment
+from tools.bench import pack, stream
 from tools.bench.report import Check, Report, arguments, finish
+from tools.clips import Recipe
 
 
 @pytest.mark.parametrize(("value", "code"), [(0.8, 0), (0.6, 1)])
@@ -44,3 +46,20 @@ def test_loader_and_decoder_are_measured(tmp_path: Path) -> None:
     assert measured.frames == 3 * 16
     assert measured.ratio > 0
     assert 0 < measured.read <= 1
+
+
+def test_packing_is_measured(tmp_path: Path) -> None:
+    kind = pack.Kind("small", Recipe(width=96, height=64, frames=10), 3, 3, copying=True)
+    source = pack.make_clips(kind, tmp_path / "in", sound=True, count=3)
+    files = sorted(source.iterdir())
+    assert len({path.read_bytes() for path in files}) == 3
+    seconds: list[float] = []
+    with pack.timed(seconds):
+        pack.copy(source, tmp_path / "copy")
+    pack.copy_summed(source, tmp_path / "summed")
+    whole = b"".join(path.read_bytes() for path in files)
+    for folder in ("copy", "summed"):
+        assert (tmp_path / folder / "00000000.bin").read_bytes() == whole
+    pack.pack_all(Treatment())(source, tmp_path / "packed")
+    assert (tmp_path / "packed/dataset.json").exists()
+    assert len(seconds) == 1

@@ -20,6 +20,7 @@ import torch
 
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.packing.pack import pack
+from streamvid.packing.treatment import Treatment
 from streamvid.store.dataset import Dataset
 from streamvid.stream.loader import StreamLoader
 from streamvid.stream.picks import All, Frames, Uniform
@@ -73,7 +74,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         if number % 5:
             lines.append(f"{name},{number % 3}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack([videos], folder / "set", labels=folder / "labels.csv", shard_size=60_000, workers=2, progress=False)
+    pack(
+        [videos],
+        folder / "set",
+        labels=folder / "labels.csv",
+        shard_size=60_000,
+        workers=2,
+        treatment=Treatment("any"),
+        progress=False,
+    )
     dataset = Dataset.open(folder / "set")
     assert len(dataset) == len(RECIPES)
     assert len(dataset.shards) > 2

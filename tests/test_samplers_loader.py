@@ -15,6 +15,7 @@ import pytest
 import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.packing.pack import pack
+from streamvid.packing.treatment import Treatment
 from streamvid.stream.samples import clip_times
 from streamvid.stream.sampling import Sampling, select
 from tools.clips import Recipe, read_frame_number, write
@@ -48,7 +49,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         write(recipe, folder / "videos" / name)
         lines.append(json.dumps({"path": name, "label": number, "frames": [number, 0, 25], "at": [0.1 * number, 0.5]}))
     (folder / "labels.jsonl").write_text("\n".join(lines) + "\n")
-    pack([folder / "videos"], folder / "set", labels=folder / "labels.jsonl", workers=1, progress=False)
+    pack(
+        [folder / "videos"],
+        folder / "set",
+        labels=folder / "labels.jsonl",
+        workers=1,
+        treatment=Treatment("any"),
+        progress=False,
+    )
     dataset = sv.Dataset.open(folder / "set")
     return Packed(folder / "set", [RECIPES[dataset.clips.source[row]] for row in range(len(dataset))])
 

@@ -13,6 +13,7 @@ import torch
 import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.packing.pack import pack
+from streamvid.packing.treatment import Treatment
 from streamvid.store.dataset import Dataset
 from streamvid.stream.loader import StreamLoader
 from streamvid.stream.sizes import output_sizes
@@ -126,7 +127,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(recipe, folder / "videos" / name)
         lines.append(f"{name},{number * 10}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack([folder / "videos"], folder / "set", labels=folder / "labels.csv", workers=1, progress=False)
+    pack(
+        [folder / "videos"],
+        folder / "set",
+        labels=folder / "labels.csv",
+        workers=1,
+        treatment=Treatment("any"),
+        progress=False,
+    )
     return folder / "set"
 
 
