@@ -23,8 +23,8 @@ _EIGHT_BITS: Final = ("yuv420p", "yuvj420p")
 _TEN_BITS: Final = "yuv420p10le"
 _TEN_BIT_CODECS: Final = ("hevc", "av1")
 
-# NVIDIA's table of NVDEC's capabilities (Video Codec SDK, "Hardware Video Decoder Capabilities"), for chips before
-# Blackwell: the smallest width and height, and the largest side.
+# As cuvidGetDecoderCaps says on an H200: the smallest width and height, and the largest side. AV1, which that has no
+# decoder for, by NVIDIA's table of other chips.
 _LIMITS: Final = {
     "h264": (48, 16, 4096),
     "hevc": (144, 144, 8192),
