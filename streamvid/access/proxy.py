@@ -6,22 +6,24 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.utils.data
 
+from streamvid.access.ahead import begin
 from streamvid.access.choice import At, Item
 from streamvid.access.dataset import ClipDataset
 from streamvid.access.parcel import Parcel, unwrap, wrap
-from streamvid.access.stage import Stage
 from streamvid.errors import InputError, StreamvidError
 from streamvid.stream.background import Background
 from streamvid.stream.devicecheck import check_decodable
 from streamvid.stream.loader import LoaderStats
 from streamvid.stream.plan import check_whole
 from streamvid.stream.samples import EncodedBatch
+from streamvid.stream.stage import Stage
 from streamvid.stream.world import find_device
 from streamvid.video.slice import EncodedSlice
 
@@ -160,7 +162,7 @@ class ProxyLoader:
     def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
         self.dataset.set_epoch(epoch)
         batches = self._encoded()
-        delivered = self._stage.run(batches)
+        delivered = self._stage.run(partial(begin, batches))
         try:
             while True:
                 started = time.perf_counter()
@@ -179,7 +181,7 @@ class ProxyLoader:
                 )
                 yield self._batch(encoded, tensors, epoch)
         finally:
-            delivered.close()  # type: ignore[attr-defined]
+            delivered.close()
             batches.close()  # type: ignore[attr-defined]
 
     def _encoded(self) -> Iterator[EncodedBatch]:

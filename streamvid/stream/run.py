@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,11 +12,12 @@ from streamvid.store.access import ShardAccess
 from streamvid.store.source import ClipSource
 from streamvid.stream import samples
 from streamvid.stream.background import Background
-from streamvid.stream.batches import DecodedBatch, TorchBatches
-from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
+from streamvid.stream.batches import DecodedBatch
+from streamvid.stream.decode import Decoder
 from streamvid.stream.items import rows_of
 from streamvid.stream.plan import Epoch, Step
 from streamvid.stream.samples import EncodedBatch, Recipe
+from streamvid.stream.stage import Begun, Stage
 
 _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
@@ -65,53 +66,32 @@ class Runner:
         max_batch: int,
         rotates: bool,
     ) -> None:
-        self._dataset, self._access, self._recipe = dataset, access, recipe
-        self._device_id, self._threads, self._max_batch, self._rotates = device_id, threads, max_batch, rotates
-        # Those that no iteration uses. Iterations at the same time each have their own.
-        self._decoders: list[Decoder] = []
-        self._transforms: list[TorchBatches] = []
+        self._dataset, self._access, self._recipe, self._max_batch = dataset, access, recipe, max_batch
+        self._stage = Stage(recipe, device_id=device_id, threads=threads, max_batch=max_batch, rotates=rotates)
 
     def run(self, epoch: Epoch) -> Iterator[Delivered]:
         """The batches of what is left of an epoch, in order."""
-        decoder = self._decoders.pop() if self._decoders else self._make_decoder()
-        transform = self._transforms.pop() if self._transforms else self._make_transform()
-        passed: deque[tuple[Step, EncodedBatch]] = deque()
-        read = Background(self._read(epoch), depth=_AHEAD, name="streamvid-read")
-        decoded = Background(self._decoded(read, decoder, passed), depth=_AHEAD, name="streamvid-decode")
-        whole = False
+        steps: deque[Step] = deque()
 
-        def stop() -> None:
-            # Both are told before either is waited for: the second takes from the first.
-            read.stop()
-            decoded.close()
-            read.close()
+        def begin(decoder: Decoder) -> Begun:
+            read = Background(self._read(epoch), depth=_AHEAD, name="streamvid-read")
+            decoded = Background(_decoded(read, decoder, steps), depth=_AHEAD, name="streamvid-decode")
 
-        # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
-        atexit.register(stop)
-        try:
-            for tensors in transform.over(decoded):
-                step, encoded = passed.popleft()
-                # On a GPU looking would wait for all that the training loop has queued there.
-                if not tensors["clip"].is_cuda and tensors["clip"].tolist() != encoded.clips.tolist():
-                    raise AssertionError("DALI handed out a batch out of turn")
-                yield Delivered(step, encoded, tensors)
-            whole = True
-        finally:
-            atexit.unregister(stop)
-            stop()
-            # A decoder that failed may be of no use; batches of an epoch that was left early are still inside the
-            # transform's pipeline. The next iteration makes new ones.
-            if whole and not self._decoders:
-                self._decoders.append(decoder)
-                self._transforms.append(transform)
-            else:
-                decoder.close()
+            def stop() -> None:
+                # Both are told before either is waited for: the second takes from the first.
+                read.stop()
+                decoded.close()
+                read.close()
+
+            return decoded, stop
+
+        with closing(self._stage.run(begin)) as delivered:
+            for encoded, tensors in delivered:
+                yield Delivered(steps.popleft(), encoded, tensors)
 
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""
-        while self._decoders:
-            self._decoders.pop().close()
-        self._transforms.clear()
+        self._stage.close()
 
     def _read(self, epoch: Epoch) -> Iterator[tuple[Step, EncodedBatch]]:
         """Chunks of steps, small at first so that the first batch comes soon."""
@@ -130,36 +110,23 @@ class Runner:
         for number in range(start, min(start + _STEPS_AHEAD, epoch.steps)):
             yield from self._dataset.clips.shard[rows_of(epoch.step(number).items)].tolist()
 
-    def _decoded(
-        self, read: Iterator[tuple[Step, EncodedBatch]], decoder: Decoder, passed: deque[tuple[Step, EncodedBatch]]
-    ) -> Iterator[DecodedBatch]:
-        # One batch ahead: the engines of a GPU that are done with a batch need not wait for the others.
-        begun: deque[tuple[Step, EncodedBatch, Callable[[], list[Any]]]] = deque()
 
-        def finished() -> DecodedBatch:
-            step, encoded, frames = begun.popleft()
-            decoded = DecodedBatch(encoded, frames())
-            passed.append((step, encoded))
-            return decoded
+def _decoded(read: Iterator[tuple[Step, EncodedBatch]], decoder: Decoder, steps: deque[Step]) -> Iterator[DecodedBatch]:
+    """Decode one batch ahead: the engines of a GPU that are done with a batch need not wait for the others.
 
-        for step, encoded in read:
-            begun.append((step, encoded, decoder.submit(encoded.slices)))
-            if len(begun) > 1:
-                yield finished()
-        while begun:
+    `steps` gets the step of each batch.
+    """
+    begun: deque[tuple[Step, EncodedBatch, Callable[[], list[Any]]]] = deque()
+
+    def finished() -> DecodedBatch:
+        step, encoded, frames = begun.popleft()
+        decoded = DecodedBatch(encoded, frames())
+        steps.append(step)
+        return decoded
+
+    for step, encoded in read:
+        begun.append((step, encoded, decoder.submit(encoded.slices)))
+        if len(begun) > 1:
             yield finished()
-
-    def _make_decoder(self) -> Decoder:
-        if self._device_id is None:
-            return CpuDecoder(threads=self._threads, max_batch=self._max_batch)
-        return GpuDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
-
-    def _make_transform(self) -> TorchBatches:
-        return TorchBatches(
-            self._recipe.transform,
-            device_id=self._device_id,
-            max_batch=self._max_batch,
-            threads=self._threads,
-            rotates=self._rotates,
-            has_blanks=self._recipe.pad in ("constant", "none"),
-        )
+    while begun:
+        yield finished()

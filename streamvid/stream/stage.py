@@ -1,23 +1,22 @@
-"""Encoded batches → PyTorch batches: decoded in a thread, transformed by DALI, all in the process that uses them."""
+"""Encoded batches → PyTorch batches: the decoder and the transform, which live longer than an iteration."""
 
 from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 from streamvid.stream.batches import DecodedBatch, TorchBatches
 from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
 from streamvid.stream.samples import EncodedBatch, Recipe
 
-_AHEAD: Final = 2
-"""Batches that are decoded or wait for the transform at most."""
+Begun = tuple[Iterator[DecodedBatch], Callable[[], None]]
+"""Decoded batches, and what ends the threads that make them."""
 
 
 class Stage:
-    """Decoders and transforms; they live as long as it does, and are used by one iteration each.
+    """Decoders and transforms, used by one iteration each at a time.
 
     Args:
         recipe: what is made of every clip.
@@ -30,29 +29,31 @@ class Stage:
     def __init__(self, recipe: Recipe, *, device_id: int | None, threads: int, max_batch: int, rotates: bool) -> None:
         self._recipe, self._rotates = recipe, rotates
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
-        # Those that no iteration uses.
+        # Those that no iteration uses. Iterations at the same time each have their own.
         self._decoders: list[Decoder] = []
         self._transforms: list[TorchBatches] = []
 
-    def run(self, batches: Iterator[EncodedBatch]) -> Iterator[tuple[EncodedBatch, dict[str, Any]]]:
-        """The batches, each with its tensors, in order.
+    def run(self, begin: Callable[[Decoder], Begun]) -> Generator[tuple[EncodedBatch, dict[str, Any]], None, None]:
+        """Batches, each with its tensors, in order; an error of any thread is raised here, in its place.
 
-        `batches` is taken from in the calling thread: PyTorch watches its workers, and Python its keyboard, there.
-        An error of any stage is raised at once.
+        Args:
+            begin: starts decoding with the decoder that it is given. Its batches are taken in the calling thread.
         """
         decoder = self._decoders.pop() if self._decoders else self._make_decoder()
         transform = self._transforms.pop() if self._transforms else self._make_transform()
-        thread = ThreadPoolExecutor(1, thread_name_prefix="streamvid-proxy")
         passed: deque[EncodedBatch] = deque()
+        decoded, stop = begin(decoder)
+
+        def noted() -> Iterator[DecodedBatch]:
+            for batch in decoded:
+                passed.append(batch.encoded)
+                yield batch
+
         whole = False
-
-        def stop() -> None:
-            thread.shutdown(wait=True, cancel_futures=True)
-
         # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
         atexit.register(stop)
         try:
-            for tensors in transform.over(_decoded(batches, decoder, thread, passed)):
+            for tensors in transform.over(noted()):
                 encoded = passed.popleft()
                 # On a GPU looking would wait for all that the training loop has queued there.
                 if not tensors["clip"].is_cuda and tensors["clip"].tolist() != encoded.clips.tolist():
@@ -90,49 +91,3 @@ class Stage:
             rotates=self._rotates,
             has_blanks=self._recipe.pad in ("constant", "none"),
         )
-
-
-class _Decoding:
-    """A batch on its way through the decoder: begun, and at some time told to finish.
-
-    Args:
-        encoded: the batch.
-        begun: gives the function that gives the frames.
-    """
-
-    def __init__(self, encoded: EncodedBatch, begun: Future[Callable[[], list[Any]]]) -> None:
-        self.encoded, self._begun = encoded, begun
-        self._frames: Future[list[Any]] | None = None
-
-    def finish(self, thread: ThreadPoolExecutor) -> Future[list[Any]]:
-        """The frames, once the thread has come to them; it takes one thing after the other, so they have begun."""
-        if self._frames is None:
-            self._frames = thread.submit(lambda: self._begun.result()())
-        return self._frames
-
-
-def _decoded(
-    batches: Iterator[EncodedBatch], decoder: Decoder, thread: ThreadPoolExecutor, passed: deque[EncodedBatch]
-) -> Iterator[DecodedBatch]:
-    """Decode in the thread, a few batches ahead of what is asked for."""
-    pending: deque[_Decoding] = deque()
-    ahead = 0
-
-    def next_decoded() -> DecodedBatch:
-        one = pending.popleft()
-        frames = one.finish(thread).result()
-        passed.append(one.encoded)
-        return DecodedBatch(one.encoded, frames)
-
-    for encoded in batches:
-        begun = thread.submit(decoder.submit, encoded.slices)
-        if pending:
-            # Behind the beginning of the next: a decoder that works on its own has no pause between them.
-            pending[-1].finish(thread)
-        pending.append(_Decoding(encoded, begun))
-        if len(pending) > ahead:
-            yield next_decoded()
-            # One more from batch to batch: the first does not wait until others have been read.
-            ahead = min(ahead + 1, _AHEAD)
-    while pending:
-        yield next_decoded()
