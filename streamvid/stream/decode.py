@@ -17,7 +17,8 @@ import numpy.typing as npt
 from streamvid.errors import VideoError
 from streamvid.stream.fuse import fuse, group
 from streamvid.stream.nvdec import shared_guard
-from streamvid.stream.sessions import open_sessions, takes
+from streamvid.stream.runs import takes
+from streamvid.stream.sessions import open_sessions
 from streamvid.video import mp4
 from streamvid.video.slice import EncodedSlice
 
@@ -112,7 +113,7 @@ class GpuDecoder:
     def __init__(
         self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_STREAMS, sessions: bool = True
     ) -> None:
-        self._sessions = open_sessions(device_id) if sessions else None
+        self._sessions = open_sessions(device_id, threads=threads) if sessions else None
         self._dali: DaliDecoder | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch

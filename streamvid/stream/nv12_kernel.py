@@ -66,3 +66,59 @@ def nv12_to_rgb(nv12, out, height, width, frame_pitch, pitch, FULL: tl.constexpr
     tl.store(place, _byte(r), mask=mask)
     tl.store(place + 1, _byte(g), mask=mask)
     tl.store(place + 2, _byte(b), mask=mask)
+
+
+@triton.jit
+def _sample(wide, mask, SHIFT: tl.constexpr):  # noqa: N803
+    """A sample of 10 bits."""
+    return (tl.load(wide, mask=mask, other=0).to(tl.int32) & 0xFFFF) >> SHIFT
+
+
+@triton.jit
+def _score(sample, near):
+    """Larger: rounded up sooner. `near` is 0 to 3: 3 is nearest to the middle of the four by four samples."""
+    remainder = sample & 3
+    return 4 * remainder + tl.where(remainder == 3, 3 - near, near)
+
+
+@triton.jit
+def _narrowed(sample, mine, a, b, c, up):
+    """To 8 bits, rounded up if fewer than `up` of the other three come before it."""
+    before = (a > mine).to(tl.int32) + (b > mine).to(tl.int32) + (c > mine).to(tl.int32)
+    return tl.minimum((sample >> 2) + (before < up).to(tl.int32), 255).to(tl.uint8)
+
+
+@triton.jit
+def narrow(wide, out, rows, columns, frame_pitch, pitch, STEP: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """10-bit samples [frames, rows, STEP * columns] → uint8 of the same shape and pitch; a program makes part of two
+    rows. STEP samples side by side belong to as many planes. Beyond an odd border the last sample counts twice."""
+    quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = quad < (columns + 1) // 2 * STEP
+    row = tl.program_id(1)
+    # Of the quad's own plane.
+    column = quad // STEP
+    plane = quad % STEP
+    frame = tl.program_id(2).to(tl.int64) * frame_pitch
+    right = tl.minimum(2 * column + 1, columns - 1)
+    below = tl.minimum(2 * row + 1, rows - 1)
+    at_a = frame + 2 * row * pitch + 2 * column * STEP + plane
+    at_b = frame + 2 * row * pitch + right * STEP + plane
+    at_c = frame + below * pitch + 2 * column * STEP + plane
+    at_d = frame + below * pitch + right * STEP + plane
+    a = _sample(wide + at_a, mask, SHIFT)
+    b = _sample(wide + at_b, mask, SHIFT)
+    c = _sample(wide + at_c, mask, SHIFT)
+    d = _sample(wide + at_d, mask, SHIFT)
+    up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
+    top = 2 * (row % 2)
+    left = column % 2
+    e = _score(a, top + left)
+    f = _score(b, top + 1 - left)
+    g = _score(c, 2 - top + left)
+    h = _score(d, 2 - top + 1 - left)
+    beside = mask & (2 * column + 1 < columns)
+    under = 2 * row + 1 < rows
+    tl.store(out + at_a, _narrowed(a, e, f, g, h, up), mask=mask)
+    tl.store(out + at_b, _narrowed(b, f, e, g, h, up), mask=beside)
+    tl.store(out + at_c, _narrowed(c, g, e, f, h, up), mask=mask & under)
+    tl.store(out + at_d, _narrowed(d, h, e, f, g, up), mask=beside & under)

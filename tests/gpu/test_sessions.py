@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 
 from streamvid.errors import VideoError
 from streamvid.stream.decode import GpuDecoder
-from streamvid.stream.sessions import MAX_KINDS, Sessions, open_sessions
+from streamvid.stream.runs import kind_of, takes
+from streamvid.stream.sessions import Sessions, open_sessions
 from streamvid.video.remux import store_clip
 from streamvid.video.stored import StoredClip
 from tests.reference import slice_of, whole
@@ -50,11 +53,94 @@ def stock(clip: StoredClip) -> npt.NDArray[np.uint8]:
     return frames
 
 
+Stocked = tuple[StoredClip, npt.NDArray[np.uint8]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Stocked]:
+    """Clips and what stock DALI makes of them, each once."""
+    folder = tmp_path_factory.mktemp("clips")
+
+    @cache
+    def make(recipe: Recipe) -> Stocked:
+        clip = stored(recipe, folder / str(make.cache_info().misses))
+        return clip, stock(clip)
+
+    return make
+
+
 @pytest.fixture
 def sessions() -> Sessions:
-    opened = open_sessions(0)
+    opened = open_sessions(0, threads=12)
     assert opened is not None
     return opened
+
+
+@pytest.fixture(params=[(1, 0), (7, 0), (0, 3), (2, 3)], ids=["one", "all", "spare", "both"])
+def workers(request: pytest.FixtureRequest) -> Sessions:
+    """Engines alone, cores of the CPU alone, and both at once."""
+    engines, spare_cores = request.param
+    return Sessions(device_id=0, engines=engines, spare_cores=spare_cores)
+
+
+def agree(sessions: Sessions, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
+    """Random frames of clips in random order, several batches at a time, are those of stock DALI."""
+    clips, references = [clip for clip, _ in made], [reference for _, reference in made]
+    rng = np.random.default_rng(seed)
+    begun = []
+    for _ in range(rounds):
+        order = rng.permutation(np.repeat(np.arange(len(clips)), each))
+        wanted = [np.sort(rng.choice(len(references[n]), 5, replace=False)) for n in order]
+        begun.append(
+            (order, wanted, sessions.submit([slice_of(clips[n], f) for n, f in zip(order, wanted, strict=True)]))
+        )
+    for order, wanted, wait in begun:
+        for n, frames, pictures in zip(order, wanted, wait(), strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
+    sessions.close()
+
+
+def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocked], workers: Sessions) -> None:
+    recipes = [
+        Recipe(frames=40, gop=10, b_frames=3, crf=28),
+        Recipe(frames=40, gop=40, b_frames=2, width=416, height=180, crf=40),
+        Recipe(codec="hevc", frames=40, gop=20, b_frames=3, open_gop=True),
+        Recipe(codec="hevc", frames=40, gop=13, b_frames=2, width=1920, height=1080),
+        Recipe(frames=40, gop=12, full_range=True),
+        *(
+            Recipe(codec="hevc", frames=24, gop=8, b_frames=2, width=w, height=h, pix_fmt="yuv420p10le", crf=12)
+            for w, h in ((640, 272), (646, 270), (324, 180))
+        ),
+    ]
+    clips = [made(replace(recipe, seed=n)) for n, recipe in enumerate(recipes)]
+    assert all(takes(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips)
+    agree(workers, clips, each=3, rounds=4, seed=5)
+
+
+def test_streams_that_keep_more_pictures_get_a_decoder_for_them(
+    made: Callable[[Recipe], Stocked], workers: Sessions
+) -> None:
+    """Parameter sets differ in all that may matter; the kinds are few."""
+    params: list[tuple[tuple[str, str], ...]] = [
+        (("ref", "1"),), (("ref", "4"), ("cabac", "0")), (("ref", "16"), ("b-pyramid", "normal")), (("8x8dct", "0"),),
+        (("ref", "6"), ("weightp", "0")), (("ref", "2"), ("constrained-intra", "1")), (("ref", "9"), ("sps-id", "3")),
+        (("deblock", "3:3"), ("chroma-qp-offset", "4")),
+    ]  # fmt: skip
+    clips = [
+        made(Recipe(frames=40, gop=20, b_frames=n % 8, params=more, seed=n, crf=30)) for n, more in enumerate(params)
+    ]
+    more_hevc: list[tuple[tuple[str, str], ...]] = [
+        (("ref", "1"),), (("ref", "6"),), (("ctu", "16"), ("max-tu-size", "16")), (("min-cu-size", "16"),),
+        (("level-idc", "5.1"),), (("sao", "0"), ("amp", "1"), ("rect", "1")),
+    ]  # fmt: skip
+    clips += [
+        made(Recipe(codec="hevc", frames=40, gop=20, b_frames=n % 4, params=more, seed=n))
+        for n, more in enumerate(more_hevc)
+    ]
+    assert len({clip.stsd for clip, _ in clips}) >= 13
+    kinds = {kind_of(clip.codec, clip.stsd, clip.width, clip.height)[0] for clip, _ in clips}
+    assert len(kinds) <= 3
+    agree(workers, clips, each=2, rounds=3, seed=9)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
@@ -63,7 +149,6 @@ def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, ses
         stored(Recipe(codec=codec, width=w, height=h, frames=12, gop=6, seed=n, crf=20), tmp_path / f"{w}x{h}")  # type: ignore[arg-type]
         for n, (w, h) in enumerate(SIZES)
     ]
-    assert len(clips) > MAX_KINDS
     references = [stock(clip) for clip in clips]
     rng = np.random.default_rng(7)
     for _ in range(6):

@@ -1,0 +1,270 @@
+"""One engine of a GPU's decoding chip: PyNvVideoCodec's decoders, by kind, which stay open, and a thread that feeds
+them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.errors import VideoError
+from streamvid.stream import nv12
+from streamvid.stream.runs import Kind, Run
+from streamvid.stream.waiting import Waiting
+
+_STAGED: Final = 32
+"""Frames that are converted at once: enough to be worth a kernel's start, few enough to need little memory."""
+_KEPT: Final = 32
+"""Frames that a decoder holds memory for, by measurement: 25 to 33."""
+_RANK_BITS: Final = 32
+"""A frame carries the number of its run and its rank as its time: so it says which it is."""
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Decodes runs, one after the other as one stream, as long as they are of one kind.
+
+    To be used by one thread.
+
+    Args:
+        device_id: the GPU's number.
+        waiting: where runs come from.
+        room: bytes of GPU memory that its decoders may take, if more than one is open.
+    """
+
+    def __init__(self, device_id: int, waiting: Waiting, *, room: int) -> None:
+        import torch
+
+        self._device_id, self._waiting, self._room = device_id, waiting, room
+        self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
+        self._copy = _copier()
+        self._decoders: OrderedDict[Kind, tuple[Any, int]] = OrderedDict()
+        self._current: Kind | None = None
+        # Runs in the current decoder by number, and where their frames go by time.
+        self._runs: dict[int, Run] = {}
+        self._places: dict[int, tuple[Run, int]] = {}
+        self._left: dict[int, int] = {}
+        self._number = 0
+        self._staged: list[tuple[int, Run, int]] = []
+        self._stages: dict[Kind, Any] = {}
+        # Runs whose frames a kernel may still be writing: their memory must not be given to others.
+        self._writing: deque[tuple[Any, Run]] = deque()
+
+    def work(self) -> None:
+        """Decode until no more runs come."""
+        import torch
+
+        with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
+            while (run := self._next()) is not None:
+                self._decode(run)
+                # Until the next comes, its frames must not be kept.
+                del run
+            for kind in list(self._decoders):
+                self._close(kind)
+
+    def _next(self) -> Run | None:
+        run = self._waiting.take(current=self._current, opened=self._decoders, block=False)
+        if run is None:
+            # Nothing to go on with: what is still in the decoder comes out.
+            try:
+                self._flush()
+                self._stream.synchronize()
+            except Exception as error:
+                self._fail(error)
+            self._writing.clear()
+            run = self._waiting.take(current=self._current, opened=self._decoders, block=True)
+        return run
+
+    def _decode(self, run: Run) -> None:
+        try:
+            # A CRA picture behind another run is not taken for a beginning, and its pictures get mixed up.
+            if run.kind != self._current or run.tried or not run.anew:
+                self._flush()
+            decoder = self._decoder(run)
+        except Exception as error:
+            self._fail(error)
+            self._waiting.again(run, run.wrong(error))
+            if run.kind not in self._decoders:
+                self._waiting.closed(run.kind)
+            return
+        self._number += 1
+        self._runs[self._number] = run
+        self._left[self._number] = len(run.rows)
+        first = self._number << _RANK_BITS
+        for rank, row in run.rows.items():
+            self._places[first | rank] = run, row
+        try:
+            for packet, rank in zip(run.packets, run.ranks, strict=True):
+                self._take(decoder.Decode(_packet(packet, first | rank)), run.kind)
+            if run.tried:
+                self._flush()
+        except Exception as error:
+            self._fail(error)
+
+    def _decoder(self, run: Run) -> Any:
+        """The one for a run's kind, opened if need be."""
+        kind = run.kind
+        decoder, pictures = self._decoders.get(kind, (None, 0))
+        if decoder is not None and (pictures < run.pictures or run.tried):
+            self._flush()
+            del decoder, self._decoders[kind]
+            decoder = None
+        if decoder is None:
+            for other in list(self._decoders):
+                if sum(_KEPT * k.frame_bytes for k in (*self._decoders, kind)) <= self._room:
+                    break
+                self._close(other)
+            try:
+                decoder = self._open(kind)
+            except Exception:
+                if not self._decoders:
+                    raise
+                # The driver has no room for another: the others make some.
+                for other in list(self._decoders):
+                    self._close(other)
+                decoder = self._open(kind)
+            self._decoders[kind] = decoder, run.pictures
+        self._decoders.move_to_end(kind)
+        self._current = kind
+        return decoder
+
+    def _open(self, kind: Kind) -> Any:
+        import PyNvVideoCodec as nvc  # noqa: N813
+
+        log.debug("opening a decoder for %s", kind)
+        return nvc.CreateDecoder(
+            gpuid=self._device_id,
+            codec={"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[kind.codec],
+            cudastream=self._stream.cuda_stream,
+            usedevicememory=True,
+            maxwidth=kind.width,
+            maxheight=kind.height,
+        )
+
+    def _close(self, kind: Kind) -> None:
+        del self._decoders[kind]
+        self._stages.pop(kind, None)
+        self._waiting.closed(kind)
+
+    def _take(self, frames: Sequence[Any], kind: Kind) -> None:
+        """Frames that a decoder has handed out; it uses their memory again after its next packet, in the order of the
+        CUDA stream."""
+        for frame in frames:
+            time = frame.getPTS()
+            place = self._places.pop(time, None)
+            if place is None:
+                continue
+            run, row = place
+            if tuple(frame.shape) != (kind.rows, kind.width) or frame.framesize() != kind.frame_bytes:
+                raise VideoError(
+                    f"clip {run.part.name} decodes to pictures of {list(frame.shape)} in {frame.framesize()} bytes, "
+                    f"its dataset says {[kind.rows, kind.width]} in {kind.frame_bytes}: pack it again"
+                )
+            number = time >> _RANK_BITS
+            # Frames that lie one behind the other in the result are converted together.
+            if self._staged and (self._staged[-1][0], self._staged[-1][2] + 1) != (number, row):
+                self._convert()
+            address = self._stage(kind).data_ptr() + len(self._staged) * kind.frame_bytes
+            self._copy(address, frame.GetPtrToPlane(0), kind.frame_bytes, self._stream.cuda_stream)
+            self._staged.append((number, run, row))
+            if len(self._staged) == _STAGED:
+                self._convert()
+
+    def _stage(self, kind: Kind) -> Any:
+        """Memory for decoded frames: [_STAGED, rows, width], uint8, or int16 for more than 8 bits."""
+        import torch
+
+        if kind not in self._stages:
+            dtype = torch.uint8 if kind.bits == 8 else torch.int16
+            shape = (_STAGED, kind.rows, kind.width)
+            self._stages[kind] = torch.empty(shape, dtype=dtype, device=self._stream.device)
+        return self._stages[kind]
+
+    def _convert(self) -> None:
+        """Make RGB of what is staged: frames of one run, one behind the other."""
+        import torch
+
+        if not self._staged:
+            return
+        number, run, row = self._staged[0]
+        count = len(self._staged)
+        self._staged.clear()
+        nv12.to_rgb(self._stage(run.kind)[:count], run.out[row : row + count], full_range=run.part.full_range, shift=6)
+        self._left[number] -= count
+        if not self._left[number]:
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record(self._stream)
+            self._writing.append((written, run))
+            self._settle(number).batch.finished(written)
+        while self._writing and self._writing[0][0].query():
+            self._writing.popleft()
+
+    def _flush(self) -> None:
+        """Take what is still in the current decoder. What does not come out is tried again."""
+        if self._current is not None and self._current in self._decoders:
+            decoder, _ = self._decoders[self._current]
+            self._take(decoder.Decode(_packet(b"", 0)), self._current)
+        self._convert()
+        for number in list(self._runs):
+            run = self._settle(number)
+            if run.rows:
+                lost = f"{self._lost(run)} of its frames do not come out of the decoder"
+                self._waiting.again(run, run.wrong(lost))
+            else:
+                run.batch.finished()
+        self._places.clear()
+
+    def _lost(self, run: Run) -> int:
+        return sum(other is run for other, _ in self._places.values())
+
+    def _settle(self, number: int) -> Run:
+        """A run is not in the decoder any more."""
+        del self._left[number]
+        return self._runs.pop(number)
+
+    def _fail(self, error: Exception) -> None:
+        """A decoder that failed is of no use, and may hold frames of every run that is in it."""
+        self._staged.clear()
+        self._places.clear()
+        if self._current is not None and self._current in self._decoders:
+            self._close(self._current)
+        self._current = None
+        for number in list(self._runs):
+            run = self._settle(number)
+            self._waiting.again(run, run.wrong(error))
+
+
+def _packet(data: bytes, time: int) -> Any:
+    """What PyNvVideoCodec decodes; without data it is the end of what belongs together."""
+    import PyNvVideoCodec as nvc  # noqa: N813
+
+    packet = nvc.PacketData()
+    if data:
+        # PyNvVideoCodec copies what it is pointed to before `Decode` returns; `data` lives that long.
+        packet.bsl_data = np.frombuffer(data, dtype=np.uint8).ctypes.data
+    packet.bsl = len(data)
+    packet.pts = time
+    return packet
+
+
+def _copier() -> Any:
+    """The driver's cuMemcpyDtoDAsync(to, from, bytes, stream).
+
+    PyTorch would do the same by way of DLPack, at ten times the cost in Python for each frame. The call only queues the
+    copy, so the GIL is kept: giving it away costs more than the call.
+    """
+    call = ctypes.PyDLL("libcuda.so.1").cuMemcpyDtoDAsync_v2
+    call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    call.restype = ctypes.c_int
+
+    def copy(to: int, source: int, size: int, stream: int) -> None:
+        status = call(to, source, size, stream)
+        if status:
+            raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")
+
+    return copy

@@ -1,0 +1,135 @@
+"""Cores of the CPU that have nothing else to do decode beside the engines of the GPU.
+
+A core decodes about as many packets of H.264 a second as an engine. FFmpeg and NVDEC give the same luma and chroma, bit
+for bit, as both standards demand, and the GPU makes RGB of both by the same kernel: nobody can tell who decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from streamvid.errors import VideoError
+from streamvid.stream import nv12
+from streamvid.stream.runs import Kind, Run
+from streamvid.stream.waiting import Waiting
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+_STAGED: Final = 16 << 20
+"""Bytes of frames that are copied to the GPU at once."""
+_FORMATS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
+
+log = logging.getLogger(__name__)
+
+
+class SpareCore:
+    """Decodes runs with FFmpeg, and has the GPU make RGB of them. To be used by one thread.
+
+    Args:
+        device_id: the GPU's number.
+        waiting: where runs come from.
+    """
+
+    def __init__(self, device_id: int, waiting: Waiting) -> None:
+        import torch
+
+        self._device_id, self._waiting = device_id, waiting
+        self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
+        self._kind: Kind | None = None
+        self._host: Any = None
+        self._staged: list[int] = []
+
+    def work(self) -> None:
+        """Decode until no more runs come."""
+        import torch
+
+        with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
+            while (run := self._waiting.spare()) is not None:
+                self._staged.clear()
+                try:
+                    self._decode(run)
+                    self._stream.synchronize()
+                except Exception as error:
+                    log.debug("left to an engine: %s", error)
+                    self._waiting.again(run, run.wrong(error))
+                else:
+                    run.batch.finished()
+                del run
+
+    def _decode(self, run: Run) -> None:
+        import av
+
+        self._make_room(run.kind)
+        context = av.CodecContext.create(run.kind.codec, "r")
+        assert isinstance(context, av.VideoCodecContext)
+        context.thread_count = 1
+        rows = dict(run.rows)
+        for data, rank in zip(run.packets, run.ranks, strict=True):
+            if not rows:
+                break
+            # Not av.Packet(bytes): FFmpeg's decoders read past the end of its data.
+            packet = av.Packet(len(data))
+            packet.update(data)
+            packet.pts = rank
+            for frame in context.decode(packet):
+                self._take(frame, run, rows)
+        if rows:
+            for frame in context.decode(None):
+                self._take(frame, run, rows)
+        if rows:
+            raise VideoError(f"{len(rows)} frames of clip {run.part.name} do not come out of the decoder")
+        self._convert(run)
+
+    def _make_room(self, kind: Kind) -> None:
+        """Memory for planes, in the host's memory where the GPU can fetch it."""
+        import torch
+
+        if kind == self._kind:
+            return
+        count = max(1, _STAGED // kind.frame_bytes)
+        dtype = torch.uint8 if kind.bits == 8 else torch.int16
+        self._host = torch.empty((count, kind.rows * kind.width), dtype=dtype, pin_memory=True)
+        self._kind = kind
+
+    def _take(self, frame: VideoFrame, run: Run, rows: dict[int, int]) -> None:
+        """Copy a frame's planes, if it is wanted."""
+        row = rows.pop(frame.pts, None) if frame.pts is not None else None
+        if row is None:
+            return
+        kind = run.kind
+        if frame.is_corrupt:
+            raise VideoError(f"a frame of clip {run.part.name} is damaged")
+        if (frame.width, frame.height) != (kind.width, kind.height) or frame.format.name not in _FORMATS[kind.bits]:
+            raise VideoError(f"clip {run.part.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
+        if self._staged and (row != self._staged[-1] + 1 or len(self._staged) == len(self._host)):
+            self._convert(run)
+        to = self._host.numpy()[len(self._staged)]
+        at = 0
+        for plane in frame.planes:
+            # A plane's lines may be longer than the picture is wide.
+            lines = np.frombuffer(memoryview(plane), dtype=to.dtype).reshape(plane.height, -1)[:, : plane.width]
+            np.copyto(to[at : at + lines.size].reshape(lines.shape), lines)
+            at += lines.size
+        self._staged.append(row)
+
+    def _convert(self, run: Run) -> None:
+        """Send what is staged to the GPU and make RGB of it: frames that lie one behind the other in the result."""
+        if not self._staged:
+            return
+        count, row = len(self._staged), self._staged[0]
+        self._staged.clear()
+        kind = run.kind
+        planes = self._host[:count].to(self._stream.device, non_blocking=True)
+        luma = kind.height * kind.width
+        interleaved = planes.new_empty((count, kind.rows, kind.width))
+        interleaved.view(count, -1)[:, :luma].copy_(planes[:, :luma])
+        # U and V side by side, as NVDEC has them.
+        pairs = interleaved.view(count, -1)[:, luma:].view(count, -1, 2)
+        pairs.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
+        nv12.to_rgb(interleaved, run.out[row : row + count], full_range=run.part.full_range, shift=0)
+        # The host's memory is written again.
+        self._stream.synchronize()

@@ -1,0 +1,208 @@
+"""How many decoded pictures a stream makes its decoder keep, as its sequence parameter set says.
+
+A hardware decoder is opened for a number of pictures. One that was opened for fewer than a later stream needs gives
+wrong pixels without an error, so what shares a decoder must be known before.
+
+The syntax is in 7.3.2.1.1 and E.1.1 of ITU-T H.264, and in 7.3.2.2 and 7.3.3 of ITU-T H.265.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from streamvid.video.annexb import START_CODE
+
+_SEQUENCE: Final = {"h264": 7, "hevc": 33}
+"""NAL unit types of sequence parameter sets."""
+_WITH_CHROMA: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
+"""H.264 profiles whose parameter sets say how chroma is kept."""
+_EXTENDED_SAR: Final = 255
+_NAL_HEADER: Final = {"h264": 1, "hevc": 2}
+
+
+@dataclass(frozen=True)
+class Dpb:
+    """What a stream's parameter sets ask of the decoded picture buffer.
+
+    Attributes:
+        group: streams of one codec and size with the same text may share a decoder if it was opened for one with as
+            many pictures or more.
+        pictures: within the group, how many are kept.
+    """
+
+    group: str
+    pictures: int
+
+
+@lru_cache(maxsize=4096)
+def dpb(codec: str, sets: bytes) -> Dpb:
+    """Read the parameter sets.
+
+    Args:
+        codec: "h264" or "hevc".
+        sets: parameter sets behind start codes, as in `streamvid.video.annexb.Parameters`.
+
+    Returns:
+        what they ask. If they cannot be read, or hold several sequences, their group is their own.
+    """
+    units = [unit for unit in sets.split(START_CODE) if unit]
+    mask = 31 if codec == "h264" else 63
+    found = [u for u in units if (u[0] if codec == "h264" else u[0] >> 1) & mask == _SEQUENCE[codec]]
+    try:
+        (unit,) = found
+        bits = _Bits(unit[_NAL_HEADER[codec] :])
+        return _h264(bits) if codec == "h264" else _hevc(bits)
+    except ValueError:
+        return Dpb(sets.hex(), 0)
+
+
+class _Bits:
+    """Reads a NAL unit's payload bit by bit; ValueError at its end."""
+
+    def __init__(self, payload: bytes) -> None:
+        # Emulation prevention (7.3.1 of H.264): a 3 after two zeros is not part of the payload.
+        data = payload.replace(b"\0\0\3", b"\0\0")
+        self._value, self._left = int.from_bytes(data, "big"), 8 * len(data)
+
+    def u(self, count: int) -> int:
+        """Unsigned, of so many bits."""
+        if count > self._left:
+            raise ValueError("the parameter set ends early")
+        self._left -= count
+        return self._value >> self._left & ((1 << count) - 1)
+
+    def ue(self) -> int:
+        """Exponential-Golomb code (9.1 of H.264)."""
+        zeros = 0
+        while not self.u(1):
+            zeros += 1
+        return (1 << zeros) - 1 + self.u(zeros)
+
+    def se(self) -> int:
+        """The same, signed."""
+        code = self.ue()
+        return (code + 1) // 2 if code % 2 else -(code // 2)
+
+
+def _h264(bits: _Bits) -> Dpb:
+    profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
+    bits.ue()
+    if profile in _WITH_CHROMA:
+        chroma = bits.ue()
+        if chroma == 3:
+            bits.u(1)
+        bits.ue()
+        bits.ue()
+        bits.u(1)
+        if bits.u(1):
+            for number in range(12 if chroma == 3 else 8):
+                if bits.u(1):
+                    _scaling_list(bits, 16 if number < 6 else 64)
+    bits.ue()
+    order = bits.ue()
+    if order == 0:
+        bits.ue()
+    elif order == 1:
+        bits.u(1)
+        bits.se()
+        bits.se()
+        for _ in range(bits.ue()):
+            bits.se()
+    references = bits.ue()
+    bits.u(1)
+    bits.ue()
+    bits.ue()
+    if not bits.u(1):
+        bits.u(1)
+    bits.u(1)
+    if bits.u(1):
+        for _ in range(4):
+            bits.ue()
+    kept = _h264_kept(bits) if bits.u(1) else None
+    if kept is None:
+        # The decoder takes what profile and level allow, or the references: who knows. Only equals are equal.
+        return Dpb(f"{profile}/{constraints}/{level}/{references}", 0)
+    return Dpb("", max(kept, references))
+
+
+def _h264_kept(bits: _Bits) -> int | None:
+    """max_dec_frame_buffering of the VUI, if it is there."""
+    if bits.u(1) and bits.u(8) == _EXTENDED_SAR:
+        bits.u(32)
+    if bits.u(1):
+        bits.u(1)
+    if bits.u(1):
+        bits.u(4)
+        if bits.u(1):
+            bits.u(24)
+    if bits.u(1):
+        bits.ue()
+        bits.ue()
+    if bits.u(1):
+        bits.u(65)
+    timed = False
+    for _ in range(2):
+        if bits.u(1):
+            _hrd(bits)
+            timed = True
+    if timed:
+        bits.u(1)
+    bits.u(1)
+    if not bits.u(1):
+        return None
+    bits.u(1)
+    for _ in range(5):
+        bits.ue()
+    return bits.ue()
+
+
+def _hrd(bits: _Bits) -> None:
+    count = bits.ue() + 1
+    bits.u(8)
+    for _ in range(count):
+        bits.ue()
+        bits.ue()
+        bits.u(1)
+    bits.u(20)
+
+
+def _scaling_list(bits: _Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.se()) % 256
+        last = following or last
+
+
+def _hevc(bits: _Bits) -> Dpb:
+    bits.u(4)
+    layers = bits.u(3)
+    bits.u(1)
+    # Profile, tier and compatibility flags.
+    bits.u(88)
+    level = bits.u(8)
+    present = [(bits.u(1), bits.u(1)) for _ in range(layers)]
+    if layers:
+        bits.u(2 * (8 - layers))
+    for with_profile, with_level in present:
+        bits.u(88 * with_profile + 8 * with_level)
+    bits.ue()
+    if bits.ue() == 3:
+        bits.u(1)
+    bits.ue()
+    bits.ue()
+    if bits.u(1):
+        for _ in range(4):
+            bits.ue()
+    bits.ue()
+    bits.ue()
+    bits.ue()
+    every = bits.u(1)
+    kept = 0
+    for _ in range(layers + 1 if every else 1):
+        kept = max(kept, bits.ue() + 1)
+        bits.ue()
+        bits.ue()
+    return Dpb(str(level), kept)

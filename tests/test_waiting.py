@@ -1,0 +1,229 @@
+"""Runs that wait for decoders: each is taken once, batches in order, and nobody waits for what nobody takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.errors import VideoError
+from streamvid.stream.runs import Batch, Kind, Run, cut, kind_of, takes
+from streamvid.stream.waiting import OPENING, Waiting
+from streamvid.video.annexb import START_CODE, begins_anew, parameters
+from streamvid.video.remux import store_clip
+from tests.reference import slice_of
+from tools.clips import Recipe, write
+
+
+def kind(number: int) -> Kind:
+    return Kind("h264", 320, 180 + 2 * number, 8, "")
+
+
+def run(of: int, packets: int, batch: Batch) -> Run:
+    part: Any = None
+    return Run(part, None, [b""] * packets, True, list(range(packets)), {0: 0}, kind(of), 4, batch)
+
+
+def runs(*shapes: tuple[int, int]) -> list[Run]:
+    """A batch of runs of so many kinds and packets."""
+    batch = Batch(len(shapes))
+    return [run(of, packets, batch) for of, packets in shapes]
+
+
+class Worker(threading.Thread):
+    """Takes as an engine or a core does, and keeps at most so many kinds open."""
+
+    def __init__(self, waiting: Waiting, *, spare: bool = False, most: int = 2) -> None:
+        super().__init__(daemon=True)
+        self.waiting, self.spare, self.most = waiting, spare, most
+        self.taken: list[Run] = []
+        self.opened: list[Kind] = []
+        self.start()
+
+    def take(self) -> Run | None:
+        if self.spare:
+            return self.waiting.spare()
+        current = self.opened[-1] if self.opened else None
+        taken = self.waiting.take(current=current, opened=self.opened, block=False)
+        return taken or self.waiting.take(current=current, opened=self.opened, block=True)
+
+    def run(self) -> None:
+        while (taken := self.take()) is not None:
+            if not self.spare:
+                if taken.kind in self.opened:
+                    self.opened.remove(taken.kind)
+                elif len(self.opened) == self.most:
+                    self.waiting.closed(self.opened.pop(0))
+                self.opened.append(taken.kind)
+            time.sleep(len(taken.packets) * 1e-5)
+            self.taken.append(taken)
+            taken.batch.finished()
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 200)), max_size=12), max_size=5),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
+def test_every_run_is_taken_once(batches: list[list[tuple[int, int]]], engines: int, spare: int, most: int) -> None:
+    waiting = Waiting(engines=engines)
+    workers = [Worker(waiting, most=most) for _ in range(engines)]
+    workers += [Worker(waiting, spare=True) for _ in range(spare)]
+    made = [runs(*shapes) for shapes in batches]
+    for batch in made:
+        waiting.put(batch)
+    for batch in made:
+        if batch:
+            batch[0].batch.wait()
+    waiting.end()
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive()
+    taken = [id(one) for worker in workers for one in worker.taken]
+    assert sorted(taken) == sorted(id(one) for batch in made for one in batch)
+
+
+def test_batches_come_in_order_and_the_longest_first() -> None:
+    waiting = Waiting(engines=1)
+    first, second = runs((0, 3), (0, 9), (0, 5)), runs((0, 100))
+    waiting.put(first)
+    waiting.put(second)
+    order = [waiting.take(current=kind(0), opened=[kind(0)], block=False) for _ in range(5)]
+    assert order == [first[1], first[2], first[0], second[0], None]
+
+
+def test_an_engine_goes_on_with_what_it_has_decoders_for() -> None:
+    waiting = Waiting(engines=2)
+    mixed = runs((0, 5), (1, 5), (2, 5), (1, 5))
+    waiting.put(mixed)
+    taken = [waiting.take(current=kind(1), opened=[kind(0), kind(1)], block=False) for _ in range(4)]
+    assert taken == [mixed[1], mixed[3], mixed[0], mixed[2]]
+
+
+def test_a_second_decoder_is_opened_where_it_pays() -> None:
+    waiting = Waiting(engines=3)
+    few = runs((0, OPENING // 2), (0, OPENING // 2))
+    waiting.put(few)
+    assert waiting.take(current=None, opened=[], block=False) is few[0]
+    # Another engine holds it, and it is not worth a second decoder.
+    assert waiting.take(current=None, opened=[], block=False) is None
+    many = runs((0, 3 * OPENING), (0, 3 * OPENING))
+    waiting.put(many)
+    assert waiting.take(current=None, opened=[], block=False) is few[1]
+    assert waiting.take(current=None, opened=[], block=False) in many
+
+
+def test_what_nobody_takes_is_taken_in_the_end() -> None:
+    """The one engine that has a decoder for it is busy."""
+    waiting = Waiting(engines=2)
+    few = runs((0, 1), (0, 1))
+    waiting.put(few)
+    assert waiting.take(current=None, opened=[], block=True) is few[0]
+    assert waiting.take(current=None, opened=[], block=True) is few[1]
+
+
+def test_cores_leave_the_last_runs_to_the_engines() -> None:
+    waiting = Waiting(engines=4)
+    waiting.put(runs(*((0, 10) for _ in range(20))))
+    core = Worker(waiting, spare=True)
+    deadline = time.monotonic() + 5
+    while len(core.taken) < 13 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    # Seven are left, and an eighth would keep the four engines busy for as long as two such runs.
+    assert len(core.taken) == 13
+    waiting.end()
+    left = [waiting.take(current=None, opened=[kind(0)], block=True) for _ in range(8)]
+    assert None not in left[:7]
+    assert left[7] is None
+
+
+def test_a_run_is_tried_twice() -> None:
+    waiting = Waiting(engines=1)
+    bad, good = runs((0, 1), (0, 2))
+    waiting.put([bad, good])
+    assert waiting.take(current=None, opened=[], block=False) is good
+    assert waiting.take(current=None, opened=[kind(0)], block=False) is bad
+    waiting.again(bad, VideoError("no"))
+    again = waiting.take(current=kind(0), opened=[kind(0)], block=False)
+    assert again is not None
+    assert again.tried
+    assert replace(again, tried=None).packets == bad.packets
+    waiting.again(again, VideoError("again no"))
+    good.batch.finished()
+    with pytest.raises(VideoError, match="again no"):
+        good.batch.wait()
+
+
+def test_where_there_are_no_engines_nothing_is_tried_again() -> None:
+    waiting = Waiting(engines=0)
+    (only,) = runs((0, 5))
+    waiting.put([only])
+    assert waiting.spare() is only
+    waiting.again(only, VideoError("no"))
+    with pytest.raises(VideoError, match="no"):
+        only.batch.wait()
+
+
+def test_a_batch_waits_for_all_even_if_one_fails() -> None:
+    batch = Batch(2)
+    seen = []
+
+    class Event:
+        def synchronize(self) -> None:
+            seen.append("written")
+
+    batch.failed(VideoError("no"))
+    thread = threading.Thread(target=batch.finished, args=(Event(),))
+    thread.start()
+    with pytest.raises(VideoError, match="no"):
+        batch.wait()
+    thread.join()
+    assert seen == ["written"]
+    Batch(0).wait()
+
+
+def test_slices_are_cut_where_they_begin_anew(tmp_path: Any) -> None:
+    clip = store_clip(write(Recipe(frames=40, gop=10, b_frames=2), tmp_path / "source.mp4"), tmp_path)
+    part = slice_of(clip, [3, 4, 19, 38])
+    cuts = cut([part], [None])
+    sets = parameters(clip.codec, clip.stsd).sets
+    assert len(cuts) == 3
+    for piece in cuts:
+        assert piece.anew
+        assert piece.packets[0].startswith(sets)
+        assert not any(begins_anew(packet, "h264") for packet in piece.packets[1:])
+        assert len(piece.packets) == len(piece.ranks)
+    assert sum(len(piece.packets) for piece in cuts) == len(part.sizes)
+    assert [row for piece in cuts for row in sorted(piece.rows.values())] == [0, 1, 2, 3]
+    assert {rank for piece in cuts for rank in piece.rows} == set(part.frames.tolist())
+    torn = replace(part, data=np.zeros_like(part.data))
+    with pytest.raises(VideoError, match="damaged"):
+        cut([part, torn], [None, None])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "taken"),
+    [
+        (Recipe(frames=2), True),
+        (Recipe(frames=2, codec="hevc", height=182), True),
+        (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le"), True),
+        (Recipe(frames=2, pix_fmt="yuv420p10le"), False),
+        (Recipe(frames=2, codec="vp9"), False),
+    ],
+)
+def test_what_is_taken(recipe: Recipe, taken: bool, tmp_path: Any) -> None:
+    clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
+    assert takes(clip.codec, clip.stsd, recipe.width, recipe.height) == taken
+    if taken:
+        found, _ = kind_of(clip.codec, clip.stsd, recipe.width, recipe.height)
+        assert found.frame_bytes == recipe.width * recipe.height * 3 // 2 * (2 if "10" in recipe.pix_fmt else 1)
+    assert not takes(recipe.codec, clip.stsd, recipe.width + 1, recipe.height)
+    assert not takes("h264", START_CODE, 320, 180)
