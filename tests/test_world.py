@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.distributed
 
 from streamvid.errors import InputError
-from streamvid.stream.world import World, find_device, find_world
+from streamvid.stream.world import World, find_cores, find_device, find_world
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +105,16 @@ def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
         find_device(device)
     assert "\n" not in str(error.value)
+
+
+def test_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(24)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert find_cores() == 24
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert find_cores() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    assert find_cores() == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    with pytest.raises(InputError, match="LOCAL_WORLD_SIZE"):
+        find_cores()

@@ -77,6 +77,17 @@ def _on_nodes(rank: int, size: int, ranks_per_node: int | None) -> World:
     return replace(world, nodes=size // ranks_per_node if size % ranks_per_node == 0 else 1)
 
 
+def find_cores() -> int:
+    """How many CPU cores this process may count on: those it may run on, shared with the other ranks of its node, as
+    many as torchrun's LOCAL_WORLD_SIZE says.
+
+    Raises:
+        InputError: LOCAL_WORLD_SIZE is no number.
+    """
+    ranks = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else 1
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+
+
 def find_device(device: str | int | None) -> int | None:
     """The number of the GPU to use, or None for the CPU.
 
