@@ -31,11 +31,14 @@ def course(sizes: list[int], world: World = ALONE, **options: Any) -> Course:
     """Over shards of so many clips, of which the names are the same in every dataset."""
     batch_size, seed, local = options.get("batch_size", 2), options.get("seed", 3), options.get("local", False)
     weights = options.get("weights")
-    items = np.arange(sum(sizes), dtype=np.int64) << 32
+    items = np.arange(sum(sizes), dtype=np.int64)
     shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     pools = (Pool(items, shards, weights),) * options.get("pools", 1)
     stream = Stream(pools, (1,) * len(pools), seed, options.get("shuffle", "full"), 2)
-    plan = Plan(stream, batch_size, world, local=local, steps=options.get("steps"))
+    group = options.get("group", 0)
+    # Of a dataset that was appended to, the kinds have other numbers, in the same order.
+    kinds = (items * 7 % 5 * len(sizes)).astype(np.uint16)
+    plan = Plan(stream, batch_size, world, local=local, steps=options.get("steps"), group=group, kinds=lambda: kinds)
     return Course(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2), "edge")
 
 
@@ -46,7 +49,7 @@ def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
         epoch = standing_of(make(rank)).epoch()
         for step in range(epoch.done, epoch.done + epoch.left):
             part = epoch.step(step)
-            seen.update((part.items[part.valid] >> 32).tolist())
+            seen.update(part.items[part.valid].tolist())
     return seen
 
 
@@ -60,6 +63,7 @@ def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
     batches=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
     shuffle=st.sampled_from(["full", "block", "none"]),
     local=st.booleans(),
+    groups=st.tuples(*[st.sampled_from([0, 1, 3])] * 3),
 )
 def test_each_clip_once_in_each_epoch(
     old: list[int],
@@ -70,14 +74,16 @@ def test_each_clip_once_in_each_epoch(
     batches: tuple[int, int, int],
     shuffle: str,
     local: bool,
+    groups: tuple[int, int, int],
 ) -> None:
     """Some steps in the old dataset, one in the appended one with other ranks, the rest with others again."""
 
     def at(sizes: list[int], phase: int) -> Any:
         count = ranks[phase]
         return lambda rank: course(
-            sizes, World(rank, count, nodes=count), batch_size=batches[phase], shuffle=shuffle, local=local
-        )
+            sizes, World(rank, count, nodes=count), batch_size=batches[phase], shuffle=shuffle, local=local,
+            group=groups[phase],
+        )  # fmt: skip
 
     begun = at(old, 0)(0).start(epoch)
     steps = min(steps, begun.epoch().left)
@@ -86,7 +92,7 @@ def test_each_clip_once_in_each_epoch(
         left = at(old, 0)(rank).start(epoch).epoch()
         for step in range(steps):
             part = left.step(step)
-            seen.update((part.items[part.valid] >> 32).tolist())
+            seen.update(part.items[part.valid].tolist())
     for _ in range(steps):
         begun = begun.advanced()
     state = json.loads(json.dumps(begun.state()))
@@ -99,7 +105,7 @@ def test_each_clip_once_in_each_epoch(
     for rank in range(ranks[1]):
         one = at(longer, 1)(rank).resume(state).epoch()
         part = one.step(one.done)
-        seen.update((part.items[part.valid] >> 32).tolist())
+        seen.update(part.items[part.valid].tolist())
     again = json.loads(json.dumps(resumed.advanced().state()))
     last = at(longer, 2)
     following = last(0).resume(again)

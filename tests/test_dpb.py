@@ -92,7 +92,7 @@ def test_without_that_information_only_equals_go_together() -> None:
 def test_what_cannot_be_read_goes_with_itself_alone() -> None:
     whole = bare(21, "00110")
     for sets in (whole + whole, whole[:9], START_CODE + b"\x68\xce", b""):
-        assert dpb("h264", sets) == Dpb(sets.hex(), 0)
+        assert dpb("h264", sets) == Dpb(f"sets {sets.hex()}", 0)
 
 
 @given(st.sampled_from(["h264", "hevc"]), st.binary(max_size=200))

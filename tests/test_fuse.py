@@ -15,7 +15,7 @@ from streamvid.stream.fuse import fuse, group
 from streamvid.video.remux import store_clip
 from streamvid.video.slice import EncodedSlice
 from tests.reference import slice_of
-from tools.clips import hard_recipes, write
+from tools.clips import Recipe, hard_recipes, write
 
 HARD = hard_recipes()
 
@@ -74,3 +74,18 @@ def test_few_streams_where_each_opens_a_decoder() -> None:
     assert len(group(many(1080, 56), 7)) == 5
     assert len(group(many(1080, 4), 7)) == 1
     assert len(group(many(1088, 4), 7)) == 4
+
+
+def test_bit_rates_do_not_keep_clips_apart(tmp_path: Path) -> None:
+    """FFmpeg writes each file's own into its sample description."""
+    clips = []
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        recipe = Recipe(frames=12, gop=6, seed=seed, style="texture" if seed else "gradient")
+        clips.append(store_clip(write(recipe, folder / "source.mp4"), folder))
+    assert clips[0].stsd != clips[1].stsd
+    slices = [slice_of(clip, [1, 4]) for clip in clips]
+    assert group(slices, 1) == [[0, 1]]
+    whole = decode_with_pyav(fuse(slices))
+    np.testing.assert_array_equal(whole, np.concatenate([decode_with_pyav(part) for part in slices]))

@@ -22,6 +22,7 @@ from streamvid.packing.treatment import Treatment
 from streamvid.store.dataset import Dataset
 from streamvid.stream.picks import Keyframes, Uniform
 from streamvid.stream.windows import Window
+from streamvid.video.annexb import parameters
 from tests.packed import NATURAL_ORDER, make_videos
 from tests.tables import dataset_of
 from tools.clips import Recipe, write
@@ -40,6 +41,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "ds"
 
 
+def parameter_sets(codec: str, stsd: bytes) -> bytes:
+    return parameters(codec, stsd).sets if codec in ("h264", "hevc") else b""
+
+
 def test_numbers_of_a_dataset(packed: Path) -> None:
     info, dataset = describe(packed), Dataset.open(packed)
     packets = int(dataset.clips.packets.sum())
@@ -48,6 +53,12 @@ def test_numbers_of_a_dataset(packed: Path) -> None:
     assert info.codecs == (("h264", 3), ("hevc", 1), ("mjpeg", 1), ("vp9", 1))
     sizes = zip(dataset.clips.width.tolist(), dataset.clips.height.tolist(), strict=True)
     assert dict(info.sizes) == Counter(f"{width} x {height}" for width, height in sizes)
+    clips = dataset.clips
+    streams = {
+        (clips.width[row], clips.height[row], clips.codec[row], parameter_sets(clips.codec[row], clips.stsds[stsd]))
+        for row, stsd in enumerate(clips.stsd_id.tolist())
+    }
+    assert info.kinds == len(streams) == 6
     assert info.hidden == pytest.approx(1 - 48 / packets)
     assert info.hidden > 0
     assert dict(info.columns) == {"score": "double", "[red]text\x1b": "string"}

@@ -140,8 +140,13 @@ def test_filled_up_from_the_start_of_the_order(clips: Any, batch: int, size: int
     assert filling.tolist() == order[: len(filling)].tolist()
 
 
-layouts = st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(1, 5))
-"""Nodes, ranks per node, batch size."""
+layouts = st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(1, 5), st.sampled_from([0, 0, 1, 2, 5]))
+"""Nodes, ranks per node, batch size, steps that are grouped by kind together."""
+
+
+def some_kinds() -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Of rows 0 to 500."""
+    return (np.arange(501) * 7919 % 11 % 5).astype(np.uint16)
 
 
 @settings(max_examples=300, deadline=None)
@@ -155,8 +160,8 @@ def test_stopped_and_resized_at_will_every_clip_comes_once(
     source = stream(clips, seed, shuffle)
     position = Plan(source, 1, World(0, 1), last, local).start(epoch)
     seen: list[int] = []
-    for (nodes, ranks, batch), most in [*stops, (final, 10**6)]:
-        plans = ranks_of(source, batch, nodes * ranks, last, nodes=nodes, local=local)
+    for (nodes, ranks, batch, group), most in [*stops, (final, 10**6)]:
+        plans = ranks_of(source, batch, nodes * ranks, last, nodes=nodes, local=local, group=group, kinds=some_kinds)
         taken = [steps(plan, position)[:most] for plan in plans]
         assert len({len(rank) for rank in taken}) == 1
         assert {plan.epoch(position).left for plan in plans} == {plans[0].epoch(position).left}
@@ -167,8 +172,9 @@ def test_stopped_and_resized_at_will_every_clip_comes_once(
         identity = identify(["a"], plans[0], All(), "edge")
         state = json.loads(json.dumps(to_state(position, identity)))
         assert from_state(state, identity) == position
-        if not local:
-            assert len(json.dumps(state)) < 1024
+        assert state["version"] == (2 if any(one.layout.group for one in position.segments) else 1)
+        # Without lanes and groups it does not grow with every change.
+        assert len(json.dumps(state)) < 1024
     assert sorted(seen) == clips.tolist()
     assert {plan.epoch(position).left for plan in plans} == {0}
 
@@ -193,8 +199,10 @@ def test_one_node_keeps_its_order_when_it_is_resized() -> None:
 def test_stopping_alone_changes_nothing(
     clips: Any, layout: Any, stops: list[int], seed: int, shuffle: Shuffle, local: bool
 ) -> None:
-    nodes, ranks, batch = layout
-    plans = ranks_of(stream(clips, seed, shuffle), batch, nodes * ranks, nodes=nodes, local=local)
+    nodes, ranks, batch, group = layout
+    plans = ranks_of(
+        stream(clips, seed, shuffle), batch, nodes * ranks, nodes=nodes, local=local, group=group, kinds=some_kinds
+    )
     whole = [steps(plan, plan.start(2)) for plan in plans]
     position = plans[0].start(2)
     pieces: list[list[Step]] = [[] for _ in plans]
@@ -311,8 +319,9 @@ def test_a_state_of_another_run_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2}, {"version": None}, {"epoch": -1}, {"epoch": "0"}, {"first": None}, {"size": 1.5},
+        {"version": 3}, {"version": None}, {"epoch": -1}, {"epoch": "0"}, {"first": None}, {"size": 1.5},
         {"segments": [[1, 1, 0, 1]]}, {"segments": [[1, 1, 1]]}, {"segments": [["1", 1, 1, 1]]}, {"segments": 3},
+        {"version": 2, "segments": [[1, 1, 1, 1]]}, {"version": 2, "segments": [[1, 1, 1, 1, -1]]}, {"version": [2]},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:

@@ -227,3 +227,28 @@ def test_what_is_taken(recipe: Recipe, taken: bool, tmp_path: Any) -> None:
         assert found.frame_bytes == recipe.width * recipe.height * 3 // 2 * (2 if "10" in recipe.pix_fmt else 1)
     assert not takes(recipe.codec, clip.stsd, recipe.width + 1, recipe.height)
     assert not takes("h264", START_CODE, 320, 180)
+
+
+def test_parameter_sets_in_band_count(tmp_path: Any) -> None:
+    """avc3 and hev1 files may have them there alone, or others than in their sample description."""
+    few = store_clip(write(Recipe(frames=20, gop=10, params=(("ref", "1"),)), tmp_path / "few.mp4"), tmp_path)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    many = store_clip(write(Recipe(frames=20, gop=10, params=(("ref", "9"),)), folder / "many.mp4"), folder)
+    sets = parameters(many.codec, many.stsd).sets
+    units = [unit for unit in sets.split(START_CODE) if unit]
+    part = slice_of(few, [3, 14])
+    ends = np.cumsum(part.sizes)
+    first = b"".join(len(unit).to_bytes(4, "big") + unit for unit in units) + part.data[: ends[0]].tobytes()
+    changed = replace(
+        part,
+        data=np.concatenate([np.frombuffer(first, np.uint8), part.data[ends[0] :]]),
+        sizes=np.array([len(first), *part.sizes[1:]]),
+    )
+    before = cut([part], [None])
+    after = cut([changed], [None])
+    assert [one.pictures for one in before] == [4, 4]
+    assert [one.pictures for one in after] == [9, 9]
+    # The second has none of its own, and may go to another decoder than the first.
+    assert all(sets in one.packets[0] for one in after)
+    assert not any(sets in one.packets[0] for one in before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from streamvid.stream.loader import LoaderStats
 from streamvid.stream.plan import check_whole
 from streamvid.stream.samples import EncodedBatch
 from streamvid.stream.stage import Stage
-from streamvid.stream.world import find_device
+from streamvid.stream.world import find_cores, find_device
 from streamvid.video.slice import EncodedSlice
 
 _AHEAD: Final = 2
@@ -55,7 +54,7 @@ class ProxyLoader:
         drop_last: leave out a last batch that is not full.
         num_workers: processes that read; 0 reads in a thread.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
-        threads: CPU threads that decode and transform; default: the cores that this process may use.
+        threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
         **options: others of torch's DataLoader: multiprocessing_context, persistent_workers, prefetch_factor,
             generator, worker_init_fn, timeout.
 
@@ -111,7 +110,7 @@ class ProxyLoader:
         self._stage = Stage(
             dataset.recipe,
             device_id=device_id,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=threads or find_cores(),
             max_batch=batch_size,
             rotates=bool(dataset.dataset.clips.rotation.any()),
         )

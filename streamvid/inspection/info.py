@@ -89,6 +89,7 @@ class Info:
         labels: the classes' names, or numbers where they have none, and their clips.
         codecs, formats, sizes: how many clips have each codec, pixel format, and "width x height".
         rotated: clips whose frames must be turned to stand upright.
+        kinds: how many different kinds of streams there are: size, codec, pixel format and parameter sets.
         fps: frames per second of each clip, on average.
         duration: seconds of each clip.
         durations: the same as a histogram.
@@ -112,6 +113,7 @@ class Info:
     formats: Counts
     sizes: Counts
     rotated: int
+    kinds: int
     fps: Spread
     duration: Spread
     durations: Histogram
@@ -149,6 +151,7 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
         formats=_counted(clips.pix_fmt),
         sizes=_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
+        kinds=_kinds(clips),
         fps=_spread(clips.frames[timed] / seconds[timed]),
         duration=_spread(seconds),
         durations=histogram(seconds),
@@ -212,6 +215,12 @@ def _sizes(clips: ClipTable) -> Counts:
     both, counts = np.unique(clips.width.astype(np.int64) << 32 | clips.height, return_counts=True)
     pairs = zip(both.tolist(), counts.tolist(), strict=True)
     return _sorted((f"{both >> 32} x {both & 0xFFFFFFFF}", count) for both, count in pairs)
+
+
+def _kinds(clips: ClipTable) -> int:
+    from streamvid.stream.kinds import kinds_of
+
+    return int(kinds_of(clips).max()) + 1 if len(clips) else 0
 
 
 def _sorted(counts: Any) -> Counts:

@@ -45,6 +45,7 @@ def render(info: Info, cost: SamplingCost | None = None, sampling: str = "") -> 
         "codecs": _listed(info.codecs),
         "pixel formats": _listed(info.formats),
         "frame sizes": _listed(info.sizes) + (f"; {info.rotated:,} rotated" if info.rotated else ""),
+        "kinds of streams": f"{info.kinds:,} (of size, codec, pixel format and parameter sets)",
         "frames per second": _in_words(info.fps),
         "seconds per clip": _in_words(info.duration),
         "": _bars(info.durations),

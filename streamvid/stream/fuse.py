@@ -18,8 +18,10 @@ from streamvid.video.slice import EncodedSlice
 
 _PARAMETERS_IN_BAND: Final = (b"avc3", b"hev1")
 """Sample entries whose parameter sets may lie among the packets, where equal descriptions tell nothing."""
-
-
+_BIT_RATE: Final = b"btrt"
+"""A box of the sample description that says nothing of how to decode (ISO/IEC 14496-12, 8.5.2.2), and that FFmpeg
+writes a different one of for every file."""
+_BIT_RATE_BYTES: Final = 20
 _BLOCKS_PER_OPENING: Final = 350_000
 """Macroblocks that one engine of an H200 decodes while DALI opens a decoder: about 3.5 million a second, and 0.1 s."""
 
@@ -36,7 +38,9 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, part in enumerate(slices):
-        key: tuple[object, ...] = (part.codec, part.stsd, part.width, part.height, part.full_range)
+        key: tuple[object, ...] = (
+            part.codec, _without_bit_rate(part.stsd), part.width, part.height, part.full_range,
+        )  # fmt: skip
         if part.stsd[20:24] in _PARAMETERS_IN_BAND:
             key += (part.name,)
         alike.setdefault(key, []).append(number)
@@ -55,6 +59,12 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
             loads[lightest] += int(packets[number])
         groups += [sorted(one) for one in bins]
     return groups
+
+
+def _without_bit_rate(stsd: bytes) -> bytes:
+    """A sample description to compare others with; not a valid one any more."""
+    at = stsd.find(_BIT_RATE) - 4
+    return stsd[:at] + stsd[at + _BIT_RATE_BYTES :] if at > 0 else stsd
 
 
 def _most_streams(part: EncodedSlice, packets: float) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,6 +22,7 @@ from streamvid.store.source import ClipSource
 from streamvid.stream.batches import ABOUT
 from streamvid.stream.course import Course, Standing
 from streamvid.stream.devicecheck import check_decodable, probe_slice
+from streamvid.stream.kinds import kinds_of
 from streamvid.stream.mixture import Stream
 from streamvid.stream.order import SHUFFLES, Shuffle
 from streamvid.stream.plan import LastBatch, Plan, check_whole
@@ -31,7 +32,7 @@ from streamvid.stream.sampling import PADS, Pad, Sampling
 from streamvid.stream.sizes import output_sizes
 from streamvid.stream.sources import Mix, Subset, make_pools, open_source
 from streamvid.stream.transform import Transform, Views, by_view
-from streamvid.stream.world import find_device, find_world
+from streamvid.stream.world import find_cores, find_device, find_world
 from streamvid.video.index import Int64
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _BLOCK_SHARDS: Final = 16
 """Shards whose clips are shuffled together with shuffle="block"."""
+_GROUP_STEPS: Final = 64
+"""Steps with group_by_size=True: of 30 kinds, a batch then holds 1.5 on average at most."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class StreamLoader:
         columns: metadata to put into batches: numbers as tensors, text as lists.
         shuffle: another order every epoch: of all clips (True or "full"), or of shards, and then of the clips of 16
             shards at a time ("block"); or the dataset's own order (False or "none").
+        group_by_size: put clips of the same size, codec and parameter sets into the same batches, as far as they come
+            close to each other in the order: True, among 64 steps at a time; a number, among so many. For GPUs and
+            datasets of many sizes; docs/training.md says what it costs in randomness.
         locality: "node": every node has shards of its own, the same in every epoch, and its ranks share them.
         steps_per_epoch: an epoch is so many steps; default: a pass over the dataset.
         seed: of order, places and augmentation.
@@ -97,7 +103,9 @@ class StreamLoader:
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
         ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
-        threads: CPU threads that decode and transform; default: the cores that this process may use.
+        threads: CPU threads that decode and transform; default: the cores that this process may use, shared with the
+            other ranks of its node. With a GPU, those beyond one for each of its decoding engines and one more decode
+            beside it.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
 
@@ -117,6 +125,7 @@ class StreamLoader:
         after: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         columns: Sequence[str] = (),
         shuffle: bool | Shuffle = True,
+        group_by_size: bool | int = False,
         locality: Literal["node"] | None = None,
         steps_per_epoch: int | None = None,
         seed: int = 0,
@@ -149,7 +158,7 @@ class StreamLoader:
                 check_whole(number, name)
         if not isinstance(last_batch, str) and hasattr(last_batch, "name"):
             last_batch = last_batch.name.lower()  # DALI's LastBatchPolicy
-        order = _shuffle(shuffle)
+        order, group = _shuffle(shuffle), _group(group_by_size)
         world = find_world(rank, world_size, ranks_per_node=ranks_per_node)
         self._device_id = find_device(device)
         self._cache: ShardCache | None = None
@@ -167,7 +176,11 @@ class StreamLoader:
         self._check_sizes(rows)
         self._columns = self._check_columns(columns)
         stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
-        self._plan = Plan(stream, batch_size, world, last_batch, locality == "node", steps_per_epoch)
+        # A state in which clips were grouped is gone on with by a loader that groups none, too.
+        kinds = cache(partial(kinds_of, self.dataset.clips, rows))
+        self._plan = Plan(
+            stream, batch_size, world, last_batch, locality == "node", steps_per_epoch, group=group, kinds=kinds
+        )
         if len(self._plan) == 0:
             raise InputError(
                 f"{self._plan.size} clips do not fill one step of {world.size} ranks x {batch_size} clips, "
@@ -182,7 +195,7 @@ class StreamLoader:
             access,
             self._recipe,
             device_id=self._device_id,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=threads or find_cores(),
             max_batch=batch_size,
             rotates=bool(self.dataset.clips.rotation[rows].any()),
         )
@@ -218,7 +231,7 @@ class StreamLoader:
         return (self._now or self._next).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a state, on any number of ranks and nodes, with any batch size.
+        """Let the next iteration go on from a state, on any number of ranks and nodes, in any batches, grouped or not.
 
         It hands out what is left of the epoch, each item once; with the ranks and batch size of before the same
         batches. If nothing is left, it is the next epoch.
@@ -343,6 +356,14 @@ class _Names(Sequence[str]):
 
     def __getitem__(self, i: Any) -> Any:
         return self._keys[int(self._rows[i])]
+
+
+def _group(steps: bool | int) -> int:
+    """How many steps are grouped together; 0: none are."""
+    if isinstance(steps, bool):
+        return _GROUP_STEPS if steps else 0
+    check_whole(steps, "group_by_size")
+    return steps
 
 
 def _shuffle(shuffle: bool | Shuffle) -> Shuffle:

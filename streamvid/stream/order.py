@@ -14,7 +14,7 @@ from streamvid.video.index import Int64
 
 Shuffle = Literal["full", "block", "none"]
 SHUFFLES: Final[tuple[Shuffle, ...]] = ("full", "block", "none")
-ORDER, SAMPLE, COPIES, SHARDS, MIX, AUGMENT = range(6)
+ORDER, SAMPLE, COPIES, SHARDS, MIX, AUGMENT, GROUP = range(7)
 """What random numbers are for; each purpose has a stream of its own."""
 _MASK64: Final = (1 << 64) - 1
 

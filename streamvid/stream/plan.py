@@ -2,12 +2,13 @@
 
 An epoch is a window of an endless stream of items (`streamvid.stream.mixture`): usually one pass over the dataset.
 Its items lie in lanes: one for all ranks, or with locality one per node. Step *s* takes the next `batch_size` items
-per rank from every lane. So where a run stands is told by
-a few integers, which mean the same for any number of ranks: see `Position`.
+per rank from every lane, which may be grouped by kind before that. So where a run stands is told by a few integers,
+which mean the same for any number of ranks: see `Position`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
@@ -16,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import InputError
+from streamvid.stream.grouping import by_kind
 from streamvid.stream.items import rows_of
+from streamvid.stream.kinds import Kinds
 from streamvid.stream.mixture import Stream
-from streamvid.stream.order import Pool, arrange, deal_to_nodes, draws, pass_items
+from streamvid.stream.order import GROUP, Pool, arrange, deal_to_nodes, draws, generator, pass_items
 from streamvid.stream.world import World
 from streamvid.video.index import Int64
 
@@ -38,11 +41,13 @@ class Layout:
         lanes: 1, or with locality the number of nodes.
         ranks: ranks per lane.
         batch: items per rank and step.
+        group: steps whose items are sorted by kind together; 0: the order is left alone.
     """
 
     lanes: int
     ranks: int
     batch: int
+    group: int = 0
 
     @property
     def share(self) -> int:
@@ -79,7 +84,8 @@ class Position:
         before, last = self.segments[:-1], self.segments[-1:]
         if last and last[0].layout == layout:
             return replace(self, segments=(*before, replace(last[0], steps=last[0].steps + 1)))
-        if layout.lanes == 1 and all(segment.layout.lanes == 1 for segment in self.segments):
+        layouts = [layout, *(segment.layout for segment in self.segments)]
+        if all(one.lanes == 1 and not one.group for one in layouts):
             # A single lane keeps its order, so all that counts of earlier layouts is how many items they consumed.
             consumed = min(self.size, sum(segment.steps * segment.layout.share for segment in self.segments))
             earlier = (Segment(Layout(1, 1, 1), consumed),) if consumed else ()
@@ -112,9 +118,9 @@ class Lane:
     def __len__(self) -> int:
         return len(self.items)
 
-    def after(self, consumed: int) -> Lane:
-        """What is left when that many have been consumed."""
-        return Lane(self.items[consumed:], self.passes[consumed:])
+    def at(self, places: Int64 | slice) -> Lane:
+        """The items at these places."""
+        return Lane(self.items[places], self.passes[places])
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,9 @@ class Plan:
             runs dry); "drop": it is not made; "fill": it is filled with items from the start, marked not valid.
         local: every node has shards of its own.
         steps: steps of an epoch; None: as many as a pass over the dataset takes.
+        group: steps whose items are sorted by kind together, so that a batch holds few: see
+            `streamvid.stream.grouping`. 0: none are.
+        kinds: gives the kind of every row. It is asked only where items are grouped, now or in what was consumed.
     """
 
     stream: Stream
@@ -192,6 +201,8 @@ class Plan:
     last_batch: LastBatch = "partial"
     local: bool = False
     steps: int | None = None
+    group: int = 0
+    kinds: Callable[[], Kinds] | None = None
 
     def __post_init__(self) -> None:
         check_whole(self.batch_size, "batch_size")
@@ -208,7 +219,7 @@ class Plan:
     def layout(self) -> Layout:
         """The current one."""
         lanes = self.world.nodes if self.local else 1
-        return Layout(lanes, self.world.size // lanes, self.batch_size)
+        return Layout(lanes, self.world.size // lanes, self.batch_size, self.group)
 
     def __len__(self) -> int:
         """Steps in a whole epoch, the same on every rank."""
@@ -241,16 +252,45 @@ class Plan:
         for number, segment in enumerate((*position.segments, Segment(self.layout, 0))):
             if layout is None:
                 lanes = self._first_lanes(position, segment.layout)
-                done = 0
             elif segment.layout != layout:
-                left = [lane.after(done * layout.share) for lane in lanes]
+                left = self._left(lanes, layout, done, position.epoch)
                 lanes = self._dealt(left, segment.layout, position, number)
                 done = 0
             layout = segment.layout
             done += segment.steps
+        if self.group:
+            orders = self._orders(lanes, self.layout, position.epoch)
+            lanes = [lane.at(order) for lane, order in zip(lanes, orders, strict=True)]
         return Epoch(
             tuple(lanes), self.world.node if self.local else 0, self._rank_in_lane, self.layout, done, self.last_batch
         )
+
+    def _left(self, lanes: list[Lane], layout: Layout, steps: int, epoch: int) -> list[Lane]:
+        """What some steps in a layout leave of each lane, in the order that it has when nothing is grouped."""
+        consumed = steps * layout.share
+        if not layout.group:
+            return [lane.at(slice(consumed, None)) for lane in lanes]
+        left = []
+        for lane, order in zip(lanes, self._orders(lanes, layout, epoch), strict=True):
+            still = np.ones(len(lane), dtype=bool)
+            still[order[:consumed]] = False
+            left.append(lane.at(np.flatnonzero(still)))
+        return left
+
+    def _orders(self, lanes: list[Lane], layout: Layout, epoch: int) -> Iterator[Int64]:
+        """How a layout that groups arranges each lane."""
+        if self.kinds is None:
+            raise ValueError("a plan that groups items needs their kinds")
+        kinds = self.kinds()
+        full = min(len(lane) for lane in lanes) // layout.share
+        for lane in lanes:
+            # The same draws for each lane: at any step all nodes are about as far in the order of kinds.
+            shuffles = self.stream.shuffle != "none"
+            random = generator(self.stream.seed, epoch, GROUP) if shuffles else None
+            yield by_kind(
+                kinds[rows_of(lane.items)],
+                ranks=layout.ranks, batch=layout.batch, window=layout.group, full=full, random=random,
+            )  # fmt: skip
 
     @property
     def _rank_in_lane(self) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from streamvid.errors import VideoError
-from streamvid.video.annexb import CODECS, begins_anew, parameters, to_annex_b
-from streamvid.video.dpb import Dpb, dpb
+from streamvid.video.annexb import CODECS, begins_anew, parameters, sets_in_band, to_annex_b
+from streamvid.video.dpb import Dpb, dpb, sequences
 from streamvid.video.slice import EncodedSlice
 
 _BITS: Final = {"h264": (8,), "hevc": (8, 10)}
@@ -180,14 +180,18 @@ def cut(slices: Sequence[EncodedSlice], frames: Sequence[Any]) -> list[Run]:
     for part, out, each in zip(slices, frames, pieces, strict=True):
         kind, asked = kind_of(part.codec, part.stsd, part.width, part.height)
         rows = {rank: row for row, rank in enumerate(part.frames.tolist())}
-        for packets, anew, ranks in each:
+        for packets, anew, ranks, in_band in each:
             mine = {rank: rows[rank] for rank in ranks if rank in rows}
-            runs.append(Run(part, out, packets, anew, ranks, mine, kind, asked.pictures, batch))
+            # What comes last counts.
+            need = dpb(part.codec, in_band) if sequences(part.codec, in_band) else asked
+            runs.append(
+                Run(part, out, packets, anew, ranks, mine, replace(kind, group=need.group), need.pictures, batch)
+            )
     return runs
 
 
-def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int]]]:
-    """Packets, whether they begin anew, and ranks, of each run of a slice."""
+def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int], bytes]]:
+    """Packets, whether they begin anew, ranks, and parameter sets in band, of each run of a slice."""
     try:
         settings = parameters(part.codec, part.stsd)
         packets = to_annex_b(part.data, part.sizes, settings.length_size)
@@ -201,7 +205,10 @@ def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int]]]:
         )
     anew = [begins_anew(packet, part.codec) for packet in packets]
     cuts = [n for n in range(len(packets)) if n == 0 or anew[n]]
-    return [
-        ([settings.sets + packets[start], *packets[start + 1 : end]], anew[start], ranks[start:end])
-        for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True)
-    ]
+    in_band = b""
+    pieces = []
+    for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
+        in_band = sets_in_band(packets[start], part.codec) or in_band
+        first = settings.sets + in_band + packets[start]
+        pieces.append(([first, *packets[start + 1 : end]], anew[start], ranks[start:end], in_band))
+    return pieces

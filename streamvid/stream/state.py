@@ -14,6 +14,8 @@ from streamvid.stream.plan import Layout, Plan, Position, Segment
 from streamvid.stream.sampling import Pad, Sampling
 
 VERSION: Final = 1
+GROUPED_VERSION: Final = 2
+"""Of states in which items were grouped by kind: their segments have a fifth number, which version 1 did not know."""
 _WHAT: Final = {
     "dataset": "another dataset, or other clips of it (a filter, a key list, weights)",
     "sampling": "another sampling or padding",
@@ -62,9 +64,13 @@ def _digest(value: object) -> str:
 
 def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     """The state as a dict of strings, integers and lists: under 1 KiB of JSON."""
-    segments = [[s.layout.lanes, s.layout.ranks, s.layout.batch, s.steps] for s in position.segments]
+    grouped = any(segment.layout.group for segment in position.segments)
+    segments = [
+        [s.layout.lanes, s.layout.ranks, s.layout.batch, s.steps, *([s.layout.group] if grouped else [])]
+        for s in position.segments
+    ]
     return {
-        "version": VERSION,
+        "version": GROUPED_VERSION if grouped else VERSION,
         **asdict(identity),
         "epoch": position.epoch,
         "first": position.first,
@@ -81,8 +87,9 @@ def from_state(state: Mapping[str, Any], identity: Identity) -> Position:
     """
     if not isinstance(state, Mapping) or "segments" not in state:
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
-    if state.get("version") != VERSION:
-        raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
+    version = state.get("version")
+    if version not in (VERSION, GROUPED_VERSION) or isinstance(version, bool):
+        raise InputError(f"the state is of version {version!r}, this library knows {VERSION} and {GROUPED_VERSION}")
     for name, meaning in _WHAT.items():
         if state.get(name) != getattr(identity, name):
             raise InputError(
@@ -90,12 +97,15 @@ def from_state(state: Mapping[str, Any], identity: Identity) -> Position:
             )
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
-        segments = tuple(
-            Segment(Layout(*(_count(n, 1) for n in numbers[:3])), _count(numbers[3])) for numbers in state["segments"]
-        )
+        segments = tuple(_segment(numbers, version == GROUPED_VERSION) for numbers in state["segments"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
     return Position(epoch, first, size, segments)
+
+
+def _segment(numbers: Sequence[object], grouped: bool) -> Segment:
+    lanes, ranks, batch = (_count(n, 1) for n in numbers[:3])
+    return Segment(Layout(lanes, ranks, batch, _count(numbers[4]) if grouped else 0), _count(numbers[3]))
 
 
 def _count(value: object, least: int = 0) -> int:

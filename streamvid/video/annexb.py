@@ -7,6 +7,7 @@ start codes are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -123,18 +124,39 @@ def begins_anew(packet: bytes, codec: str) -> bool:
         packet: as `to_annex_b` makes them.
         codec: "h264" or "hevc".
     """
-    at = 0
-    while at >= 0:
-        at += len(START_CODE)
-        if at >= len(packet):
-            return False
-        kind = packet[at] & 31 if codec == "h264" else packet[at] >> 1 & 63
-        # The first slice of a picture decides; delimiters, parameter sets and the like may come before it.
+    # The first slice of a picture decides; delimiters, parameter sets and the like may come before it.
+    return next((kind in _IDR[codec] for kind, _ in _units(packet, codec) if kind in _PICTURES[codec]), False)
+
+
+def sets_in_band(packet: bytes, codec: str) -> bytes:
+    """The parameter sets that come before a packet's picture, each behind a start code; empty if there are none.
+
+    Args:
+        packet, codec: as of `begins_anew`.
+    """
+    sets = []
+    for kind, unit in _units(packet, codec):
         if kind in _PICTURES[codec]:
-            return kind in _IDR[codec]
-        at = packet.find(START_CODE, at)
-    return False
+            break
+        if kind in _SETS[codec]:
+            sets.append(START_CODE + unit)
+    return b"".join(sets)
+
+
+def _units(packet: bytes, codec: str) -> Iterator[tuple[int, bytes]]:
+    """NAL units with their types, up to the first of a picture."""
+    at = len(START_CODE)
+    while at < len(packet):
+        kind = packet[at] & 31 if codec == "h264" else packet[at] >> 1 & 63
+        if kind in _PICTURES[codec]:
+            yield kind, b""
+            return
+        end = packet.find(START_CODE, at)
+        end = len(packet) if end < 0 else end
+        yield kind, packet[at:end]
+        at = end + len(START_CODE)
 
 
 _PICTURES: Final = {"h264": range(1, 6), "hevc": range(32)}
 _IDR: Final = {"h264": (5,), "hevc": (19, 20)}
+_SETS: Final = {"h264": (7, 8), "hevc": (32, 33, 34)}

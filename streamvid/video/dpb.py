@@ -47,15 +47,18 @@ def dpb(codec: str, sets: bytes) -> Dpb:
     Returns:
         what they ask. If they cannot be read, or hold several sequences, their group is their own.
     """
-    units = [unit for unit in sets.split(START_CODE) if unit]
-    mask = 31 if codec == "h264" else 63
-    found = [u for u in units if (u[0] if codec == "h264" else u[0] >> 1) & mask == _SEQUENCE[codec]]
     try:
-        (unit,) = found
+        (unit,) = sequences(codec, sets)
         bits = _Bits(unit[_NAL_HEADER[codec] :])
         return _h264(bits) if codec == "h264" else _hevc(bits)
     except ValueError:
-        return Dpb(sets.hex(), 0)
+        return Dpb(f"sets {sets.hex()}", 0)
+
+
+def sequences(codec: str, sets: bytes) -> list[bytes]:
+    """The sequence parameter sets among parameter sets; arguments as of `dpb`."""
+    units = [unit for unit in sets.split(START_CODE) if unit]
+    return [u for u in units if (u[0] & 31 if codec == "h264" else u[0] >> 1 & 63) == _SEQUENCE[codec]]
 
 
 class _Bits:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,8 @@ CLIPS: Final = 10_000_000
 PER_SHARD: Final = 1000
 BATCH: Final = 16
 BLOCK_SHARDS: Final = 16
+KINDS: Final = 2000
+GROUP: Final = 64
 RANKS: Final = (1, 64, 1024)
 PER_NODE: Final = 8
 
@@ -46,6 +48,7 @@ class Case:
 
     Attributes:
         shuffle, local: as in `Plan`.
+        grouped: by kind.
         ranks: the world's size; a rank in its middle is measured.
         clips: of the dataset.
         rounds: how often; the median counts.
@@ -56,6 +59,7 @@ class Case:
     ranks: int
     clips: int = CLIPS
     rounds: int = 3
+    grouped: bool = False
 
     @property
     def nodes(self) -> int:
@@ -115,13 +119,15 @@ def make_plan(case: Case) -> Plan:
     pool = Pool(items, (items // PER_SHARD).astype(np.int32))
     stream = Stream((pool,), (1,), seed=1, shuffle=case.shuffle, block_shards=BLOCK_SHARDS)
     world = World(case.ranks // 2, case.ranks, nodes=case.nodes)
-    return Plan(stream, BATCH, world, local=case.local)
+    kinds = np.random.default_rng(0).integers(0, KINDS, case.clips, dtype=np.uint16)
+    group = GROUP if case.grouped else 0
+    return Plan(stream, BATCH, world, local=case.local, group=group, kinds=lambda: kinds)
 
 
 def _halfway(case: Case, plan: Plan) -> Position:
     """In epoch 0, half of it done by another number of ranks."""
     nodes = case.nodes // 2 or 2
-    before = Layout(nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH)
+    before = Layout(nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH, plan.group)
     start = plan.start(0)
     done = Segment(before, case.clips // 2 // (before.lanes * before.share))
     return Position(start.epoch, start.first, start.size, (done,))
@@ -145,6 +151,7 @@ def table(costs: dict[Case, Cost]) -> list[Row]:
         {
             "shuffle": case.shuffle,
             "locality": "node" if case.local else "",
+            "grouped": "yes" if case.grouped else "",
             "ranks": case.ranks,
             "order s": cost.order,
             "steps": cost.steps,
@@ -163,17 +170,17 @@ def checks(costs: dict[Case, Cost]) -> list[Check]:
     """The bars of issue 4."""
     most = max(RANKS)
     many = [(case, cost) for case, cost in costs.items() if case.ranks == most]
-    alone = {(case.shuffle, case.local): cost for case, cost in costs.items() if case.ranks == 1}
+    alone = {replace(case, ranks=0): costs[case] for case in costs if case.ranks == 1}
     # An order that takes next to no time must not fail for a few milliseconds that the machine was busy.
-    growth = [max(cost.order, 0.1) / max(alone[case.shuffle, case.local].order, 0.1) for case, cost in many]
+    growth = [max(cost.order, 0.1) / max(alone[replace(case, ranks=0)].order, 0.1) for case, cost in many]
     # A rank alone makes 1,024 times as many steps, so that only the cost of one compares.
     per_step = [
         cost.stepping / cost.steps / (one.stepping / one.steps)
         for case, cost in many
-        for one in [alone[case.shuffle, case.local]]
+        for one in [alone[replace(case, ranks=0)]]
     ]
     slowest = max(cost.order + cost.stepping for _, cost in many)
-    memory = [cost.peak / alone[case.shuffle, case.local].peak for case, cost in many]
+    memory = [cost.peak / alone[replace(case, ranks=0)].peak for case, cost in many]
     return [
         Check.at_most(f"an epoch's plan, one rank of {most:,}, slowest mode, s", slowest, SECONDS),
         Check.at_most("peak memory of its process, largest mode, MiB", max(cost.peak for _, cost in many), MIB),
@@ -189,8 +196,9 @@ def main() -> int:
     options = arguments(__doc__).parse_args()
     ranks = (min(RANKS), max(RANKS)) if options.quick else RANKS
     cases = [
-        Case(shuffle, local, size, rounds=1 if options.quick else 3)
+        Case(shuffle, local, size, rounds=1 if options.quick else 3, grouped=grouped)
         for shuffle in SHUFFLES
+        for grouped in (False, True)
         for local in (False, True)
         for size in ranks
     ]
@@ -198,6 +206,7 @@ def main() -> int:
     notes = [
         f"{CLIPS:,} clips in {CLIPS // PER_SHARD:,} shards, batches of {BATCH}, {PER_NODE} ranks on a node.",
         "Memory is that of the whole process, with Python, NumPy and the dataset's rows and shards.",
+        f"Grouped: {GROUP} steps at a time, of {KINDS:,} kinds.",
         "Restart: going on in the middle of an epoch that another number of ranks began.",
     ]
     return finish(Report("plan", table(costs), checks(costs), notes), options)
