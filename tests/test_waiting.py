@@ -215,6 +215,7 @@ def test_slices_are_cut_where_they_begin_anew(tmp_path: Any) -> None:
         (Recipe(frames=2), True),
         (Recipe(frames=2, codec="hevc", height=182), True),
         (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le"), True),
+        (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le", height=182), False),
         (Recipe(frames=2, pix_fmt="yuv420p10le"), False),
         (Recipe(frames=2, codec="vp9"), False),
     ],

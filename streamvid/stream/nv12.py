@@ -8,7 +8,7 @@ is 0.07 of a level in luma and half a level in chroma.)
 Of 10-bit streams DALI has NVDEC deliver 8 bits, which NVDEC dithers, as fitted to what an H200 delivers: of each two by
 two samples of a plane, the remainders of the division by 4 are summed; (sum + 1) // 4 of the four are rounded up, those
 with the largest remainders. Of equal remainders the sample nearest to the middle of its four by four comes first; of
-remainders of 3 it comes last. Beyond the last row and column of a plane they count twice.
+remainders of 3 it comes last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def to_rgb(nv12: Any, out: Any, *, full_range: bool, shift: int = 0) -> None:
 
     Args:
         nv12: tensor [frames, 3 * height / 2, width]: luma, then chroma, U and V side by side; uint8, or int16 that
-            holds unsigned samples of 10 bits.
+            holds unsigned samples of 10 bits, height and width then multiples of 4.
         out: uint8 tensor [frames, height, width, 3], contiguous; written.
         full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
         shift: bits that 10-bit samples are shifted to the left by: 6 as NVDEC delivers them.
@@ -51,11 +51,9 @@ def _narrowed(wide: Any, height: int, shift: int) -> Any:
     frames, rows, width = wide.shape
     # Chroma: as many samples side by side as luma, but every other one belongs to the same plane.
     for start, stop, step in ((0, height, 1), (height, rows, 2)):
-        columns = width // step
-        quads = (columns + 1) // 2 * step
-        grid = (-(-quads // _BLOCK), (stop - start + 1) // 2, frames)
+        grid = (-(-(width // 2) // _BLOCK), (stop - start) // 2, frames)
         narrow[grid](
-            wide[:, start:], narrowed[:, start:], stop - start, columns, wide.stride(0), wide.stride(1),
-            STEP=step, SHIFT=shift, BLOCK=_BLOCK,
+            wide[:, start:], narrowed[:, start:], width, wide.stride(0), wide.stride(1), STEP=step, SHIFT=shift,
+            BLOCK=_BLOCK,
         )  # fmt: skip
     return narrowed

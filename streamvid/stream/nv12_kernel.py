@@ -89,26 +89,19 @@ def _narrowed(sample, mine, a, b, c, up):
 
 
 @triton.jit
-def narrow(wide, out, rows, columns, frame_pitch, pitch, STEP: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """10-bit samples [frames, rows, STEP * columns] → uint8 of the same shape and pitch; a program makes part of two
-    rows. STEP samples side by side belong to as many planes. Beyond an odd border the last sample counts twice."""
+def narrow(wide, out, width, frame_pitch, pitch, STEP: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """10-bit samples [frames, rows, width] → uint8 of the same shape and pitch; a program makes part of two rows. STEP
+    samples side by side belong to as many planes."""
     quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = quad < (columns + 1) // 2 * STEP
+    mask = quad < width // 2
     row = tl.program_id(1)
     # Of the quad's own plane.
     column = quad // STEP
-    plane = quad % STEP
-    frame = tl.program_id(2).to(tl.int64) * frame_pitch
-    right = tl.minimum(2 * column + 1, columns - 1)
-    below = tl.minimum(2 * row + 1, rows - 1)
-    at_a = frame + 2 * row * pitch + 2 * column * STEP + plane
-    at_b = frame + 2 * row * pitch + right * STEP + plane
-    at_c = frame + below * pitch + 2 * column * STEP + plane
-    at_d = frame + below * pitch + right * STEP + plane
-    a = _sample(wide + at_a, mask, SHIFT)
-    b = _sample(wide + at_b, mask, SHIFT)
-    c = _sample(wide + at_c, mask, SHIFT)
-    d = _sample(wide + at_d, mask, SHIFT)
+    place = tl.program_id(2).to(tl.int64) * frame_pitch + 2 * row * pitch + 2 * STEP * column + quad % STEP
+    a = _sample(wide + place, mask, SHIFT)
+    b = _sample(wide + place + STEP, mask, SHIFT)
+    c = _sample(wide + place + pitch, mask, SHIFT)
+    d = _sample(wide + place + pitch + STEP, mask, SHIFT)
     up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
     top = 2 * (row % 2)
     left = column % 2
@@ -116,9 +109,7 @@ def narrow(wide, out, rows, columns, frame_pitch, pitch, STEP: tl.constexpr, SHI
     f = _score(b, top + 1 - left)
     g = _score(c, 2 - top + left)
     h = _score(d, 2 - top + 1 - left)
-    beside = mask & (2 * column + 1 < columns)
-    under = 2 * row + 1 < rows
-    tl.store(out + at_a, _narrowed(a, e, f, g, h, up), mask=mask)
-    tl.store(out + at_b, _narrowed(b, f, e, g, h, up), mask=beside)
-    tl.store(out + at_c, _narrowed(c, g, e, f, h, up), mask=mask & under)
-    tl.store(out + at_d, _narrowed(d, h, e, f, g, up), mask=beside & under)
+    tl.store(out + place, _narrowed(a, e, f, g, h, up), mask=mask)
+    tl.store(out + place + STEP, _narrowed(b, f, e, g, h, up), mask=mask)
+    tl.store(out + place + pitch, _narrowed(c, g, e, f, h, up), mask=mask)
+    tl.store(out + place + pitch + STEP, _narrowed(d, h, e, f, g, up), mask=mask)

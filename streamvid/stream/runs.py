@@ -17,6 +17,10 @@ from streamvid.video.slice import EncodedSlice
 _BITS: Final = {"h264": (8,), "hevc": (8, 10)}
 """Bits per sample that NVDEC decodes and `streamvid.stream.nv12` makes RGB of."""
 
+_WIDE_STEP: Final = 4
+"""Both sides of 10-bit frames must be a multiple of this: samples come to 8 bits four by four, also those that are cut
+off at the border, which nobody gets to see."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -149,7 +153,8 @@ def takes(codec: str, stsd: bytes, width: int, height: int) -> bool:
         bits = parameters(codec, stsd).bits
     except ValueError:
         return False
-    return bits in _BITS[codec] and width % 2 == 0 and height % 2 == 0
+    step = _WIDE_STEP if bits > 8 else 2
+    return bits in _BITS[codec] and width % step == 0 and height % step == 0
 
 
 @lru_cache(maxsize=4096)
