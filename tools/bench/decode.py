@@ -1,287 +1,238 @@
 """What decoding costs on a GPU: stock DALI, streamvid's decoder, and the limit of the chip.
 
-    python -m tools.bench.decode [--quick] [--only TEXT] [--json FILE] [--plot FILE]
+    python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE [--resume]] [--plot FILE]
+    python -m tools.bench.decode --clips DIR --make-clips       # make the clips alone; needs no GPU
+    python -m tools.bench.decode --from FILE --plot FILE        # draw what was measured before
 
 Batches of windows of 16 frames at random places, the same packets three ways:
 
-- stock: `fn.decoders.video`, one stream per sample, with its better thread count;
+- stock: `fn.decoders.video`, one stream per sample, once, with the better of two numbers of threads. It gets 64 clips
+  at most; for larger batches its time is extrapolated: marked with ~;
 - streamvid: `GpuDecoder`, batch after batch, as the loader runs it;
 - limit: the same packets as long streams, one per engine, through decoders that stay open; frames are dropped.
 
 Frames of the first batch are compared with stock's, bit for bit. Memory is what the GPU has less while batches run,
-against the frames of the two batches that are alive at a time.
+against the frames of the two batches that are alive at a time. Other rows, below the table:
+
+- loop: a StreamLoader in a loop that only sums each batch, against the decoder alone on the same windows;
+- sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike.
+
+Each kind of clips has a process of its own. With `--json` all that is known is written after each row.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
+import dataclasses
+import json
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+from tools.bench.apart import PartError, results
+from tools.bench.decode_clips import KINDS, MIXED_GOP, make_all
+from tools.bench.decode_plot import plot
+from tools.bench.decode_rows import WINDOW, Case
+from tools.bench.report import Check, Report, Row, arguments, finish, machine
 
-from streamvid.stream.decode import DaliDecoder, GpuDecoder
-from streamvid.video.annexb import parameters, to_annex_b
-from streamvid.video.remux import store_clip
-from streamvid.video.slice import EncodedSlice
-from streamvid.video.stored import StoredClip
-from tests.reference import slice_of
-from tools.bench.report import Check, Report, Row, arguments, finish
-from tools.clips import Recipe, write
-from tools.gpu_survey import arrays
-
-WINDOW: Final = 16
-FRAMES: Final = 400
-ENGINES: Final = 7
 GOPS: Final = (15, 60, 250)
 STRIDES: Final = (1, 8)
-BATCHES: Final = (16, 64, 256)
-KINDS: Final = {
-    "h264 720p": Recipe(codec="h264", width=1280, height=720),
-    "hevc 720p": Recipe(codec="hevc", width=1280, height=720),
-    "h264 1080p": Recipe(codec="h264", width=1920, height=1080),
-    "hevc 1080p": Recipe(codec="hevc", width=1920, height=1080),
-    "hevc10 640x272": Recipe(codec="hevc", width=640, height=272, pix_fmt="yuv420p10le"),
-}
+BATCHES: Final = (16, 256)
+"""Beside 64."""
 BARS: Final = {"720p": 2.5, "1080p": 8.0, "640x272": 3.0}
 """Gains over stock that issue 6 asks for at a batch of 64."""
 OF_LIMIT: Final = 0.9
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row: kind of clip, frames from key frame to key frame, step from frame to frame, windows per batch."""
-
-    kind: str
-    gop: int
-    stride: int
-    batch: int
+MEMORY: Final = 2.0
+BEYOND: Final = 0.05
+ROW_SECONDS: Final = 150.0
+"""The most that a row may take, its process' start included."""
 
 
 def cases(quick: bool, only: str) -> list[Case]:
     """All rows; other batch sizes than 64 for one GOP alone, as stock takes its time."""
     gops, kinds = (GOPS[:1], list(KINDS)[::2]) if quick else (GOPS, list(KINDS))
-    found = [Case(kind, gop, stride, 64) for kind in kinds for gop in gops for stride in STRIDES]
+    found = [Case("windows", kind, gop, stride, 64) for kind in kinds for gop in gops for stride in STRIDES]
     if not quick:
-        found += [Case(kind, GOPS[0], 1, batch) for kind in kinds for batch in BATCHES if batch != 64]
-    return [case for case in sorted(found, key=lambda c: list(KINDS).index(c.kind)) if only in case.kind]
+        found += [Case("windows", kind, GOPS[0], 1, batch) for kind in kinds for batch in BATCHES]
+        found += [Case("loop", kind, 60, 1, 64) for kind in kinds if "720p" in kind]
+        found += [Case(row, "h264 mixed", MIXED_GOP, 1, 64) for row in ("sets", "sizes")]
+    order = [*KINDS, "h264 mixed"]
+    return [case for case in sorted(found, key=lambda case: order.index(case.kind)) if only in case.name]
 
 
-def make_clip(kind: str, gop: int, folder: Path) -> StoredClip:
-    """A clip of moving texture, with two B-frames between references."""
-    from dataclasses import replace
-
-    recipe = replace(KINDS[kind], frames=FRAMES, gop=gop, b_frames=2, style="texture")
-    folder.mkdir()
-    return store_clip(write(recipe, folder / "source.mp4"), folder)
-
-
-def batches(clip: StoredClip, case: Case, count: int) -> list[list[EncodedSlice]]:
-    """Windows at random places."""
-    span = (WINDOW - 1) * case.stride + 1
-    starts = np.random.default_rng(0).integers(0, FRAMES - span + 1, (count, case.batch)).tolist()
-    return [[slice_of(clip, np.arange(s, s + span, case.stride)) for s in row] for row in starts]
-
-
-def stock_seconds(work: list[EncodedSlice]) -> tuple[float, list[Any]]:
-    """One stream per sample, with the better of two thread counts; and the frames."""
-    taken = []
-    frames: list[Any] = []
-    for threads in (ENGINES, 16):
-        decoder = DaliDecoder(device_id=0, threads=threads, max_batch=len(work))
-        decoder.run(work[:ENGINES])
-        started = time.perf_counter()
-        out = decoder.run(work)
-        taken.append(time.perf_counter() - started)
-        frames = frames or arrays(out)
-    return min(taken), frames
+def measure(wanted: Sequence[Case], folder: Path, rounds: int) -> Any:
+    """Rows as they come, each with its case; one that fails has an error, and the next gets a new process."""
+    left = list(wanted)
+    while left:
+        alike = [case for case in left if (case.kind, case.row) == (left[0].kind, left[0].row)]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as work:
+            content = {"clips": str(folder), "rounds": rounds, "cases": [dataclasses.asdict(case) for case in alike]}
+            json.dump(content, work)
+            work.flush()
+            done = 0
+            try:
+                for row in results("tools.bench.decode_rows", [work.name], seconds=ROW_SECONDS):
+                    done += 1
+                    yield row
+            except PartError as error:
+                if done < len(alike):
+                    yield {**dataclasses.asdict(alike[done]), "error": str(error)}
+                    done += 1
+        left = [case for case in left if case not in alike[: max(done, 1)]]
 
 
-def our_seconds(decoder: GpuDecoder, work: list[list[EncodedSlice]]) -> float:
-    """Seconds per batch, one batch ahead, as `streamvid.stream.run` does it."""
-    started = time.perf_counter()
-    begun: list[Callable[[], list[Any]]] = []
-    for batch in work:
-        begun.append(decoder.submit(batch))
-        if len(begun) > 1:
-            begun.pop(0)()
-    for wait in begun:
-        wait()
-    return (time.perf_counter() - started) / len(work)
+def name_of(row: dict[str, Any]) -> str:
+    """The case's name."""
+    return Case(**{field.name: row[field.name] for field in dataclasses.fields(Case)}).name
 
 
-class Limit:
-    """Decoders that stay open, one per engine, fed as fast as they take it."""
-
-    def __init__(self, clip: StoredClip) -> None:
-        import PyNvVideoCodec as nvc  # noqa: N813
-
-        codec = {"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[clip.codec]
-        self._packet = nvc.PacketData
-        self._pool = ThreadPoolExecutor(ENGINES)
-        self._decoders = [
-            nvc.CreateDecoder(gpuid=0, codec=codec, usedevicememory=True, maxwidth=clip.width, maxheight=clip.height)
-            for _ in range(ENGINES)
-        ]
-
-    def seconds(self, work: Sequence[EncodedSlice]) -> float:
-        """For all packets of the slices, cut into as many streams of as many packets as there are engines."""
-        packets: list[bytes] = []
-        for part in work:
-            settings = parameters(part.codec, part.stsd)
-            mine = to_annex_b(part.data, part.sizes, settings.length_size)
-            packets += [settings.sets + mine[0], *mine[1:]]
-        starts = np.flatnonzero([packet.startswith(settings.sets) for packet in packets])
-        cuts = [int(starts[np.searchsorted(starts, n * len(packets) // ENGINES)]) for n in range(1, ENGINES)]
-        shares = [packets[a:b] for a, b in zip([0, *cuts], [*cuts, len(packets)], strict=True)]
-
-        def run(decoder: Any, share: list[bytes]) -> None:
-            for data in share:
-                decoder.Decode(self._made(data))
-            decoder.Decode(self._made(b""))
-
-        started = time.perf_counter()
-        list(self._pool.map(run, self._decoders, shares))
-        return time.perf_counter() - started
-
-    def _made(self, data: bytes) -> Any:
-        packet = self._packet()
-        if data:
-            packet.bsl_data = np.frombuffer(data, dtype=np.uint8).ctypes.data
-        packet.bsl = len(data)
-        return packet
+def table(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """The rows of windows."""
+    rows: list[Row] = []
+    for row in found:
+        if row["row"] != "windows":
+            continue
+        about: dict[str, Any] = {
+            "clips": row["kind"],
+            "GOP": row["gop"],
+            "stride": row["stride"],
+            "batch": row["batch"],
+        }
+        if row["error"]:
+            columns = ("stock s", "streamvid s", "limit s", "delivered/s", "decoded/s", "x stock", "of limit", "memory")
+            rows.append({**about, **dict.fromkeys(columns, "-"), "same": "does not run"})
+            continue
+        mine = row["streamvid_s"]
+        about |= {
+            "stock s": f"{'~' if row['stock_clips'] < row['batch'] else ''}{row['stock_s']:.3f}",
+            "streamvid s": f"{mine:.3f}",
+            "limit s": f"{row['limit_s']:.3f}",
+            "delivered/s": row["batch"] * WINDOW / mine,
+            "decoded/s": row["packets"] / mine,
+            "x stock": row["stock_s"] / mine,
+            "of limit": row["limit_s"] / mine,
+            "memory": row["memory"],
+            "same": str(row["same"]),
+        }
+        rows.append(about)
+    return rows
 
 
-class Memory:
-    """The most that the GPU has less than at the start, sampled while it is open."""
-
-    def __enter__(self) -> Memory:
-        import torch
-
-        torch.cuda.empty_cache()
-        self._free = least = torch.cuda.mem_get_info()[0]
-        self.taken = 0
-        self._stop = threading.Event()
-
-        def watch() -> None:
-            nonlocal least
-            while not self._stop.wait(0.005):
-                least = min(least, torch.cuda.mem_get_info()[0])
-                self.taken = self._free - least
-
-        self._thread = threading.Thread(target=watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
+def notes(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table has no room for."""
+    lines = [f"Windows of {WINDOW} frames; seconds per batch; memory in frames of two batches; ~: extrapolated."]
+    for row in found:
+        if row["error"]:
+            lines.append(f"does not run: {name_of(row)} ({row['error']})")
+        elif row["row"] == "loop":
+            lines.append(
+                f"{name_of(row)}: {row['loop_s']:.3f} s a batch, {row['decode_s']:.3f} s for the decoder alone (loop / "
+                f"decode {row['loop_s'] / row['decode_s']:.3f}); first batch after {row['first_s']:.2f} s and "
+                f"{row['first_decode_s']:.2f} s"
+            )
+        elif row["row"] in ("sets", "sizes"):
+            lines.append(
+                f"{name_of(row)}: {row['mixed_s']:.3f} s a batch with {row[row['row']]} {row['row']}, "
+                f"{row['uniform_s']:.3f} s where clips are alike: {row['mixed_s'] / row['uniform_s']:.2f} times"
+            )
+    return lines
 
 
-def measure(case: Case, clip: StoredClip, rounds: int) -> Row:
-    """One row."""
-    work = batches(clip, case, 3)
-    packets = sum(len(part.sizes) for batch in work for part in batch) / len(work)
-    limit = Limit(clip)
-    limit.seconds(work[0])
-    with Memory() as memory:
-        decoder = GpuDecoder(device_id=0, threads=16, max_batch=case.batch)
-        got = arrays(decoder.decode(work[0]))
-        our_seconds(decoder, work)
-    ours, bounds = [], []
-    # In turn, so that what else the machine does falls on both.
-    for _ in range(rounds):
-        bounds.append(limit.seconds([part for batch in work for part in batch]) / len(work))
-        ours.append(our_seconds(decoder, work))
-    decoder.close()
-    del limit
-    stock, frames = stock_seconds(work[0])
-    mine, bound = statistics.median(ours), statistics.median(bounds)
-    return {
-        "clips": case.kind,
-        "GOP": case.gop,
-        "stride": case.stride,
-        "batch": case.batch,
-        "stock s": stock,
-        "streamvid s": mine,
-        "limit s": bound,
-        "delivered/s": case.batch * WINDOW / mine,
-        "decoded/s": packets / mine,
-        "x stock": stock / mine,
-        "of limit": bound / mine,
-        "memory": memory.taken / (2 * case.batch * WINDOW * clip.width * clip.height * 3),
-        "same": str(all(np.array_equal(a, b) for a, b in zip(got, frames, strict=True))),
-    }
-
-
-def checks(rows: Sequence[Row]) -> list[Check]:
+def checks(found: Sequence[dict[str, Any]]) -> list[Check]:
     """What issue 6 asks for."""
     made = []
-    for row in rows:
-        name = f"{row['clips']}, GOP {row['GOP']}, stride {row['stride']}, batch {row['batch']}"
+    for row in found:
+        name = name_of(row)
+        if row["error"]:
+            continue
+        if row["row"] == "loop":
+            made.append(Check.at_most(f"share of the time beyond decoding, {name}", row["beyond"], BEYOND))
+        if row["row"] != "windows":
+            continue
         if row["batch"] == 64:
-            bar = next(bar for size, bar in BARS.items() if size in str(row["clips"]))
-            made.append(Check.at_least(f"x stock, {name}", float(row["x stock"]), bar))
-        made.append(Check.at_least(f"of the limit, {name}", float(row["of limit"]), OF_LIMIT))
-        made.append(Check.at_least(f"same frames, {name}", float(row["same"] == "True"), 1.0))
+            bar = next(bar for size, bar in BARS.items() if size in row["kind"])
+            made.append(Check.at_least(f"x stock, {name}", row["stock_s"] / row["streamvid_s"], bar))
+        made.append(Check.at_least(f"of the limit, {name}", row["limit_s"] / row["streamvid_s"], OF_LIMIT))
+        made.append(Check.at_most(f"memory, {name}", row["memory"], MEMORY))
+        made.append(Check.at_least(f"same frames, {name}", float(row["same"]), 1.0))
     return made
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds per 1,000 decoded frames, by row: stock, streamvid, limit."""
-    import matplotlib as mpl
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help='rows whose name holds this, as "1080p, GOP 15"')
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken, if they take 5 s or less")
+    parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
+    parser.add_argument("--make-clips", action="store_true", help="do nothing else")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no other row after so long")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows (.svg, .png); needs matplotlib")
+    parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="of this JSON file; measure nothing")
+    options = parser.parse_args()
+    if options.resume and options.json is None:
+        parser.error("--resume goes on with the file of --json: give it")
+    if options.make_clips and options.clips is None:
+        parser.error("--make-clips needs --clips: where to keep them")
+    return options
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
 
-    shown = [row for row in rows if row["batch"] == 64]
-    figure, axes = plt.subplots(figsize=(9, 0.32 * len(shown) + 1.5))
-    place = np.arange(len(shown))
-    for shift, (column, label) in enumerate(
-        (("stock s", "stock DALI"), ("streamvid s", "streamvid"), ("limit s", "the chip's limit"))
-    ):
-        decoded = [float(row["decoded/s"]) * float(row["streamvid s"]) for row in shown]
-        each = [1e6 * float(row[column]) / count for row, count in zip(shown, decoded, strict=True)]
-        axes.barh(place + 0.27 * (shift - 1), each, height=0.27, label=label)
-    axes.set_yticks(place, [f"{row['clips']}, GOP {row['GOP']}, stride {row['stride']}" for row in shown], fontsize=8)
-    axes.set(xscale="log", xlabel="ms per 1,000 decoded frames, batches of 64")
-    axes.invert_yaxis()
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+def measure_all(found: dict[str, dict[str, Any]], options: argparse.Namespace, folder: Path, write: Any) -> None:
+    """Put the rows that are missing into `found`."""
+    wanted = [case for case in cases(options.quick, options.only) if case.name not in found]
+    make_all(sorted({name for case in wanted for name in case.clips}), folder)
+    if options.make_clips:
+        return
+    started = time.monotonic()
+    for row in measure(wanted, folder, 1 if options.quick else options.rounds):
+        found[name_of(row)] = row
+        write()
+        shown = row["error"] or {key: round(value, 4) for key, value in row.items() if isinstance(value, float)}
+        print(f"{time.monotonic() - started:5.0f} s  {name_of(row)}: {shown}", file=sys.stderr, flush=True)
+        if time.monotonic() - started > 60 * options.minutes:
+            break
 
 
 def main() -> int:
     """The program."""
     import torch
 
-    parser = arguments(__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="kinds of clips whose name holds this")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows; needs matplotlib")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
+    options = parse()
+    if not (torch.cuda.is_available() or options.source or options.make_clips):
         print("tools.bench.decode needs an NVIDIA GPU and torch for CUDA", file=sys.stderr)
         return 2
-    wanted = cases(options.quick, options.only)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as name:
-        kinds = list(dict.fromkeys((case.kind, case.gop) for case in wanted))
-        with ThreadPoolExecutor(4) as pool:
-            made = pool.map(lambda kind: make_clip(*kind, Path(name) / f"{kind[0]} {kind[1]}"), kinds)
-            clips = dict(zip(kinds, made, strict=True))
-        for case in wanted:
-            rows.append(measure(case, clips[case.kind, case.gop], 1 if options.quick else 3))
-            print(rows[-1], file=sys.stderr, flush=True)
+    found: dict[str, dict[str, Any]] = {}
+    about = machine()
+    before = options.source or (options.json if options.resume and options.json.exists() else None)
+    if before is not None:
+        content = json.loads(before.read_text(encoding="utf-8"))
+        about = content["machine"] if options.source else about
+        # What failed is tried again.
+        found = {name_of(row): row for row in content["details"] if options.source or not row["error"]}
+
+    def report() -> Report:
+        order = [case.name for case in cases(False, "")]
+        rows = sorted(found.values(), key=lambda row: order.index(name_of(row)))
+        return Report("decode", table(rows), checks(rows), notes(rows), rows)
+
+    def write() -> None:
+        if options.json is not None:
+            report().write(options.json, quick=options.quick, about=about)
+
+    if options.source is None:
+        with tempfile.TemporaryDirectory() as name:
+            measure_all(found, options, options.clips or Path(name), write)
+        if options.make_clips:
+            return 0
+    if not found:
+        print("no row has that in its name", file=sys.stderr)
+        return 2
     if options.plot:
-        plot(rows, options.plot)
-    notes = [f"Windows of {WINDOW} frames; seconds per batch; memory in frames of two batches."]
-    return finish(Report("decode", rows, checks(rows), notes), options)
+        plot(list(found.values()), options.plot, str(about["gpu"] or about["cpu"]))
+    return finish(report(), options, about)
 
 
 if __name__ == "__main__":

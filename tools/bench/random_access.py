@@ -1,268 +1,238 @@
 """Single frames out of long videos: what a batch of clips costs, by the length of the video they come from.
 
-    python -m tools.bench.random_access [--quick] [--codec vp9] [--json FILE] [--plot FILE] [--only TEXT]
+    python -m tools.bench.random_access [--quick] [--minute FILE] [--cut SECONDS] [--json FILE] [--plot FILE]
+    python -m tools.bench.random_access --from FILE --plot FILE     # draw what was measured before
 
 1280x720 at 60 frames a second, x264's default GOPs, videos of 60, 120, 300 and 3000 seconds. 128 clips of 16 frames a
-second apart, at random places, in batches of 64, resized to 224: the setting of DALI issue 5888. Every way is opened
-and warmed up with one clip before it is timed, so indexes are warm. A way that would take over 5 minutes is asked for
-fewer clips and extrapolated: marked with ~. Ways that are not installed or do not run here are left out, and listed.
+second apart, at random places, in batches of 64, resized to 224: the setting of DALI issue 5888. Each way has a process
+of its own, is opened and warmed up with one clip before it is timed, so indexes are warm, and gets all lengths in
+turn. A way that would take longer than `--cut` is asked for fewer clips, as many at least as it works on at once, and
+extrapolated: marked with ~. Ways that are not installed or do not run here are left out, and listed.
 
-With a GPU the frames are decoded there by all that can; without, all decode on the CPU.
+With a GPU the frames are decoded there by all that can; without, all decode on the CPU, and whole files, which DALI
+decodes there as VP9 alone, are of VP9.
+
+With `--json` all that is known is written after each row, and `--resume` goes on with what that file lacks.
 """
 
 from __future__ import annotations
 
-import gc
+import argparse
+import dataclasses
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from streamvid.packing.pack import pack
-from tools.bench import rivals
-from tools.bench.long_video import FPS, MINUTE, repeat, write_minute
-from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench import own_ways, rivals
+from tools.bench.access_report import (
+    NVC,
+    RANDOM,
+    STREAMING,
+    TORCHCODEC,
+    WHOLE,
+    WHOLE_VP9,
+    Found,
+    all_clips,
+    checks,
+    failures,
+    plot,
+    speeds,
+    table,
+)
+from tools.bench.apart import PartError, emit, results
+from tools.bench.long_video import MINUTE, repeat, write_minute
+from tools.bench.report import Report, arguments, finish, machine
+from tools.bench.timing import FRAMES, Timing, Way, time_way
 
 LENGTHS: Final = (1, 2, 5, 50)
 """In pieces of a minute."""
 CLIPS: Final = 128
-BATCH: Final = rivals.BATCH
-FRAMES: Final = 16
-APART: Final = FPS
 MOST_SECONDS: Final = 300.0
-STREAMING, RANDOM = "streamvid, StreamLoader", "streamvid, ProxyLoader"
-WHOLE, NVC = "whole file, fn.decoders.video", "PyNvVideoCodec SimpleDecoder"
+REPEATED: Final = (STREAMING, RANDOM, NVC, TORCHCODEC)
+"""What is run in more rounds than one: ours, and the two that it is held against."""
+SPARE_SECONDS: Final = 150.0
+"""What a way may take for one length on top of three times the seconds after which it is cut."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one way took for one video: seconds for all clips, how many it was asked for, and why it did not run."""
-
-    seconds: float
-    clips: int
-    error: str = ""
-
-
-def requests(seconds: int, clips: int, seed: int) -> list[list[int]]:
-    """Frame numbers of clips at random places."""
-    last = seconds * FPS - (FRAMES - 1) * APART - 1
-    starts = np.random.default_rng(seed).integers(0, last, clips).tolist()
-    return [[start + APART * n for n in range(FRAMES)] for start in starts]
+def names(device: str, codec: str) -> list[str]:
+    """The ways that are tried, those that matter most first."""
+    found = [STREAMING, RANDOM, *rivals.RIVALS]
+    if device == "cpu" and codec != "vp9":
+        found.insert(2, WHOLE_VP9)
+    return found
 
 
-def time_way(open_way: Callable[[], rivals.Way], seconds: int, clips: int, most: float) -> Timing:
-    """Time one way, on all clips or on as many as fit."""
-    try:
-        way = open_way()
-        for seed in (1, 2):
-            started = time.perf_counter()
-            way(requests(seconds, 1, seed=seed))
-            first = time.perf_counter() - started
-        wanted = requests(seconds, clips, seed=3)
-        # A clip that takes long says that all may; how long is found out with a few.
-        if first * clips > most:
-            started = time.perf_counter()
-            few = max(1, min(4, int(most / 5 / first)))
-            way(wanted[:few])
-            if (spent := time.perf_counter() - started) / few * clips > most:
-                return Timing(spent / few * clips, few)
-        started = time.perf_counter()
-        way(wanted)
-        return Timing(time.perf_counter() - started, clips)
-    except Exception as error:
-        return Timing(0.0, 0, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
-    finally:
-        gc.collect()
+def make_way(name: str, video: Mapping[str, Any], device: str, clips: int) -> Callable[[], Way]:
+    """What opens a way for one of the videos that `make_videos` made."""
+    if name in (STREAMING, RANDOM):
+        make = own_ways.stream_loader if name == STREAMING else own_ways.proxy_loader
+        return lambda: make(Path(video["dataset"]), video["length"], device, clips)
+    path, way = Path(video["video"]), rivals.RIVALS.get(name)
+    if name == WHOLE_VP9:
+        path, way = Path(video["vp9"]), rivals.RIVALS[WHOLE]
+    assert way is not None
+    return lambda: way(path, device)
 
 
-def streaming(dataset: Path, device: str, clips: int) -> Callable[[], rivals.Way]:
-    """A StreamLoader: it picks as many places itself. Asked for one clip, it is only started."""
-
-    def open_way() -> rivals.Way:
-        import streamvid as sv
-
-        def loader(size: int, steps: int) -> sv.StreamLoader:
-            return sv.StreamLoader(
-                sv.Mix([(str(dataset), 1)]),
-                batch_size=size,
-                steps_per_epoch=steps,
-                sampling=sv.Window(FRAMES, stride=APART),
-                transform=sv.Transform(resize=(rivals.SIDE, rivals.SIDE), dtype="uint8", layout="FHWC"),
-                device=device,
-            )
-
-        size = min(BATCH, clips)
-        whole = loader(size, -(-clips // size))
-        started = False
-
-        def run(wanted: rivals.Numbers) -> Any:
-            nonlocal started
-            if len(wanted) == 1:
-                # A whole epoch once, as leaving one early would close its decoders.
-                frames = [] if started else [batch["video"].cpu() for batch in whole]
-                started = True
-                return frames
-            return [batch["video"].cpu() for batch in whole]
-
-        return run
-
-    return open_way
-
-
-def random_access(dataset: Path, device: str) -> Callable[[], rivals.Way]:
-    """A ProxyLoader over a ClipDataset, which is asked for just those frames."""
-
-    def open_way() -> rivals.Way:
-        import streamvid as sv
-
-        clips = sv.ClipDataset(
-            dataset, transform=sv.Transform(resize=(rivals.SIDE, rivals.SIDE), dtype="uint8", layout="FHWC")
-        )
-        wanted: list[Any] = []
-        loader = sv.ProxyLoader(
-            clips,
-            batch_size=BATCH,
-            sampler=wanted,
-            num_workers=min(4, rivals.CORES),
-            persistent_workers=True,
-            device=device,
-        )
-
-        def run(numbers: rivals.Numbers) -> Any:
-            wanted[:] = [sv.At(0, frames=frames) for frames in numbers]
-            return [batch["video"].cpu() for batch in loader]
-
-        return run
-
-    return open_way
-
-
-def measure(
-    video: Path, dataset: Path, seconds: int, *, device: str, clips: int, only: str, most: float
-) -> dict[str, Timing]:
-    """All ways for one video."""
-    ways: dict[str, Callable[[], rivals.Way]] = {
-        STREAMING: streaming(dataset, device, clips),
-        RANDOM: random_access(dataset, device),
-    }
-    for name, make in rivals.RIVALS.items():
-        ways[name] = lambda make=make: make(video, device)  # type: ignore[misc]
-    timings = {}
-    for name, open_way in ways.items():
-        if only in name:
-            timings[name] = timing = time_way(open_way, seconds, clips, most)
-            shown = timing.error or f"{timing.seconds:.2f} s ({timing.clips} clips)"
-            print(f"{seconds:5} s  {name:32} {shown}", file=sys.stderr, flush=True)
-    return timings
-
-
-def checks(lengths: list[int], found: dict[int, dict[str, Timing]], device: str) -> list[Check]:
-    """What issue 5 promises."""
-
-    def taken(length: int, name: str) -> float:
-        timing = found[length].get(name)
-        return timing.seconds if timing is not None else 0.0
-
+def make_videos(folder: Path, options: argparse.Namespace, lengths: Sequence[int], piece: int) -> list[dict[str, Any]]:
+    """Videos of all lengths, each packed as a dataset, too."""
+    minute = options.minute or write_minute(options.codec, folder / "piece", seconds=piece)
+    vp9 = None
+    if options.device == "cpu" and options.codec != "vp9" and options.only in WHOLE_VP9:
+        vp9 = options.minute_vp9 or write_minute("vp9", folder / "piece", seconds=piece)
     made = []
-    first, last = lengths[0], lengths[-1]
-    for ours in (STREAMING, RANDOM):
-        if not taken(first, ours):
-            continue
-        made.append(Check.at_most(f"{ours}: {last} s against {first} s", taken(last, ours) / taken(first, ours), 1.2))
-        for length in lengths:
-            mine = taken(length, ours)
-            if device != "cpu":
-                if taken(length, NVC):
-                    made.append(Check.at_least(f"{ours}: against {NVC}, {length} s", taken(length, NVC) / mine, 2.0))
-                bar = {60: 3.0, 300: 20.0, 3000: 100.0}.get(length)
-                if bar and taken(length, WHOLE):
-                    name = f"{ours}: against whole files, {length} s"
-                    made.append(Check.at_least(name, taken(length, WHOLE) / mine, bar))
-            else:
-                names = ("torchcodec, exact", "torchcodec, frame mappings", "OpenCV, 4 workers", "PyAV seeks")
-                best = min((taken(length, name) for name in names if taken(length, name)), default=0.0)
-                if best:
-                    made.append(Check.at_least(f"{ours}: against the best on a CPU, {length} s", best / mine, 2.0))
+    for length in lengths:
+        video = repeat(minute, length // piece, folder / f"{length}", seconds=piece)
+        dataset = folder / f"packed-{length}"
+        pack([video], dataset, progress=False)
+        one = {"length": length, "video": str(video), "dataset": str(dataset)}
+        if vp9 is not None:
+            one["vp9"] = str(repeat(vp9, length // piece, folder / f"{length}-vp9", seconds=piece))
+        made.append(one)
     return made
 
 
-def table(lengths: list[int], found: dict[int, dict[str, Timing]]) -> list[Row]:
-    """A row for each way; ~ marks what is extrapolated."""
-    rows: list[Row] = []
-    for name in found[lengths[0]]:
-        cells = {}
-        for length in lengths:
-            timing = found[length][name]
-            about = "~" if 0 < timing.clips < CLIPS else ""
-            cells[f"{length} s"] = f"{about}{timing.seconds:.2f}" if timing.seconds else "does not run"
-        rows.append({"seconds for 128 clips": name, **cells})
-    return rows
+def measure_way(work: Mapping[str, Any]) -> None:
+    """What a process of its own does: one way, for several videos."""
+    for video in work["videos"]:
+        empty = Timing(work["name"], work["device"], video["length"], work["clips"])
+        way = make_way(work["name"], video, work["device"], work["clips"])
+        emit(dataclasses.asdict(time_way(way, empty, cut=work["cut"])))
 
 
-def plot(lengths: list[int], found: dict[int, dict[str, Timing]], path: Path, title: str) -> None:
-    """The table as a picture."""
-    import matplotlib as mpl
+def measure(
+    name: str, videos: Sequence[Mapping[str, Any]], folder: Path, options: argparse.Namespace, clips: int
+) -> list[Timing]:
+    """One way for several videos, in a process of its own; what it does not come to is an error."""
+    work = folder / "work.json"
+    about = {"name": name, "device": options.device, "clips": clips, "cut": options.cut, "videos": list(videos)}
+    work.write_text(json.dumps(about), encoding="utf-8")
+    timings: list[Timing] = []
+    why = "ended early"
+    try:
+        most = 3 * options.cut + SPARE_SECONDS
+        for result in results("tools.bench.random_access", ["--part", str(work)], seconds=most):
+            timings.append(timing := Timing(**{**result, "seconds": tuple(result["seconds"])}))
+            shown = timing.error or f"{timing.median:.2f} s ({timing.clips} clips)"
+            print(f"{timing.length:5} s  {name:32} {shown}", file=sys.stderr, flush=True)
+    except PartError as error:
+        why = str(error)
+    for video in videos[len(timings) :]:
+        timings.append(Timing(name, options.device, video["length"], clips, error=why))
+        print(f"{video['length']:5} s  {name:32} {why}", file=sys.stderr, flush=True)
+    return timings
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    for name in found[lengths[0]]:
-        seconds = [found[length][name].seconds or np.nan for length in lengths]
-        ours = name.startswith("streamvid")
-        axes.plot(lengths, seconds, marker="o", linewidth=2.5 if ours else 1.2, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="length of the video, seconds", ylabel="seconds for 128 clips")
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set_title(title)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110, bbox_inches="tight")
+def rounds_needed(timing: Timing | None, name: str, rounds: int) -> int:
+    """How many more rounds a way's row is worth."""
+    if timing is None:
+        return rounds if name in REPEATED else 1
+    # What was cut short or does not run would not get better.
+    if timing.error or timing.is_cut or name not in REPEATED:
+        return 0
+    return max(0, rounds - len(timing.seconds))
+
+
+def measure_all(found: Found, options: argparse.Namespace, write: Callable[[], object]) -> None:
+    """Measure what `found` lacks, first everything once, and put it there."""
+    started = time.monotonic()
+    piece = 20 if options.quick and not options.minute else MINUTE
+    lengths = [n * piece for n in ((1, 5) if options.quick else LENGTHS) if n * piece <= options.longest]
+    clips = 16 if options.quick else CLIPS
+    ways = [name for name in names(options.device, options.codec) if options.only in name]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def is_due(way: str, length: int, rounds: int) -> bool:
+            return rounds_needed(found.get((way, length)), way, rounds) > 0
+
+        missing = [length for length in lengths if any(is_due(way, length, options.rounds) for way in ways)]
+        videos = make_videos(folder, options, missing, piece)
+        for number in range(options.rounds):
+            for way in ways:
+                due = [video for video in videos if is_due(way, video["length"], number + 1)]
+                if not due or time.monotonic() - started > 60 * options.minutes:
+                    continue
+                for timing in measure(way, due, folder, options, clips):
+                    key = (way, timing.length)
+                    found[key] = found[key].with_more(timing) if key in found else timing
+                    write()
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(__doc__)
+    parser.add_argument("--codec", choices=("h264", "vp9"), default="h264", help="vp9: what DALI decodes on a CPU")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table (.svg, .png); needs matplotlib")
+    parser.add_argument(
+        "--minute", type=Path, metavar="FILE", help="a minute of 60 frames a second, instead of making one"
+    )
+    parser.add_argument("--minute-vp9", type=Path, metavar="FILE", help="the same as VP9, for whole files on a CPU")
+    parser.add_argument(
+        "--cut", type=float, default=MOST_SECONDS, metavar="SECONDS", help="extrapolate what takes longer"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="of streamvid and of what it is held against")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin with no other way after so long")
+    parser.add_argument("--longest", type=int, default=10**6, metavar="SECONDS", help="leave out longer videos")
+    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name holds this")
+    parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="of this JSON file; measure nothing")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if there is one")
+    parser.add_argument("--part", type=Path, metavar="FILE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.resume and options.json is None:
+        parser.error("--resume goes on with the file of --json: give it")
+    if options.device is None and options.source is None and options.part is None:
+        import torch
+
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return options
 
 
 def main() -> int:
     """The program."""
-    import torch
+    options = parse()
+    if options.part:
+        measure_way(json.loads(options.part.read_text(encoding="utf-8")))
+        return 0
+    before = options.source or (options.json if options.resume and options.json.exists() else None)
+    found: Found = {}
+    about = None
+    if before is not None:
+        content = json.loads(before.read_text(encoding="utf-8"))
+        about = content["machine"] if options.source else None
+        for row in content["details"]:
+            timing = Timing(**{**row, "seconds": tuple(row["seconds"])})
+            # What failed is tried again.
+            if options.source or not timing.error:
+                found[timing.name, timing.length] = timing
+    about = about or machine()
 
-    parser = arguments(__doc__)
-    parser.add_argument("--codec", choices=("h264", "vp9"), default="h264", help="vp9: what DALI decodes on a CPU")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table; needs matplotlib")
-    parser.add_argument(
-        "--minute", type=Path, metavar="FILE", help="a minute of 60 frames a second, instead of making one"
-    )
-    parser.add_argument(
-        "--cut", type=float, default=MOST_SECONDS, metavar="SECONDS", help="extrapolate what takes longer"
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name holds this")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
-    options = parser.parse_args()
-    piece = 20 if options.quick and not options.minute else MINUTE
-    times = (1, 5) if options.quick else LENGTHS
-    clips = 16 if options.quick else CLIPS
-    found: dict[int, dict[str, Timing]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        minute = options.minute or write_minute(options.codec, folder / "piece", seconds=piece)
-        for n in times:
-            video = repeat(minute, n, folder / f"{n * piece}", seconds=piece)
-            dataset = folder / f"packed-{n}"
-            pack([video], dataset, progress=False)
-            found[n * piece] = measure(
-                video, dataset, n * piece, device=options.device, clips=clips, only=options.only, most=options.cut
-            )
-            video.unlink()
-    lengths = sorted(found)
-    absent = {name: timing.error for name, timing in found[lengths[0]].items() if timing.error}
-    notes = [f"does not run here: {name} ({why})" for name, why in absent.items()]
-    notes.append("~: cut short and extrapolated.")
+    def report() -> Report:
+        order = names(next(iter(found.values())).device, options.codec)
+        shown = {key: found[key] for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))}
+        notes = [*failures(shown), *speeds(shown), "~: cut short and extrapolated."]
+        details = [dataclasses.asdict(timing) for timing in shown.values()]
+        return Report("random access", table(shown), checks(shown), notes, details)
+
+    def write() -> None:
+        if options.json is not None:
+            report().write(options.json, quick=options.quick, about=about)
+
+    if options.source is None:
+        measure_all(found, options, write)
+    if not found:
+        print("no way has that in its name", file=sys.stderr)
+        return 2
     if options.plot:
-        plot(lengths, found, options.plot, f"{CLIPS} clips of {FRAMES} frames, a second apart, 720p60 {options.codec}")
-    report = Report("random access", table(lengths, found), checks(lengths, found, options.device), notes)
-    return finish(report, options)
+        title = f"{all_clips(found)} clips of {FRAMES} frames, a second apart, of 720p60 {options.codec.upper()}"
+        plot(found, options.plot, f"{title}\n{about['gpu'] or about['cpu']}")
+    return finish(report(), options, about)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The one form of all benchmarks: `--quick` and `--json FILE`, a table of rows, and checks of what is promised.
 
-The JSON holds `benchmark`, `quick`, `machine`, `rows` (objects with the same keys) and `checks` (objects with
-`name`, `value`, `bar` and `pass`: one for each figure that an issue or docs/performance.md promises). A program
-exits with 1 if one of them fails.
+The JSON holds `benchmark`, `quick`, `machine`, `rows` (objects with the same keys), `checks` (objects with `name`,
+`value`, `bar` and `pass`: one for each figure that an issue or docs/performance.md promises), `notes`, and `details`
+where a program has figures that the table has no room for. A program exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, str | int | float]
-_PACKAGES: Final = ("streamvid", "nvidia-dali-cuda120", "torch", "av", "numpy", "pyarrow", "webdataset")
+_PACKAGES: Final = (
+    "streamvid", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "PyNvVideoCodec", "torchcodec", "torch", "av", "numpy",
+    "pyarrow", "webdataset",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,20 @@ class Report:
         rows: the table; all rows have the keys of the first, which head its columns.
         checks: what was promised.
         notes: lines to print below the table, such as what the columns mean.
+        details: what the rows were made of; for the JSON alone.
     """
 
     benchmark: str
     rows: Sequence[Row]
     checks: Sequence[Check]
     notes: Sequence[str] = ()
+    details: Sequence[Mapping[str, object]] = ()
+
+    def write(self, path: Path, *, quick: bool, about: Mapping[str, object]) -> None:
+        """The JSON, put in the place of the one before at once: a program that is stopped leaves a whole one."""
+        draft = path.with_name(path.name + ".part")
+        draft.write_text(to_json(self, quick=quick, about=about), encoding="utf-8")
+        draft.replace(path)
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -79,9 +90,15 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def finish(report: Report, options: argparse.Namespace) -> int:
-    """Print the report, write the JSON if asked to, and give the program's exit code."""
-    about = machine()
+def finish(report: Report, options: argparse.Namespace, about: Mapping[str, object] | None = None) -> int:
+    """Print the report, write the JSON if asked to, and give the program's exit code.
+
+    Args:
+        report: what came out.
+        options: as `arguments` made them.
+        about: the machine that it was measured on; default: this one.
+    """
+    about = about or machine()
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     title = f"{report.benchmark}: {about['cpu']}, {about['cores']} cores"
     table = Table(title=title + (f", {about['gpu']}" if about["gpu"] else ""))
@@ -96,7 +113,7 @@ def finish(report: Report, options: argparse.Namespace) -> int:
         verdict = "passed" if check.passed else "FAILED"
         console.print(f"{verdict}: {check.name}: {_cell(check.value)} (bar {_cell(check.bar)})")
     if options.json is not None:
-        options.json.write_text(to_json(report, quick=options.quick, about=about), encoding="utf-8")
+        report.write(options.json, quick=options.quick, about=about)
     return 0 if all(check.passed for check in report.checks) else 1
 
 
@@ -105,6 +122,9 @@ def to_json(report: Report, *, quick: bool, about: Mapping[str, object]) -> str:
     checks = [{"name": c.name, "value": c.value, "bar": c.bar, "pass": c.passed} for c in report.checks]
     rows = [dict(row) for row in report.rows]
     content = {"benchmark": report.benchmark, "quick": quick, "machine": about, "rows": rows, "checks": checks}
+    content |= {"notes": list(report.notes)}
+    if report.details:
+        content |= {"details": [dict(detail) for detail in report.details]}
     return json.dumps(content, indent=1) + "\n"
 
 

@@ -1,7 +1,8 @@
 """Other ways to get single frames of long videos as small tensors, each as its own documentation has it used.
 
 A way is opened for one video and asked for frame numbers of several clips; it returns uint8 [clips, frames, 3, 224,
-224] or the same with colours last. What is not installed, or does not run on this machine, raises when it is opened.
+224] or the same with colours last. What is not installed, or does not run on this machine, raises when it is opened or
+when it is first run.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from tools.bench.timing import APART, FRAMES, Numbers, Way
+
 SIDE: Final = 224
 BATCH: Final = 64
 """Clips that DALI takes at once."""
-Numbers = Sequence[Sequence[int]]
-"""Frame numbers of each clip."""
-Way = Callable[[Numbers], Any]
+ENGINES: Final = 7
+"""Of an H200's NVDEC."""
 CORES: Final = len(os.sched_getaffinity(0))
 
 
@@ -67,7 +69,7 @@ def dali_whole_file(video: Path, device: str) -> Way:
     def run(clips: Numbers) -> Any:
         return [some(clips[start : start + BATCH]) for start in range(0, len(clips), BATCH)]
 
-    return run
+    return Way(run, few=min(CORES, 2) if device == "cpu" else ENGINES)
 
 
 def dali_reader(video: Path, device: str) -> Way:
@@ -76,31 +78,28 @@ def dali_reader(video: Path, device: str) -> Way:
 
     if device == "cpu":
         raise RuntimeError("fn.readers.video needs a GPU")
-    pipelines: dict[int, Any] = {}
+    at_once = 4
 
-    def make(most: int, frames: int, stride: int) -> Any:
-        @pipeline_def(batch_size=most, num_threads=CORES, device_id=0)
-        def pipeline() -> Any:
-            video_frames = fn.readers.video(
-                device="gpu", filenames=[str(video)], sequence_length=frames, stride=stride, step=37,
-                random_shuffle=True, initial_fill=8, name="reader",
-            )  # fmt: skip
-            return fn.resize(video_frames, size=(SIDE, SIDE))
+    @pipeline_def(batch_size=at_once, num_threads=CORES, device_id=0, prefetch_queue_depth=1)
+    def pipeline() -> Any:
+        # `initial_fill` is how many clips are decoded ahead to choose from; places are shuffled with 1 as well.
+        frames = fn.readers.video(
+            device="gpu", filenames=[str(video)], sequence_length=FRAMES, stride=APART, step=37, random_shuffle=True,
+            initial_fill=1, name="reader",
+        )  # fmt: skip
+        return fn.resize(frames, size=(SIDE, SIDE))
 
-        made = pipeline()
-        made.build()
-        return made
-
-    def some(clips: Numbers) -> Any:
-        if len(clips) not in pipelines:
-            pipelines[len(clips)] = make(len(clips), len(clips[0]), clips[0][1] - clips[0][0])
-        (out,) = pipelines[len(clips)].run()
-        return out.as_cpu().as_array()
+    pipe = pipeline()
+    pipe.build()
 
     def run(clips: Numbers) -> Any:
-        return [some(clips[start : start + BATCH]) for start in range(0, len(clips), BATCH)]
+        out = []
+        for _ in range(0, len(clips), at_once):
+            (frames,) = pipe.run()
+            out.append(frames.as_cpu().as_array())
+        return out
 
-    return run
+    return Way(run, few=at_once)
 
 
 def pynvvideocodec(video: Path, device: str) -> Way:
@@ -111,11 +110,11 @@ def pynvvideocodec(video: Path, device: str) -> Way:
     import torch
 
     idle: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(7):
+    for _ in range(ENGINES):
         idle.put(
             nvc.SimpleDecoder(str(video), gpu_id=0, use_device_memory=True, output_color_type=nvc.OutputColorType.RGBP)
         )
-    pool = ThreadPoolExecutor(7)
+    pool = ThreadPoolExecutor(ENGINES)
 
     def one(numbers: Sequence[int]) -> Any:
         decoder = idle.get()
@@ -130,28 +129,30 @@ def pynvvideocodec(video: Path, device: str) -> Way:
         torch.cuda.synchronize()
         return out
 
-    return run
+    return Way(run, few=ENGINES)
 
 
-def torchcodec(video: Path, device: str, *, mappings: bool) -> Way:
-    """torchcodec on the CPU, exact; a decoder in each of as many threads as there are cores.
+def torchcodec(video: Path, *, mappings: bool = False, on_gpu: bool = False) -> Way:
+    """torchcodec, exact; a decoder in each of as many threads as there are cores, or engines of the GPU.
 
     Args:
         mappings: with frame mappings made beforehand, so that opening needs no scan.
+        on_gpu: decode there, if this build of torchcodec can.
     """
     import json
 
     from torchcodec.decoders import VideoDecoder
 
-    options: dict[str, Any] = {"num_ffmpeg_threads": 1}
+    options: dict[str, Any] = {"device": "cuda"} if on_gpu else {"num_ffmpeg_threads": 1}
     if mappings:
         options["custom_frame_mappings"] = json.dumps({"frames": _mappings(video)})
     else:
         options["seek_mode"] = "exact"
+    count = ENGINES if on_gpu else CORES
+    pool = ThreadPoolExecutor(count)
     idle: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(CORES):
-        idle.put(VideoDecoder(str(video), **options))
-    pool = ThreadPoolExecutor(CORES)
+    for decoder in pool.map(lambda _: VideoDecoder(str(video), **options), range(count)):
+        idle.put(decoder)
 
     def one(numbers: Sequence[int]) -> Any:
         decoder = idle.get()
@@ -163,9 +164,16 @@ def torchcodec(video: Path, device: str, *, mappings: bool) -> Way:
     def run(clips: Numbers) -> Any:
         import torch
 
-        return torch.stack(list(pool.map(one, clips)))
+        return torch.stack(list(pool.map(one, clips))).cpu()
 
-    return run
+    return Way(run, few=count)
+
+
+def torchcodec_on_gpu(video: Path, device: str) -> Way:
+    """torchcodec with NVDEC."""
+    if device == "cpu":
+        raise RuntimeError("needs a GPU")
+    return torchcodec(video, on_gpu=True)
 
 
 def _mappings(video: Path) -> list[dict[str, Any]]:
@@ -222,7 +230,7 @@ def pyav_seeks(video: Path, device: str) -> Way:
 
         return torch.stack(list(pool.map(one, clips)))
 
-    return run
+    return Way(run, few=CORES)
 
 
 class _OpenCvClips:
@@ -253,21 +261,25 @@ def opencv(video: Path, device: str) -> Way:
     """OpenCV in four workers of a DataLoader."""
     import cv2  # noqa: F401 - to fail here if it is not installed
 
+    workers = 4
+
     def run(clips: Numbers) -> Any:
         import torch
 
-        loader = torch.utils.data.DataLoader(_OpenCvClips(video, clips), batch_size=1, num_workers=4)
+        loader = torch.utils.data.DataLoader(_OpenCvClips(video, clips), batch_size=1, num_workers=workers)
         return list(loader)
 
-    return run
+    return Way(run, few=workers)
 
 
 RIVALS: Final[dict[str, Callable[[Path, str], Way]]] = {
-    "whole file, fn.decoders.video": dali_whole_file,
-    "fn.readers.video": dali_reader,
     "PyNvVideoCodec SimpleDecoder": pynvvideocodec,
-    "torchcodec, exact": lambda video, device: torchcodec(video, device, mappings=False),
-    "torchcodec, frame mappings": lambda video, device: torchcodec(video, device, mappings=True),
-    "OpenCV, 4 workers": opencv,
+    "whole file, fn.decoders.video": dali_whole_file,
+    "torchcodec, exact": lambda video, device: torchcodec(video),
+    "torchcodec, frame mappings": lambda video, device: torchcodec(video, mappings=True),
     "PyAV seeks": pyav_seeks,
+    "OpenCV, 4 workers": opencv,
+    "torchcodec on the GPU, exact": torchcodec_on_gpu,
+    "fn.readers.video": dali_reader,
 }
+"""By name; those that matter most come first."""

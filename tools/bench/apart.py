@@ -1,0 +1,92 @@
+"""Parts of a benchmark in processes of their own: one that hangs or dies takes no other with it.
+
+The part is a module that is run with `python -m`, and gives its results to `emit`, one JSON object each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+RESULTS: Final = "STREAMVID_BENCH_RESULTS"
+"""The environment variable that tells a part the number of the file descriptor for its results. Not the standard
+output: libraries write there as they like."""
+_END: Final = 20.0
+"""Seconds that a part has to end once it has given all its results: some libraries hang as they are unloaded."""
+
+
+class PartError(RuntimeError):
+    """A part that died or took too long; the sentence says which."""
+
+
+def emit(result: Mapping[str, Any]) -> None:
+    """Give a result to whoever runs this part; without anybody it is printed."""
+    line = json.dumps(result) + "\n"
+    if RESULTS in os.environ:
+        os.write(int(os.environ[RESULTS]), line.encode())
+    else:
+        print(line, end="", flush=True)
+
+
+def results(module: str, arguments: Sequence[str], *, seconds: float) -> Iterator[dict[str, Any]]:
+    """Run a part and give its results as they come.
+
+    Args:
+        module: what to run.
+        arguments: its command line.
+        seconds: the most that one result may take.
+
+    Raises:
+        PartError: it died, or took longer for a result. Its process and all that it started are gone then.
+    """
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, RESULTS: str(write)},
+            pass_fds=(write,),
+            stdout=errors,
+            stderr=errors,
+            # A group of its own, so that its workers can be ended with it.
+            start_new_session=True,
+        )
+        os.close(write)
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_lines, args=(read, lines), daemon=True).start()
+        try:
+            while True:
+                try:
+                    line = lines.get(timeout=seconds)
+                except queue.Empty:
+                    raise PartError(f"took more than {seconds:.0f} s") from None
+                if line is None:
+                    break
+                yield json.loads(line)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if process.wait(_END):
+                    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
+                    said = errors.read().decode(errors="replace").strip().splitlines()
+                    raise PartError(f"ended with {process.returncode}: {said[-1].strip()[:200] if said else 'no word'}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _lines(read: int, lines: queue.SimpleQueue[str | None]) -> None:
+    """Lines until nobody can write any more, then None."""
+    with os.fdopen(read, encoding="utf-8", errors="replace") as source:
+        for line in source:
+            # The last may be torn, if the process was killed.
+            if line.endswith("\n"):
+                lines.put(line)
+    lines.put(None)

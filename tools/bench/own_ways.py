@@ -1,0 +1,91 @@
+"""streamvid's ways to single frames of long videos, for `tools.bench.random_access`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from tools.bench.rivals import BATCH, CORES, SIDE
+from tools.bench.timing import APART, FRAMES, Numbers, Way, requests
+
+_MOST_WORKERS: Final = 4
+_SAMPLED: Final = 64
+"""Clips of which the packets are counted."""
+
+
+def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
+    """A StreamLoader, which picks as many places itself: an epoch for every run."""
+    import streamvid as sv
+
+    size = min(BATCH, clips)
+    loader = sv.StreamLoader(
+        sv.Mix([(str(dataset), 1)]),
+        batch_size=size,
+        steps_per_epoch=-(-clips // size),
+        sampling=sv.Window(FRAMES, stride=APART),
+        transform=_transform(),
+        device=device,
+    )
+    times = _Times()
+    return Way(
+        run=lambda _: times.all_of(loader),
+        few=clips,
+        first=lambda: times.first,
+        packets=_packets(sv.ClipDataset(dataset), length),
+        picks=True,
+    )
+
+
+def proxy_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
+    """A ProxyLoader over a ClipDataset, which is asked for just those frames."""
+    import streamvid as sv
+
+    opened = sv.ClipDataset(dataset, transform=_transform())
+    wanted: list[Any] = []
+    loader = sv.ProxyLoader(
+        opened,
+        batch_size=min(BATCH, clips),
+        sampler=wanted,
+        num_workers=min(_MOST_WORKERS, CORES),
+        persistent_workers=True,
+        device=device,
+    )
+    times = _Times()
+
+    def run(numbers: Numbers) -> Any:
+        wanted[:] = [sv.At(0, frames=frames) for frames in numbers]
+        return times.all_of(loader)
+
+    return Way(run=run, few=clips, first=lambda: times.first, packets=_packets(opened, length))
+
+
+class _Times:
+    """Goes through a loader and notes when the first batch came."""
+
+    def __init__(self) -> None:
+        self.first = 0.0
+
+    def all_of(self, loader: Any) -> list[Any]:
+        """All batches' frames, on the host."""
+        started = time.perf_counter()
+        frames = []
+        for batch in loader:
+            frames.append(batch["video"].cpu())
+            if len(frames) == 1:
+                self.first = time.perf_counter() - started
+        return frames
+
+
+def _transform() -> Any:
+    import streamvid as sv
+
+    return sv.Transform(resize=(SIDE, SIDE), dtype="uint8", layout="FHWC")
+
+
+def _packets(clips: Any, length: int) -> float:
+    """How many a clip at a random place takes on average."""
+    import streamvid as sv
+
+    wanted = requests(length, _SAMPLED, 4)
+    return sum(len(clips.encoded(sv.At(0, frames=frames)).sizes) for frames in wanted) / len(wanted)

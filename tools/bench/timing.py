@@ -1,0 +1,158 @@
+"""How a way of getting single frames out of a video is timed, and cut short where it takes too long."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from tools.bench.long_video import FPS
+
+FRAMES: Final = 16
+APART: Final = FPS
+"""Frames from one wanted frame to the next: a second."""
+
+Numbers = Sequence[Sequence[int]]
+"""Frame numbers of each clip."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to get clips out of one video.
+
+    Attributes:
+        run: from frame numbers of clips to their frames, small.
+        few: as many clips as it works on at once: fewer would not say how long many take.
+        first: seconds to the first batch of the last run, if it comes in batches; 0 else.
+        packets: packets that it decodes for a clip on average, where that is known; 0 else.
+        picks: it picks the places itself, as many as it was made for, so it is never cut short.
+    """
+
+    run: Callable[[Numbers], Any]
+    few: int
+    first: Callable[[], float] = lambda: 0.0
+    packets: float = 0.0
+    picks: bool = False
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one way took for one video.
+
+    Attributes:
+        name: of the way.
+        device: "cuda" or "cpu".
+        length: of the video, in seconds.
+        wanted: how many clips are to be had.
+        seconds: for all of them, each time that it was run; extrapolated if it was asked for fewer.
+        clips: how many it was asked for.
+        first: seconds to the first batch, with all warm.
+        cold: seconds for opening it all and for the very first batch.
+        packets: decoded for a clip on average; 0 where not known.
+        error: why it did not run.
+    """
+
+    name: str
+    device: str
+    length: int
+    wanted: int
+    seconds: tuple[float, ...] = ()
+    clips: int = 0
+    first: float = 0.0
+    cold: float = 0.0
+    packets: float = 0.0
+    error: str = ""
+
+    @property
+    def median(self) -> float:
+        """Seconds for all clips; 0 if it did not run."""
+        return statistics.median(self.seconds) if self.seconds else 0.0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the seconds are extrapolated."""
+        return 0 < self.clips < self.wanted
+
+    def with_more(self, other: Timing) -> Timing:
+        """The same with another round's seconds; a round that failed changes nothing."""
+        if not self.seconds or not other.seconds:
+            return self if self.seconds else other
+        if other.clips != self.clips:
+            return max(self, other, key=lambda timing: timing.clips)
+        return replace(self, seconds=self.seconds + other.seconds)
+
+
+def requests(length: int, clips: int, seed: int) -> list[list[int]]:
+    """Frame numbers of clips at random places of a video of so many seconds."""
+    starts = np.random.default_rng(seed).integers(0, _last(length), clips).tolist()
+    return [_clip(start) for start in starts]
+
+
+def in_the_middle(length: int, clips: int) -> list[list[int]]:
+    """Clips around the middle: to a way that decodes from the start they are the average ones."""
+    return [_clip(_last(length) // 2 + number) for number in range(clips)]
+
+
+def _last(length: int) -> int:
+    """The last frame that a clip can begin with."""
+    return length * FPS - (FRAMES - 1) * APART - 1
+
+
+def _clip(start: int) -> list[int]:
+    return [start + APART * number for number in range(FRAMES)]
+
+
+def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timing:
+    """Time one way, on all clips or on as many as fit.
+
+    Opening and a first clip at the video's start come before: indexes are warm.
+
+    Args:
+        open_way: makes it.
+        empty: its name, device, length, and how many clips are wanted.
+        cut: seconds; if all clips would take longer, it is asked for as many as take about half of that, or
+            for `Way.few` of them.
+    """
+    clips = empty.wanted
+    try:
+        started = time.perf_counter()
+        way = open_way()
+        opened = time.perf_counter() - started
+        way.run([_clip(0)])
+        first = way.first() or time.perf_counter() - started - opened
+        timing = replace(empty, cold=opened + first, packets=way.packets)
+        if not way.picks and way.few < clips:
+            sample = in_the_middle(empty.length, way.few)
+            spent = _seconds(way, sample)
+            if spent / way.few * clips > cut:
+                count = int(cut / 2 / (spent / way.few)) // way.few * way.few
+                if count > way.few:
+                    return replace(timing, seconds=_run(way, requests(empty.length, count, 3), clips), clips=count)
+                return replace(timing, seconds=(spent / way.few * clips,), clips=way.few)
+        timing = replace(timing, seconds=_run(way, requests(empty.length, clips, 3), clips), clips=clips)
+        return replace(timing, first=way.first())
+    except Exception as error:
+        return replace(empty, error=f"{type(error).__name__}: {_brief(str(error))}")
+    finally:
+        gc.collect()
+
+
+def _run(way: Way, wanted: Numbers, clips: int) -> tuple[float]:
+    return (_seconds(way, wanted) / len(wanted) * clips,)
+
+
+def _seconds(way: Way, wanted: Numbers) -> float:
+    started = time.perf_counter()
+    way.run(wanted)
+    return time.perf_counter() - started
+
+
+def _brief(text: str) -> str:
+    """An error in a line. DALI's sentence comes behind the traceback of the graph, in front of its own stack."""
+    text = text.partition("encountered:")[2] or text
+    return " ".join(text.partition("C++ context")[0].split())[:200]

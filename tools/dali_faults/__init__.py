@@ -1,0 +1,1 @@
+"""Minimal scripts, each of which shows one fault of DALI, ready to be reported: see docs/dali-notes.md."""
