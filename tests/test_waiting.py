@@ -22,7 +22,7 @@ from tools.clips import Recipe, write
 
 
 def kind(number: int) -> Kind:
-    return Kind("h264", 320, 180 + 2 * number, 8, "")
+    return Kind("h264", 1280, 720 + 2 * number, 8, "")
 
 
 def run(of: int, packets: int, batch: Batch) -> Run:
@@ -131,7 +131,7 @@ def test_what_nobody_takes_is_taken_in_the_end() -> None:
 
 def test_cores_leave_the_last_runs_to_the_engines() -> None:
     waiting = Waiting(engines=4)
-    waiting.put(runs(*((0, 10) for _ in range(20))))
+    waiting.put(runs(*((0, 40) for _ in range(20))))
     core = Worker(waiting, spare=True)
     deadline = time.monotonic() + 5
     while len(core.taken) < 13 and time.monotonic() < deadline:
@@ -193,7 +193,7 @@ def test_a_batch_waits_for_all_even_if_one_fails() -> None:
 def test_slices_are_cut_where_they_begin_anew(tmp_path: Any) -> None:
     clip = store_clip(write(Recipe(frames=40, gop=10, b_frames=2), tmp_path / "source.mp4"), tmp_path)
     part = slice_of(clip, [3, 4, 19, 38])
-    cuts = cut([part], [None])
+    cuts = cut([part], [(None, 0)])
     sets = parameters(clip.codec, clip.stsd).sets
     assert len(cuts) == 3
     for piece in cuts:
@@ -206,7 +206,7 @@ def test_slices_are_cut_where_they_begin_anew(tmp_path: Any) -> None:
     assert {rank for piece in cuts for rank in piece.rows} == set(part.frames.tolist())
     torn = replace(part, data=np.zeros_like(part.data))
     with pytest.raises(VideoError, match="damaged"):
-        cut([part, torn], [None, None])
+        cut([part, torn], [(None, 0), (None, 4)])
 
 
 @pytest.mark.parametrize(
@@ -246,10 +246,26 @@ def test_parameter_sets_in_band_count(tmp_path: Any) -> None:
         data=np.concatenate([np.frombuffer(first, np.uint8), part.data[ends[0] :]]),
         sizes=np.array([len(first), *part.sizes[1:]]),
     )
-    before = cut([part], [None])
-    after = cut([changed], [None])
+    before = cut([part], [(None, 0)])
+    after = cut([changed], [(None, 0)])
     assert [one.pictures for one in before] == [4, 4]
     assert [one.pictures for one in after] == [9, 9]
     # The second has none of its own, and may go to another decoder than the first.
     assert all(sets in one.packets[0] for one in after)
     assert not any(sets in one.packets[0] for one in before)
+
+
+def test_cores_leave_small_frames_to_the_engines() -> None:
+    waiting = Waiting(engines=1)
+    batch = Batch(90)
+    small = [run(0, 20, batch) for _ in range(30)]
+    small += [replace(run(0, 10, batch), kind=Kind("hevc", 640, 272, 10, "93")) for _ in range(30)]
+    large = [run(0, 30, batch) for _ in range(30)]
+    waiting.put([*small, *large])
+    core = Worker(waiting, spare=True)
+    deadline = time.monotonic() + 5
+    while len(core.taken) < 30 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {one.kind for one in core.taken} == {large[0].kind}
+    assert len(core.taken) == 30
+    waiting.end()

@@ -18,6 +18,8 @@ from streamvid.stream.waiting import Waiting
 
 _STAGED: Final = 32
 """Frames that are converted at once: enough to be worth a kernel's start, few enough to need little memory."""
+_SLOTS: Final = 16
+"""Conversions that are queued on the GPU before anybody waits for the first."""
 _KEPT: Final = 32
 """Frames that a decoder holds memory for, by measurement: 25 to 33."""
 _RANK_BITS: Final = 32
@@ -42,7 +44,7 @@ class Engine:
 
         self._device_id, self._waiting, self._room = device_id, waiting, room
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._copy = _copier()
+        self._copy = _Copier(self._stream.cuda_stream)
         self._decoders: OrderedDict[Kind, tuple[Any, int]] = OrderedDict()
         self._current: Kind | None = None
         # Runs in the current decoder by number, and where their frames go by time.
@@ -51,7 +53,8 @@ class Engine:
         self._left: dict[int, int] = {}
         self._number = 0
         self._staged: list[tuple[int, Run, int]] = []
-        self._stages: dict[Kind, Any] = {}
+        self._stages: dict[Kind, _Stage] = {}
+        self._slots = deque(_Slot() for _ in range(_SLOTS))
         # Runs whose frames a kernel may still be writing: their memory must not be given to others.
         self._writing: deque[tuple[Any, Run]] = deque()
 
@@ -165,42 +168,50 @@ class Engine:
                     f"clip {run.part.name} decodes to pictures of {list(frame.shape)} in {frame.framesize()} bytes, "
                     f"its dataset says {[kind.rows, kind.width]} in {kind.frame_bytes}: pack it again"
                 )
-            number = time >> _RANK_BITS
-            # Frames that lie one behind the other in the result are converted together.
-            if self._staged and (self._staged[-1][0], self._staged[-1][2] + 1) != (number, row):
-                self._convert()
-            address = self._stage(kind).data_ptr() + len(self._staged) * kind.frame_bytes
-            self._copy(address, frame.GetPtrToPlane(0), kind.frame_bytes, self._stream.cuda_stream)
-            self._staged.append((number, run, row))
+            # A conversion writes into one tensor, with one range of levels.
+            if self._staged:
+                _, before, _ = self._staged[-1]
+                if before.out is not run.out or before.part.full_range != run.part.full_range:
+                    self._convert()
+            stage = self._stage(kind)
+            self._copy.on_device(
+                stage.samples_at + len(self._staged) * kind.frame_bytes, frame.GetPtrToPlane(0), kind.frame_bytes
+            )
+            self._staged.append((time >> _RANK_BITS, run, row))
             if len(self._staged) == _STAGED:
                 self._convert()
 
-    def _stage(self, kind: Kind) -> Any:
-        """Memory for decoded frames: [_STAGED, rows, width], uint8, or int16 for more than 8 bits."""
-        import torch
-
+    def _stage(self, kind: Kind) -> _Stage:
         if kind not in self._stages:
-            dtype = torch.uint8 if kind.bits == 8 else torch.int16
-            shape = (_STAGED, kind.rows, kind.width)
-            self._stages[kind] = torch.empty(shape, dtype=dtype, device=self._stream.device)
+            self._stages[kind] = _Stage(kind, self._stream.device)
         return self._stages[kind]
 
     def _convert(self) -> None:
-        """Make RGB of what is staged: frames of one run, one behind the other."""
+        """Make RGB of what is staged."""
         import torch
 
         if not self._staged:
             return
-        number, run, row = self._staged[0]
-        count = len(self._staged)
-        self._staged.clear()
-        nv12.to_rgb(self._stage(run.kind)[:count], run.out[row : row + count], full_range=run.part.full_range, shift=6)
-        self._left[number] -= count
-        if not self._left[number]:
-            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            written.record(self._stream)
-            self._writing.append((written, run))
-            self._settle(number).batch.finished(written)
+        staged, self._staged = self._staged, []
+        _, run, _ = staged[0]
+        stage, count = self._stage(run.kind), len(staged)
+        places = self._slots[0]
+        if places.written is not None:
+            places.written.synchronize()
+        places.rows[:count] = [row for _, _, row in staged]
+        self._copy.to_device(stage.places_at, places.address, 8 * count)
+        if stage.narrowed is not stage.samples:
+            nv12.narrow(stage.samples, stage.narrowed, count=count, shift=6)
+        nv12.to_rgb(stage.narrowed, run.out, stage.places, count=count, full_range=run.part.full_range)
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record(self._stream)
+        places.written = written
+        self._slots.rotate(-1)
+        self._writing.append((written, run))
+        for number, _, _ in staged:
+            self._left[number] -= 1
+            if not self._left[number]:
+                self._settle(number).batch.finished(written)
         while self._writing and self._writing[0][0].query():
             self._writing.popleft()
 
@@ -252,19 +263,68 @@ def _packet(data: bytes, time: int) -> Any:
     return packet
 
 
-def _copier() -> Any:
-    """The driver's cuMemcpyDtoDAsync(to, from, bytes, stream).
+class _Stage:
+    """Memory of one engine for decoded frames of one kind.
 
-    PyTorch would do the same by way of DLPack, at ten times the cost in Python for each frame. The call only queues the
-    copy, so the GIL is kept: giving it away costs more than the call.
+    Attributes:
+        samples: [_STAGED, rows, width], uint8, or int16 for more than 8 bits, as NVDEC delivers them.
+        narrowed: the same in uint8.
+        places: int64 [_STAGED], where the frames go.
+        samples_at, places_at: their addresses.
     """
-    call = ctypes.PyDLL("libcuda.so.1").cuMemcpyDtoDAsync_v2
-    call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
-    call.restype = ctypes.c_int
 
-    def copy(to: int, source: int, size: int, stream: int) -> None:
-        status = call(to, source, size, stream)
-        if status:
-            raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")
+    def __init__(self, kind: Kind, device: Any) -> None:
+        import torch
 
-    return copy
+        shape = (_STAGED, kind.rows, kind.width)
+        self.narrowed = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.samples = torch.empty(shape, dtype=torch.int16, device=device) if kind.bits > 8 else self.narrowed
+        self.places = torch.empty(_STAGED, dtype=torch.int64, device=device)
+        self.samples_at, self.places_at = self.samples.data_ptr(), self.places.data_ptr()
+
+
+class _Slot:
+    """Memory of the host that the GPU can fetch the places of frames from.
+
+    Attributes:
+        rows: int64 [_STAGED].
+        address: where they are.
+        written: the CUDA event after which they may be written again.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._memory = torch.empty(_STAGED, dtype=torch.int64, pin_memory=True)
+        self.rows = self._memory.numpy()
+        self.address = self._memory.data_ptr()
+        self.written: Any = None
+
+
+class _Copier:
+    """The driver's own copies, queued on a CUDA stream.
+
+    PyTorch would do the same by way of DLPack, at ten times the cost in Python for each frame. The calls only queue, so
+    the GIL is kept: among as many threads, giving it away and getting it back costs more than the call.
+    """
+
+    def __init__(self, stream: int) -> None:
+        driver = ctypes.PyDLL("libcuda.so.1")
+        self._stream = stream
+        self._on_device, self._to_device = driver.cuMemcpyDtoDAsync_v2, driver.cuMemcpyHtoDAsync_v2
+        for call in (self._on_device, self._to_device):
+            call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+            call.restype = ctypes.c_int
+
+    def on_device(self, to: int, source: int, size: int) -> None:
+        """Copy bytes on the GPU."""
+        _check(self._on_device(to, source, size, self._stream))
+
+    def to_device(self, to: int, source: int, size: int) -> None:
+        """Copy bytes of pinned memory."""
+        _check(self._to_device(to, source, size, self._stream))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")

@@ -19,41 +19,36 @@ _BLOCK: Final = 512
 """Pixels that one program of a kernel makes, side by side."""
 
 
-def to_rgb(nv12: Any, out: Any, *, full_range: bool, shift: int = 0) -> None:
+def to_rgb(nv12: Any, out: Any, places: Any, *, count: int, full_range: bool) -> None:
     """Convert frames, on the current CUDA stream.
 
     Args:
-        nv12: tensor [frames, 3 * height / 2, width]: luma, then chroma, U and V side by side; uint8, or int16 that
-            holds unsigned samples of 10 bits, height and width then multiples of 4.
-        out: uint8 tensor [frames, height, width, 3], contiguous; written.
+        nv12: uint8 tensor [frames, 3 * height / 2, width], contiguous: luma, then chroma, U and V side by side.
+        out: uint8 tensor [pictures, height, width, 3], contiguous; written.
+        places: int64 tensor [frames]: which picture of `out` each frame becomes.
+        count: how many frames are converted: the first ones.
         full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
-        shift: bits that 10-bit samples are shifted to the left by: 6 as NVDEC delivers them.
     """
-    import torch
-
     # Importing Triton takes long, and needs a GPU.
     from streamvid.stream.nv12_kernel import nv12_to_rgb
 
-    frames, height, width, _ = out.shape
-    if nv12.dtype != torch.uint8:
-        nv12 = _narrowed(nv12, height, shift)
-    grid = (-(-width // _BLOCK), height, frames)
-    nv12_to_rgb[grid](nv12, out, height, width, nv12.stride(0), nv12.stride(1), FULL=full_range, BLOCK=_BLOCK)
+    _, height, width, _ = out.shape
+    grid = (-(-width // _BLOCK), height, count)
+    nv12_to_rgb[grid](nv12, out, places, height, width, FULL=full_range, BLOCK=_BLOCK)
 
 
-def _narrowed(wide: Any, height: int, shift: int) -> Any:
-    """10 bits → 8: uint8, of the same shape."""
-    import torch
+def narrow(wide: Any, out: Any, *, count: int, shift: int) -> None:
+    """10 bits → 8, on the current CUDA stream.
 
-    from streamvid.stream.nv12_kernel import narrow
+    Args:
+        wide: int16 tensor [frames, 3 * height / 2, width], contiguous, that holds unsigned samples of 10 bits; height
+            and width are multiples of 4.
+        out: uint8 tensor of the same shape, contiguous; written.
+        count: how many frames: the first ones.
+        shift: bits that samples are shifted to the left by: 6 as NVDEC delivers them.
+    """
+    from streamvid.stream import nv12_kernel
 
-    narrowed = torch.empty(wide.shape, dtype=torch.uint8, device=wide.device)
-    frames, rows, width = wide.shape
-    # Chroma: as many samples side by side as luma, but every other one belongs to the same plane.
-    for start, stop, step in ((0, height, 1), (height, rows, 2)):
-        grid = (-(-(width // 2) // _BLOCK), (stop - start) // 2, frames)
-        narrow[grid](
-            wide[:, start:], narrowed[:, start:], width, wide.stride(0), wide.stride(1), STEP=step, SHIFT=shift,
-            BLOCK=_BLOCK,
-        )  # fmt: skip
-    return narrowed
+    _, rows, width = wide.shape
+    grid = (-(-width // 2 // _BLOCK), rows // 2, count)
+    nv12_kernel.narrow[grid](wide, out, rows * 2 // 3, width, SHIFT=shift, BLOCK=_BLOCK)

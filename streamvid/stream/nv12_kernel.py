@@ -35,23 +35,23 @@ def _byte(value):
 
 
 @triton.jit
-def nv12_to_rgb(nv12, out, height, width, frame_pitch, pitch, FULL: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """uint8 NV12 [frames, 3 * height / 2, width] → uint8 RGB [frames, height, width, 3]; a program makes part of a
-    row."""
+def nv12_to_rgb(nv12, out, places, height, width, FULL: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """uint8 NV12 [frames, 3 * height / 2, width] → uint8 RGB [pictures, height, width, 3], each at its place; a program
+    makes part of a row."""
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = tl.program_id(1)
     frame = tl.program_id(2).to(tl.int64)
     mask = x < width
-    luma = nv12 + frame * frame_pitch
-    base = luma + height * pitch
+    luma = nv12 + frame * (height + height // 2) * width
+    base = luma + height * width
     # The sample that a pixel lies in, and the next one on the side that it lies nearer to, clamped at the border.
     row0 = y // 2
     row1 = tl.minimum(tl.maximum(row0 + 2 * (y % 2) - 1, 0), height // 2 - 1)
     near0 = x // 2
     near1 = tl.minimum(tl.maximum(near0 + 2 * (x % 2) - 1, 0), width // 2 - 1)
-    level = tl.load(luma + y * pitch + x, mask=mask, other=0).to(tl.float32)
-    blue = _chroma(base, row0, row1, near0, near1, pitch, 0, mask)
-    red = _chroma(base, row0, row1, near0, near1, pitch, 1, mask)
+    level = tl.load(luma + y * width + x, mask=mask, other=0).to(tl.float32)
+    blue = _chroma(base, row0, row1, near0, near1, width, 0, mask)
+    red = _chroma(base, row0, row1, near0, near1, width, 1, mask)
     if FULL:
         bright = level * 0.00392156862745098
         r = _fma(red, 1.402, bright)
@@ -62,7 +62,8 @@ def nv12_to_rgb(nv12, out, height, width, frame_pitch, pitch, FULL: tl.constexpr
         r = _fma(red, 1.59602679, bright)
         g = _fma(red, -0.81296765, _fma(blue, -0.39176229, bright))
         b = _fma(blue, 2.01723214, bright)
-    place = out + ((frame * height + y) * width + x) * 3
+    picture = tl.load(places + frame)
+    place = out + ((picture * height + y) * width + x) * 3
     tl.store(place, _byte(r), mask=mask)
     tl.store(place + 1, _byte(g), mask=mask)
     tl.store(place + 2, _byte(b), mask=mask)
@@ -89,20 +90,24 @@ def _narrowed(sample, mine, a, b, c, up):
 
 
 @triton.jit
-def narrow(wide, out, width, frame_pitch, pitch, STEP: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """10-bit samples [frames, rows, width] → uint8 of the same shape and pitch; a program makes part of two rows. STEP
-    samples side by side belong to as many planes."""
+def narrow(wide, out, height, width, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """10-bit samples [frames, 3 * height / 2, width] → uint8 of the same shape; a program makes part of two rows."""
+    row = tl.program_id(1)
+    # Of chroma, samples side by side belong to two planes.
+    in_chroma = (row >= height // 2).to(tl.int32)
+    step = 1 + in_chroma
     quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = quad < width // 2
-    row = tl.program_id(1)
     # Of the quad's own plane.
-    column = quad // STEP
-    place = tl.program_id(2).to(tl.int64) * frame_pitch + 2 * row * pitch + 2 * STEP * column + quad % STEP
+    column = quad // step
+    frame = tl.program_id(2).to(tl.int64) * (height + height // 2) * width
+    place = frame + 2 * row * width + 2 * step * column + quad % step
     a = _sample(wide + place, mask, SHIFT)
-    b = _sample(wide + place + STEP, mask, SHIFT)
-    c = _sample(wide + place + pitch, mask, SHIFT)
-    d = _sample(wide + place + pitch + STEP, mask, SHIFT)
+    b = _sample(wide + place + step, mask, SHIFT)
+    c = _sample(wide + place + width, mask, SHIFT)
+    d = _sample(wide + place + width + step, mask, SHIFT)
     up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
+    # Rows of luma are a multiple of 4, so those of chroma begin with an even quad, too.
     top = 2 * (row % 2)
     left = column % 2
     e = _score(a, top + left)
@@ -110,6 +115,6 @@ def narrow(wide, out, width, frame_pitch, pitch, STEP: tl.constexpr, SHIFT: tl.c
     g = _score(c, 2 - top + left)
     h = _score(d, 2 - top + 1 - left)
     tl.store(out + place, _narrowed(a, e, f, g, h, up), mask=mask)
-    tl.store(out + place + STEP, _narrowed(b, f, e, g, h, up), mask=mask)
-    tl.store(out + place + pitch, _narrowed(c, g, e, f, h, up), mask=mask)
-    tl.store(out + place + pitch + STEP, _narrowed(d, h, e, f, g, up), mask=mask)
+    tl.store(out + place + step, _narrowed(b, f, e, g, h, up), mask=mask)
+    tl.store(out + place + width, _narrowed(c, g, e, f, h, up), mask=mask)
+    tl.store(out + place + width + step, _narrowed(d, h, e, f, g, up), mask=mask)

@@ -106,7 +106,8 @@ class Run:
 
     Attributes:
         part: the slice.
-        out: uint8 tensor [frames, height, width, 3] on the GPU, to be written: all wanted frames of the slice.
+        out: uint8 tensor [frames, height, width, 3] on the GPU, to be written: all wanted frames of this size in the
+            batch.
         packets: in decode order, with the parameter sets before the first.
         anew: the first is an IDR picture.
         ranks: of each packet, as in `EncodedSlice`.
@@ -169,12 +170,12 @@ def kind_of(codec: str, stsd: bytes, width: int, height: int) -> tuple[Kind, Dpb
     return Kind(codec, width, height, settings.bits, asked.group), asked
 
 
-def cut(slices: Sequence[EncodedSlice], frames: Sequence[Any]) -> list[Run]:
+def cut(slices: Sequence[EncodedSlice], places: Sequence[tuple[Any, int]]) -> list[Run]:
     """Cut slices of a batch where they begin anew, so that few long slices keep all engines busy, too.
 
     Args:
         slices: those of one batch; all of codecs that `takes` takes.
-        frames: where the frames of each go: see `Run.out`.
+        places: where the frames of each go: see `Run.out`, and which of those is the slice's first.
 
     Raises:
         VideoError: packets are no NAL units, or a wanted frame is none of theirs.
@@ -182,9 +183,9 @@ def cut(slices: Sequence[EncodedSlice], frames: Sequence[Any]) -> list[Run]:
     pieces = [_pieces(part) for part in slices]
     batch = Batch(sum(len(each) for each in pieces))
     runs = []
-    for part, out, each in zip(slices, frames, pieces, strict=True):
+    for part, (out, start), each in zip(slices, places, pieces, strict=True):
         kind, asked = kind_of(part.codec, part.stsd, part.width, part.height)
-        rows = {rank: row for row, rank in enumerate(part.frames.tolist())}
+        rows = {rank: row for row, rank in enumerate(part.frames.tolist(), start)}
         for packets, anew, ranks, in_band in each:
             mine = {rank: rows[rank] for rank in ranks if rank in rows}
             # What comes last counts.

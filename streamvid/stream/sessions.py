@@ -13,6 +13,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from streamvid.stream import nv12
@@ -24,6 +25,8 @@ from streamvid.video.slice import EncodedSlice
 
 NVDEC_ENGINES: Final = 7
 """Of an H200, where the driver does not say."""
+_MOST_SECONDS: Final = 10.0
+"""That a thread is waited for to end."""
 _DECODERS_SHARE: Final = 32
 """All decoders that are open take one part in so many of the GPU's memory at most."""
 
@@ -48,7 +51,8 @@ def open_sessions(device_id: int, *, threads: int = 0) -> Sessions | None:
         # Triton compiles its kernels with the C compiler of the machine, if there is one.
         frame = torch.zeros((1, 3, 2), dtype=torch.uint8, device=f"cuda:{device_id}")
         with torch.cuda.device(device_id):
-            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), full_range=False)
+            place = torch.zeros(1, dtype=torch.int64, device=frame.device)
+            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), place, count=1, full_range=False)
             torch.cuda.synchronize()
         engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
         return Sessions(device_id=device_id, engines=engines, spare_cores=max(0, threads - engines - 1))
@@ -83,8 +87,9 @@ class Sessions:
         ]
         for thread in self._threads:
             thread.start()
-        # Nobody is made to call `close`: threads must not keep decoders open that nobody can use any more.
-        self._end = weakref.finalize(self, self._waiting.end)
+        # Nobody is made to call `close`: threads must not keep decoders open that nobody can use any more. When Python
+        # ends, they must be gone: one that comes back from the driver then takes the process down.
+        self._end = weakref.finalize(self, _end, self._waiting, self._threads)
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Any]]:
         """Begin to decode a batch.
@@ -103,6 +108,7 @@ class Sessions:
         import torch
 
         frames: list[Any] = [None] * len(slices)
+        places: list[tuple[Any, int]] = [(None, 0)] * len(slices)
         sizes: dict[tuple[int, int], list[int]] = {}
         for number, part in enumerate(slices):
             sizes.setdefault((part.width, part.height), []).append(number)
@@ -110,9 +116,10 @@ class Sessions:
             counts = [len(slices[n].frames) for n in numbers]
             with torch.cuda.stream(self._stream):
                 whole = torch.empty((sum(counts), height, width, 3), dtype=torch.uint8, device=self._stream.device)
-            for n, tensor in zip(numbers, torch.split(whole, counts), strict=True):
-                frames[n] = tensor
-        runs = cut(slices, frames)
+            starts = [0, *accumulate(counts)]
+            for n, tensor, start in zip(numbers, torch.split(whole, counts), starts, strict=False):
+                frames[n], places[n] = tensor, (whole, start)
+        runs = cut(slices, places)
         self._waiting.put(runs)
         batch = runs[0].batch if runs else None
 
@@ -128,3 +135,10 @@ class Sessions:
         self._end()
         for thread in self._threads:
             thread.join()
+
+
+def _end(waiting: Waiting, threads: Sequence[threading.Thread]) -> None:
+    waiting.end()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_MOST_SECONDS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _STAGED: Final = 16 << 20
 """Bytes of frames that are copied to the GPU at once."""
+_MOST_STAGED: Final = 32
 _FORMATS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class SpareCore:
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._kind: Kind | None = None
         self._host: Any = None
+        self._places = torch.empty(_MOST_STAGED, dtype=torch.int64, pin_memory=True)
         self._staged: list[int] = []
 
     def work(self) -> None:
@@ -90,7 +92,7 @@ class SpareCore:
 
         if kind == self._kind:
             return
-        count = max(1, _STAGED // kind.frame_bytes)
+        count = min(_MOST_STAGED, max(1, _STAGED // kind.frame_bytes))
         dtype = torch.uint8 if kind.bits == 8 else torch.int16
         self._host = torch.empty((count, kind.rows * kind.width), dtype=dtype, pin_memory=True)
         self._kind = kind
@@ -105,7 +107,7 @@ class SpareCore:
             raise VideoError(f"a frame of clip {run.part.name} is damaged")
         if (frame.width, frame.height) != (kind.width, kind.height) or frame.format.name not in _FORMATS[kind.bits]:
             raise VideoError(f"clip {run.part.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
-        if self._staged and (row != self._staged[-1] + 1 or len(self._staged) == len(self._host)):
+        if len(self._staged) == len(self._host):
             self._convert(run)
         to = self._host.numpy()[len(self._staged)]
         at = 0
@@ -117,12 +119,15 @@ class SpareCore:
         self._staged.append(row)
 
     def _convert(self, run: Run) -> None:
-        """Send what is staged to the GPU and make RGB of it: frames that lie one behind the other in the result."""
-        if not self._staged:
+        """Send what is staged to the GPU and make RGB of it."""
+        import torch
+
+        count, kind = len(self._staged), run.kind
+        if not count:
             return
-        count, row = len(self._staged), self._staged[0]
+        self._places.numpy()[:count] = self._staged
         self._staged.clear()
-        kind = run.kind
+        places = self._places[:count].to(self._stream.device, non_blocking=True)
         planes = self._host[:count].to(self._stream.device, non_blocking=True)
         luma = kind.height * kind.width
         interleaved = planes.new_empty((count, kind.rows, kind.width))
@@ -130,6 +135,9 @@ class SpareCore:
         # U and V side by side, as NVDEC has them.
         pairs = interleaved.view(count, -1)[:, luma:].view(count, -1, 2)
         pairs.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
-        nv12.to_rgb(interleaved, run.out[row : row + count], full_range=run.part.full_range, shift=0)
+        if kind.bits > 8:
+            wide, interleaved = interleaved, torch.empty_like(interleaved, dtype=torch.uint8)
+            nv12.narrow(wide, interleaved, count=count, shift=0)
+        nv12.to_rgb(interleaved, run.out, places, count=count, full_range=run.part.full_range)
         # The host's memory is written again.
         self._stream.synchronize()

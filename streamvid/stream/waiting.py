@@ -22,6 +22,11 @@ with 720 rows, on an H200."""
 SPARE: Final = 2
 """A run goes to a core of the CPU if what waits would keep every engine busy for as long as so many such runs: a core
 takes one or two times as long as an engine, and must not be what a batch waits for in the end."""
+SPARE_PIXELS: Final = 20_000_000
+"""Runs with less to decode, frames times pixels, are left to the engines: what Python does for each run weighs more
+then than what the chip does, and more threads hinder. A dozen frames of 1080p are enough, or two dozen of 720p."""
+_SMALL: Final = 500_000
+"""Likewise, frames with less pixels."""
 _PATIENCE: Final = 0.05
 """Seconds that an engine that could open a decoder leaves work to others that have one."""
 
@@ -96,10 +101,13 @@ class Waiting:
         with self._changed:
             while True:
                 for batch in self._batches:
-                    kind = max(batch, key=lambda kind: len(batch[kind]))
-                    run = batch[kind][-1]
-                    if self._packets >= SPARE * self._engines * len(run.packets):
-                        return self._pop(batch, kind, last=True)
+                    kind = max(batch, key=lambda kind: len(batch[kind]) * kind.width * kind.height)
+                    # The shortest that is worth it: the longest are for those who come first.
+                    place = next((n for n in reversed(range(len(batch[kind]))) if _is_large(batch[kind][n])), -1)
+                    if place >= 0 or not self._engines:
+                        run = batch[kind][place]
+                        if self._packets >= SPARE * self._engines * len(run.packets):
+                            return self._pop(batch, kind, place)
                 if self._ended:
                     return None
                 self._changed.wait()
@@ -131,8 +139,9 @@ class Waiting:
                     return self._pop(batch, kind)
         return None
 
-    def _pop(self, batch: dict[Kind, deque[Run]], kind: Kind, *, last: bool = False) -> Run:
-        run = batch[kind].pop() if last else batch[kind].popleft()
+    def _pop(self, batch: dict[Kind, deque[Run]], kind: Kind, place: int = 0) -> Run:
+        run = batch[kind][place]
+        del batch[kind][place]
         if not batch[kind]:
             del batch[kind]
         # A batch that is empty would stand in the way of `spare`.
@@ -140,3 +149,8 @@ class Waiting:
             self._batches.remove(batch)
         self._packets -= len(run.packets)
         return run
+
+
+def _is_large(run: Run) -> bool:
+    pixels = run.kind.width * run.kind.height
+    return pixels >= _SMALL and len(run.packets) * pixels >= SPARE_PIXELS
