@@ -10,7 +10,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.stream.decode import to_rgb
+from streamvid.stream.rgb import to_rgb
 from streamvid.video.index import FrameIndex
 from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
 from streamvid.video.stored import StoredClip
@@ -46,6 +46,7 @@ def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: Fr
         ranks=part.ranks,
         frames=part.frames,
         plain=part.plain,
+        starts=part.starts,
     )
 
 

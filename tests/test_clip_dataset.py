@@ -94,6 +94,43 @@ def stored(opened: sv.Dataset, row: int, path: Path) -> Path:
     return path
 
 
+def test_dali_is_left_alone_where_it_has_nothing_to_do(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all ways to a clip give the same numbers still, upright and normalised."""
+    monkeypatch.setattr("streamvid.access.local._Synchronous", None)
+    monkeypatch.setattr("streamvid.stream.stage.TorchBatches", None)
+    options: dict[str, Any] = {
+        "sampling": sv.Window(4),
+        "transform": sv.Transform(
+            resize=64, crop=(48, 56), flip=True, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
+        ),
+    }
+    ds = sv.ClipDataset(dataset, **options)
+    with (
+        sv.StreamLoader(dataset, batch_size=4, device="cpu", last_batch="partial", **options) as stream,
+        sv.ProxyLoader(ds, batch_size=4, device="cpu") as proxy,
+    ):
+        for loader in (stream, proxy):
+            keys = []
+            for batch in loader:
+                keys += batch["key"]
+                for got, key in zip(batch["video"], batch["key"], strict=True):
+                    assert torch.equal(got, ds[key]["video"])
+            assert sorted(keys) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("interpolation", ["cubic", "nearest"])
+def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
+    options: dict[str, Any] = {
+        "sampling": sv.Window(4),
+        "transform": sv.Transform(resize=40, crop=(36, 30), interpolation=interpolation, dtype="uint8"),
+    }
+    ds = sv.ClipDataset(dataset, **options)
+    with sv.StreamLoader(dataset, batch_size=4, device="cpu", **options) as loader:
+        for batch in loader:
+            for got, key in zip(batch["video"], batch["key"], strict=True):
+                assert torch.equal(got, ds[key]["video"])
+
+
 def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
     """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip."""
     (tmp_path / "videos").mkdir()

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.stream.decode import CpuDecoder, decode_with_pyav, to_rgb
+from streamvid.stream.decode import CpuDecoder, decode_with_pyav
+from streamvid.stream.rgb import to_rgb
 from streamvid.video import probe, remux
 from streamvid.video.cut import cut_clip, cut_packets, hidden_bytes
 from streamvid.video.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
@@ -184,7 +185,7 @@ def test_packets_lie_where_the_index_says(tmp_path: Path) -> None:
 def test_dali_decodes_cut_clips_as_pyav_does() -> None:
     whole, frames, folder = video("vp9_hidden_frames")
     clip = cut_clip(whole, 37, 61, Path(folder.name) / "cut.mp4")
-    decoder = CpuDecoder(threads=2, max_batch=2)
+    decoder = CpuDecoder(threads=2)
     try:
         got = decoder.decode([slice_of(clip, [0, 11, 23])])[0]
     finally:

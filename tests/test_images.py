@@ -19,7 +19,8 @@ from streamvid.packing.images import find_sequence, sequence_video
 from streamvid.packing.sources import Source, find_sources
 from streamvid.packing.storing import store_source
 from streamvid.packing.treatment import Piece, Treatment
-from streamvid.stream.decode import decode_with_pyav, to_rgb
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.stream.rgb import to_rgb
 from streamvid.video.convert import Conversion
 from streamvid.video.stored import StoredClip
 from tests.reference import whole

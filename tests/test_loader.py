@@ -617,8 +617,8 @@ def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, mon
     from streamvid.stream import samples
     from streamvid.stream.decode import CpuDecoder
 
-    owner = CpuDecoder if stage == "decode" else samples
-    monkeypatch.setattr(owner, stage, fail(getattr(owner, stage)))
+    owner, name = (CpuDecoder, "submit") if stage == "decode" else (samples, stage)
+    monkeypatch.setattr(owner, name, fail(getattr(owner, name)))
     with loader(packed, batch_size=2) as batches:
         with pytest.raises(ZeroDivisionError, match=stage):
             list(batches)

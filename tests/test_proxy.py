@@ -241,10 +241,10 @@ class Died(BaseException):
 
 
 def test_a_decode_thread_that_dies_is_noticed(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(self: object, slices: object) -> None:
+    def die(*_: object) -> None:
         raise Died
 
-    monkeypatch.setattr(CpuDecoder, "decode", die)
+    monkeypatch.setattr(CpuDecoder, "submit", die)
     with (
         sv.ProxyLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=2, num_workers=1, device="cpu") as proxy,
         pytest.raises(Died),

@@ -65,7 +65,7 @@ def test_dali_decodes_on_the_cpu_as_pyav_does(name: str, tmp_path: Path) -> None
     clip = store_clip(write(recipe, tmp_path / f"{name}.{recipe.container}"), tmp_path)
     frames = sequential(clip.mp4, full_range=clip.color_range == "pc")
     wanted = [0, len(frames) // 2, len(frames) - 1]
-    decoder = CpuDecoder(threads=2, max_batch=2)
+    decoder = CpuDecoder(threads=2)
     try:
         for got in decoder.decode([slice_of(clip, wanted), whole(clip)])[0:1]:
             for frame, n in zip(got, wanted, strict=True):

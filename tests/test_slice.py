@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import streamvid as sv
 from streamvid.errors import VideoError
-from streamvid.stream.decode import decode_with_pyav, to_rgb
+from streamvid.stream.decode import decode_with_pyav
+from streamvid.stream.rgb import to_rgb
 from streamvid.video import mp4
 from streamvid.video.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip

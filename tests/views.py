@@ -11,6 +11,7 @@ import torch
 
 from streamvid.stream.augment import Fields, inputs
 from streamvid.stream.batches import DecodedBatch, TorchBatches
+from streamvid.stream.place import PlacedCanvas, PlacedFrames, Scratch, can_place, placements
 from streamvid.stream.samples import EncodedBatch
 from streamvid.stream.transform import DRAWS, Transform, Views
 
@@ -53,21 +54,29 @@ def fields(transform: Transform | Views, batch: Sequence[Clip]) -> Fields:
 
 
 def torch_batches(
-    transform: Transform | Views, *batches: Sequence[Clip], has_blanks: bool | None = None, device_id: int | None = None
+    transform: Transform | Views,
+    *batches: Sequence[Clip],
+    has_blanks: bool | None = None,
+    device_id: int | None = None,
+    placed: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """What comes out for each batch, on the CPU."""
+    """What comes out of DALI's graph for each batch, on the CPU. There frames are placed as far as can be, as the CPU's
+    decoder hands them on, unless `placed` says no."""
+    if placed is None:
+        placed = device_id is None and can_place(transform)
     every = [one for batch in batches for one in batch]
     runner = TorchBatches(
         transform,
         device_id=device_id,
         max_batch=max(len(batch) for batch in batches),
         threads=2,
+        placed=placed,
         rotates=any(one.rotation for one in every),
         has_blanks=any(-1 in one.gather for one in every) if has_blanks is None else has_blanks,
     )
     return [
         {name: value.cpu().clone() for name, value in batch.items()}
-        for batch in runner.over(iter([_decoded(transform, batch, device_id) for batch in batches]))
+        for batch in runner.over(iter([_decoded(transform, batch, device_id, placed) for batch in batches]))
     ]
 
 
@@ -77,9 +86,10 @@ def video(transform: Transform, batch: Sequence[Clip], **options: Any) -> Array:
     return made["video"].numpy()  # type: ignore[no-any-return]
 
 
-def _decoded(transform: Transform | Views, batch: Sequence[Clip], device_id: int | None) -> DecodedBatch:
+def encoded_batch(transform: Transform | Views, batch: Sequence[Clip]) -> EncodedBatch:
+    """A batch of those clips, without anything to decode."""
     slots = len(batch[0].gather)
-    encoded = EncodedBatch(
+    return EncodedBatch(
         slices=[],
         inputs=fields(transform, batch),
         clips=np.arange(len(batch)),
@@ -89,6 +99,23 @@ def _decoded(transform: Transform | Views, batch: Sequence[Clip], device_id: int
         seconds=np.zeros((len(batch), slots)),
         bytes_read=0,
     )
+
+
+def _decoded(transform: Transform | Views, batch: Sequence[Clip], device_id: int | None, placed: bool) -> DecodedBatch:
+    encoded = encoded_batch(transform, batch)
     frames = [np.ascontiguousarray(one.frames) for one in batch]
-    on_gpu = device_id is not None
-    return DecodedBatch(encoded, [torch.from_numpy(f).to(f"cuda:{device_id}") for f in frames] if on_gpu else frames)
+    if device_id is not None:
+        return DecodedBatch(encoded, [torch.from_numpy(one).to(f"cuda:{device_id}") for one in frames])
+    return DecodedBatch(encoded, _placed(transform, frames, encoded.inputs) if placed else frames)
+
+
+def _placed(transform: Transform | Views, clips: Sequence[Array], inputs: Fields) -> list[list[Array]]:
+    """As the CPU's decoder hands frames on."""
+    placed = []
+    for views, frames in zip(placements(transform, inputs, [one.shape[1:3] for one in clips]), clips, strict=True):
+        pictures = PlacedFrames(views, height=frames.shape[1], width=frames.shape[2], scratch=Scratch())
+        canvas = PlacedCanvas(pictures, [view.size for view in views], len(frames))
+        for row, frame in enumerate(frames):
+            canvas.put(row, [frame[..., channel] for channel in range(3)])
+        placed.append(canvas.frames)
+    return placed

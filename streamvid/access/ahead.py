@@ -8,15 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from streamvid.stream.batches import DecodedBatch
-from streamvid.stream.decode import Decoder
 from streamvid.stream.samples import EncodedBatch
-from streamvid.stream.stage import Begun
+from streamvid.stream.stage import Begun, Submit
 
 _AHEAD: Final = 2
 """Batches that are decoded or wait for the transform at most."""
 
 
-def begin(batches: Iterator[EncodedBatch], decoder: Decoder) -> Begun:
+def begin(batches: Iterator[EncodedBatch], submit: Submit) -> Begun:
     """Start decoding; see `streamvid.stream.stage.Stage.run`.
 
     `batches` is taken from in the calling thread: PyTorch watches its workers, and Python its keyboard, there.
@@ -26,7 +25,7 @@ def begin(batches: Iterator[EncodedBatch], decoder: Decoder) -> Begun:
     def stop() -> None:
         thread.shutdown(wait=True, cancel_futures=True)
 
-    return _decoded(batches, decoder, thread), stop
+    return _decoded(batches, submit, thread), stop
 
 
 class _Decoding:
@@ -48,7 +47,7 @@ class _Decoding:
         return self._frames
 
 
-def _decoded(batches: Iterator[EncodedBatch], decoder: Decoder, thread: ThreadPoolExecutor) -> Iterator[DecodedBatch]:
+def _decoded(batches: Iterator[EncodedBatch], submit: Submit, thread: ThreadPoolExecutor) -> Iterator[DecodedBatch]:
     """Decode in the thread, a few batches ahead of what is asked for."""
     pending: deque[_Decoding] = deque()
     ahead = 0
@@ -58,7 +57,7 @@ def _decoded(batches: Iterator[EncodedBatch], decoder: Decoder, thread: ThreadPo
         return DecodedBatch(one.encoded, one.finish(thread).result())
 
     for encoded in batches:
-        begun = thread.submit(decoder.submit, encoded.slices)
+        begun = thread.submit(submit, encoded)
         if pending:
             # Behind the beginning of the next: a decoder that works on its own has no pause between them.
             pending[-1].finish(thread)

@@ -15,7 +15,7 @@ from streamvid.access.local import LocalDecoder
 from streamvid.access.source import IndexedDataset, open_indexed
 from streamvid.errors import InputError
 from streamvid.store.dataset import Dataset
-from streamvid.stream.batches import ABOUT
+from streamvid.stream.batches import ABOUT, about
 from streamvid.stream.picks import All
 from streamvid.stream.samples import EncodedBatch, Recipe, encoded_batch
 from streamvid.stream.sampling import PADS, Pad, Sampling
@@ -175,8 +175,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The dict of one clip."""
         row = int(batch.clips[0])
         sample = self._decoder.run(batch)
-        about = (batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid)
-        sample |= {name: torch.as_tensor(column[0]) for name, column in zip(ABOUT, about, strict=True)}
+        sample |= {name: torch.as_tensor(column[0]) for name, column in zip(ABOUT, about(batch), strict=True)}
         sample["epoch"] = torch.tensor(self.epoch)
         sample["key"] = self.dataset.key(row)
         for name in self._columns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import VideoError
-from streamvid.stream.augment import field_names
 from streamvid.stream.batches import check_own
 from streamvid.stream.decode import decode_with_pyav
+from streamvid.stream.finish import FinishedViews, can_finish
+from streamvid.stream.place import Scratch, can_place
+from streamvid.stream.rgb import RgbConverter
 from streamvid.stream.samples import EncodedBatch
-from streamvid.stream.transform import ONLY_VIEW, Transform, Views, by_view
+from streamvid.stream.stage import canvases
+from streamvid.stream.transform import Transform, Views, by_view
 
 _INHERITED: Final[list[object]] = []
 """Pipelines that came with a fork. Their threads did not, so that taking them down would wait for ever: they stay."""
@@ -24,8 +27,8 @@ _INHERITED: Final[list[object]] = []
 class LocalDecoder:
     """Decodes and transforms batches of one clip, without threads of its own but those of DALI's one.
 
-    The transform is the same DALI graph that a StreamLoader runs on the CPU, so the pixels are the same. DALI is not
-    even imported where there is nothing for it to do: uint8 FHWC frames as they are.
+    The transform is what a StreamLoader does on the CPU, so the pixels are the same. DALI is not even imported where
+    there is nothing for it to do (`streamvid.stream.finish`).
 
     Args:
         transform: what to do with the frames.
@@ -34,6 +37,7 @@ class LocalDecoder:
 
     def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
         self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
+        self._placed, self._scratch, self._convert = can_place(transform), Scratch(), RgbConverter()
         self._pid = os.getpid()
         self._pipeline: _Synchronous | None = None
 
@@ -52,16 +56,21 @@ class LocalDecoder:
         import torch
 
         (part,) = batch.slices
-        frames = decode_with_pyav(part)
-        if self._transform == Transform(layout="FHWC", dtype="uint8") and not self._rotates:
-            return {ONLY_VIEW: torch.from_numpy(_in_slots(frames, batch))}
+        if can_finish(self._transform):
+            views = FinishedViews(self._transform, batch, self._scratch)
+            decode_with_pyav(part, views.canvases[0], self._convert)
+            return {view: tensor[0] for view, tensor in views.tensors.items()}
+        canvas = canvases(self._transform, batch, self._scratch)[0] if self._placed else None
+        frames = decode_with_pyav(part, canvas, self._convert)
         if self._pid != os.getpid():
             _INHERITED.append(self._pipeline)
             self._pipeline, self._pid = None, os.getpid()
         if self._pipeline is None:
-            self._pipeline = _Synchronous(self._transform, rotates=self._rotates, has_blanks=self._has_blanks)
+            self._pipeline = _Synchronous(
+                self._transform, placed=self._placed, rotates=self._rotates, has_blanks=self._has_blanks
+            )
         try:
-            pictures = self._pipeline.run(frames, batch)
+            pictures = self._pipeline.run(frames if self._placed else [frames], batch)
         except RuntimeError as error:
             self._pipeline = None  # of no use after an error
             reason = " ".join(str(error).split())[:300]
@@ -75,28 +84,18 @@ class LocalDecoder:
         return made
 
 
-def _in_slots(frames: npt.NDArray[np.uint8], batch: EncodedBatch) -> npt.NDArray[np.uint8]:
-    """uint8 [slots, height, width, 3]: each decoded frame in the slots that show it."""
-    gather = batch.inputs["gather"][0]
-    if len(gather) == len(frames) and np.array_equal(gather, np.arange(len(frames))):
-        pictures = frames
-    else:
-        pictures = frames[gather]
-    shown = batch.inputs["shown"][0]
-    return pictures if shown.all() else pictures * shown
-
-
 class _Synchronous:
     """The transform's graph for one clip at a time, run when asked."""
 
-    def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
+    def __init__(self, transform: Transform | Views, *, placed: bool, rotates: bool, has_blanks: bool) -> None:
         from nvidia.dali import fn, pipeline_def, types
 
         from streamvid.stream.augment import KINDS
-        from streamvid.stream.graph import graph
+        from streamvid.stream.graph import fields, graph
 
         self._views = by_view(transform)
-        self._fields = field_names(transform, rotates=rotates, has_blanks=has_blanks)
+        self._fields = fields(transform, placed=placed, rotates=rotates, has_blanks=has_blanks)
+        self._frames = [f"frames {n}" for n in range(len(self._views) if placed else 1)]
         # As in TorchBatches: DALI is slow at float16 on the CPU, PyTorch is not.
         made = Views({
             view: replace(one, dtype="float32") if one.dtype == "float16" else one for view, one in self._views.items()
@@ -104,20 +103,21 @@ class _Synchronous:
 
         @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
         def pipeline() -> Any:
-            frames = fn.external_source(name="frames", dtype=types.UINT8, ndim=4, layout="FHWC")
+            frames = [fn.external_source(name=name, dtype=types.UINT8, ndim=4, layout="FHWC") for name in self._frames]
             given = {}
             for name in self._fields:
                 dtype, ndim = KINDS[name.rpartition(".")[2]]
                 kind = types.to_dali_type(np.dtype(dtype).name)
                 given[name] = fn.external_source(name=f"field {name}", dtype=kind, ndim=ndim)
-            return tuple(graph(made, frames, given, rotates=rotates, has_blanks=has_blanks))
+            return tuple(graph(made, frames, given, placed=placed, rotates=rotates, has_blanks=has_blanks))
 
         self._pipeline = pipeline()
         self._pipeline.build()
 
-    def run(self, frames: npt.NDArray[np.uint8], batch: EncodedBatch) -> dict[str, npt.NDArray[Any]]:
+    def run(self, frames: Sequence[npt.NDArray[np.uint8]], batch: EncodedBatch) -> dict[str, npt.NDArray[Any]]:
         """The views of one clip, arrays of their own."""
-        self._pipeline.feed_input("frames", [frames], layout="FHWC")
+        for name, pictures in zip(self._frames, frames, strict=True):
+            self._pipeline.feed_input(name, [pictures], layout="FHWC")
         for name in self._fields:
             self._pipeline.feed_input(f"field {name}", [np.asarray(value) for value in batch.inputs[name]])
         outputs = self._pipeline.run()

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamvid.errors import InputError
-from streamvid.stream.augment import KINDS, field_names
-from streamvid.stream.graph import graph
+from streamvid.stream.augment import KINDS
+from streamvid.stream.graph import fields, graph
 from streamvid.stream.samples import EncodedBatch
 from streamvid.stream.transform import Transform, Views, by_view
 
@@ -31,7 +31,8 @@ class DecodedBatch:
 
     Attributes:
         encoded: what it was decoded from.
-        frames: uint8 [decoded, height, width, 3] per clip: a list of NumPy arrays, or DALI's list of GPU tensors.
+        frames: per clip uint8 [decoded, height, width, 3], a NumPy array or a tensor on the GPU; or a list of them, the
+            placed pictures of each view; or the finished tensors of all clips by the name of their view.
     """
 
     encoded: EncodedBatch
@@ -46,7 +47,7 @@ class TorchBatches:
         device_id: the GPU's number, or None for the CPU.
         max_batch: clips per batch at most.
         threads: CPU threads.
-        rotates, has_blanks: as in `streamvid.stream.graph.graph`.
+        placed, rotates, has_blanks: as in `streamvid.stream.graph.graph`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TorchBatches:
         device_id: int | None,
         max_batch: int,
         threads: int,
+        placed: bool,
         rotates: bool,
         has_blanks: bool,
     ) -> None:
@@ -63,8 +65,9 @@ class TorchBatches:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        self._feed = _Feed(field_names(transform, rotates=rotates, has_blanks=has_blanks))
         self._views = by_view(transform)
+        names = fields(transform, placed=placed, rotates=rotates, has_blanks=has_blanks)
+        self._feed = _Feed(names, views=len(self._views) if placed else None)
         self._ended = False
         on_gpu = device_id is not None
         # On the CPU DALI takes three times as long to write float16 as float32, and PyTorch next to nothing to convert.
@@ -75,7 +78,7 @@ class TorchBatches:
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=2)
         def pipeline() -> Any:
             frames, given, about = self._feed.nodes(on_gpu)
-            videos = graph(made, frames, given, rotates=rotates, has_blanks=has_blanks)
+            videos = graph(made, frames, given, placed=placed, rotates=rotates, has_blanks=has_blanks)
             return *videos, *([node.gpu() for node in about] if on_gpu else about)
 
         self._pipeline = pipeline()
@@ -110,6 +113,25 @@ class TorchBatches:
             yield batch
 
 
+class FinishedBatches:
+    """What `TorchBatches` does where the decoder's threads have done all of the transform."""
+
+    def over(self, source: Iterator[DecodedBatch]) -> Iterator[dict[str, Any]]:
+        """One epoch's batches."""
+        import torch
+
+        for batch in source:
+            yield {
+                **batch.frames,
+                **{name: torch.tensor(column) for name, column in zip(ABOUT, about(batch.encoded), strict=True)},
+            }
+
+
+def about(batch: EncodedBatch) -> tuple[Any, ...]:
+    """What `ABOUT` names, in its order."""
+    return batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid
+
+
 def check_own(view: str, transform: Transform, batch: Mapping[str, Any]) -> None:
     """Whether the user's own part of the graph left what the rest of a batch relies on."""
     video, mask = batch[view], batch["mask"]
@@ -129,11 +151,12 @@ class _Feed:
     on the CPU.
 
     Args:
-        fields: what the graph takes: see `streamvid.stream.augment.field_names`.
+        names: what the graph takes: see `streamvid.stream.graph.fields`.
+        views: how many views the frames come in; None if they come as decoded.
     """
 
-    def __init__(self, fields: Sequence[str]) -> None:
-        self._fields = fields
+    def __init__(self, names: Sequence[str], *, views: int | None) -> None:
+        self._fields, self._frame_views = names, views
         self._source: Iterator[DecodedBatch] = iter(())
         self._frames: deque[DecodedBatch] = deque()
         self._rest: deque[DecodedBatch] = deque()
@@ -145,7 +168,7 @@ class _Feed:
         self._frames.clear()
         self._rest.clear()
 
-    def nodes(self, on_gpu: bool) -> tuple[Any, dict[str, Any], list[Any]]:
+    def nodes(self, on_gpu: bool) -> tuple[list[Any], dict[str, Any], list[Any]]:
         """The frames, the fields by name, and what goes out beside the video, as nodes of the graph being defined."""
         from nvidia.dali import fn, types
 
@@ -153,6 +176,7 @@ class _Feed:
         frames = fn.external_source(
             source=self._next_frames,
             batch=True,
+            num_outputs=self._frame_views or 1,
             device="gpu" if on_gpu else "cpu",
             dtype=types.UINT8,
             ndim=4,
@@ -165,7 +189,7 @@ class _Feed:
             dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
             ndim=[ndim for _, ndim in kinds],
         )
-        return frames, dict(zip(self._fields, rest, strict=False)), list(rest[len(self._fields) :])
+        return list(frames), dict(zip(self._fields, rest, strict=False)), list(rest[len(self._fields) :])
 
     def _pull(self, mine: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
         if not mine:
@@ -179,12 +203,13 @@ class _Feed:
         # DALI copies frames on the GPU after this returns. When it asks for the next but one, the copy has been made:
         # the pipeline works on two batches at a time.
         self._held.append(batch)
-        return batch.frames
+        if self._frame_views is None:
+            return (batch.frames,)
+        return tuple([pictures[view] for pictures in batch.frames] for view in range(self._frame_views))
 
     def _next_rest(self) -> tuple[list[Any], ...]:
         batch = self._pull(self._rest, self._frames).encoded
-        about = (batch.mask, batch.seconds, batch.labels, batch.clips, batch.valid)
         return (
             *([np.asarray(value) for value in batch.inputs[name]] for name in self._fields),
-            *([np.asarray(value) for value in column] for column in about),
+            *([np.asarray(value) for value in column] for column in about(batch)),
         )

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +15,13 @@ import numpy.typing as npt
 from streamvid.errors import VideoError
 from streamvid.stream.fuse import fuse, group
 from streamvid.stream.nvdec import shared_guard
+from streamvid.stream.rgb import Planes, RgbConverter
 from streamvid.stream.runs import takes
 from streamvid.stream.sessions import open_sessions
-from streamvid.video import mp4
+from streamvid.stream.software import Piece, pictures, pieces
 from streamvid.video.slice import EncodedSlice
 
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
-
 Frames = npt.NDArray[np.uint8]
-
-DALI_CPU_CODECS: Final = ("vp8", "vp9", "mjpeg")
-"""What DALI's CPU decoder knows; PyAV decodes the rest, and slices with packets that decode to no frame: DALI counts
-packets."""
 
 CPU_ONLY: Final = ("mjpeg",)
 """What `GpuDecoder` leaves to PyAV: intra pictures that no GPU decoder behind DALI knows."""
@@ -58,40 +50,73 @@ class Decoder(Protocol):
         """Free threads and device memory."""
 
 
+class Canvas(Protocol):
+    """What becomes of a slice's frames on the CPU: it is given each as soon as it is decoded."""
+
+    def put(self, row: int, planes: Planes) -> None:
+        """Take one frame, in any order and from any thread.
+
+        Args:
+            row: which of the slice's wanted frames it is.
+            planes: its pixels; they stay the caller's.
+        """
+
+    @property
+    def frames(self) -> Any:
+        """What has been made of all of them."""
+
+
+class WholeFrames:
+    """The frames as they are: uint8 [frames, height, width, 3]."""
+
+    def __init__(self, part: EncodedSlice) -> None:
+        self.frames: Frames = np.empty((len(part.frames), part.height, part.width, 3), dtype=np.uint8)
+
+    def put(self, row: int, planes: Planes) -> None:
+        for channel, plane in enumerate(planes):
+            self.frames[row, ..., channel] = plane
+
+
 class CpuDecoder:
-    """DALI's CPU decoder for the codecs that it knows, PyAV in threads for the rest, one clip per thread.
+    """FFmpeg in threads, each on one piece of a slice at a time: slices are cut where they begin anew, so that all
+    threads are busy to the end, with few slices, too.
 
     Args:
-        threads: clips decoded at once.
-        max_batch: slices per batch at most.
+        threads: pieces decoded at once.
     """
 
-    def __init__(self, *, threads: int, max_batch: int) -> None:
+    def __init__(self, *, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
-        self._threads, self._max_batch = threads, max_batch
-        self._dali: DaliDecoder | None = None
+        self._convert = RgbConverter()
 
-    def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Frames]]:
-        return partial(self.decode, slices)
+    def submit(
+        self, slices: Sequence[EncodedSlice], canvases: Sequence[Canvas] | None = None
+    ) -> Callable[[], list[Any]]:
+        """See `Decoder`. Threads go on to the next batch without a pause.
 
-    def decode(self, slices: Sequence[EncodedSlice]) -> list[Frames]:
-        by_dali = [n for n, part in enumerate(slices) if part.codec in DALI_CPU_CODECS and part.plain]
-        by_pyav = sorted(set(range(len(slices))) - set(by_dali))
-        pending = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in by_pyav}
-        frames: dict[int, Frames] = {}
-        if by_dali:
-            if self._dali is None:
-                self._dali = DaliDecoder(device_id=None, threads=self._threads, max_batch=self._max_batch)
-            chosen = [slices[n] for n in by_dali]
-            decoded = self._dali.run(chosen)
-            for place, (n, part) in enumerate(zip(by_dali, chosen, strict=True)):
-                frames[n] = _checked(np.asarray(decoded.at(place)), part)
-        frames.update({n: future.result() for n, future in pending.items()})
-        return [frames[n] for n in range(len(slices))]
+        Args:
+            slices: a batch.
+            canvases: what takes the frames of each slice; by default they come as they are.
+        """
+        canvases = canvases or [WholeFrames(part) for part in slices]
+        pending = [
+            self._pool.submit(_draw, part, canvas, self._convert, piece)
+            for part, canvas in zip(slices, canvases, strict=True)
+            for piece in pieces(part)
+        ]
+
+        def wait() -> list[Any]:
+            for future in pending:
+                future.result()
+            return [canvas.frames for canvas in canvases]
+
+        return wait
+
+    def decode(self, slices: Sequence[EncodedSlice]) -> list[Any]:
+        return self.submit(slices)()
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._dali = None
 
 
 class GpuDecoder:
@@ -190,16 +215,16 @@ class GpuDecoder:
 
 
 class DaliDecoder:
-    """A DALI pipeline that decodes what it is fed, on one device."""
+    """A DALI pipeline that decodes what it is fed, on a GPU."""
 
-    def __init__(self, *, device_id: int | None, threads: int, max_batch: int) -> None:
+    def __init__(self, *, device_id: int, threads: int, max_batch: int) -> None:
         from nvidia.dali import fn, pipeline_def, types
 
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
         def graph() -> Any:
             encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
             frames = fn.external_source(name="frames", dtype=types.INT32, ndim=1)
-            return fn.decoders.video(encoded, frames=frames, device="cpu" if device_id is None else "mixed")
+            return fn.decoders.video(encoded, frames=frames, device="mixed")
 
         self._pipe = graph()
         self._pipe.build()
@@ -216,11 +241,6 @@ class DaliDecoder:
         return decoded
 
 
-def _checked(frames: Frames, part: EncodedSlice) -> Frames:
-    _check_shape(frames.shape, part)
-    return frames
-
-
 def _check_shape(shape: tuple[int, ...], part: EncodedSlice) -> None:
     wanted = (len(part.frames), part.height, part.width, 3)
     if shape != wanted:
@@ -229,134 +249,25 @@ def _check_shape(shape: tuple[int, ...], part: EncodedSlice) -> None:
         )
 
 
-def decode_with_pyav(part: EncodedSlice) -> Frames:
+def decode_with_pyav(part: EncodedSlice, canvas: Canvas | None = None, convert: RgbConverter | None = None) -> Any:
     """Decode one slice on the CPU, in the calling thread, without holding the GIL while FFmpeg works.
 
+    Args:
+        part: the slice.
+        canvas: what takes its frames; by default they come as they are.
+        convert: keeps filters and memory from slice to slice.
+
     Returns:
-        uint8 [frames, height, width, 3], RGB.
+        uint8 [frames, height, width, 3], RGB; or what the canvas makes.
 
     Raises:
         VideoError: the slice does not decode to its frames.
     """
-    import av
-
-    rows = {int(rank): row for row, rank in enumerate(part.frames)}
-    convert = RgbConverter(full_range=part.full_range)
-    out = np.empty((len(rows), part.height, part.width, 3), dtype=np.uint8)
-    try:
-        name, extradata = _decoder_settings(part)
-        context = av.CodecContext.create(name, "r")
-        assert isinstance(context, av.VideoCodecContext)
-        context.extradata = extradata
-        context.thread_count = 1
-        ends = np.cumsum(part.sizes).tolist()
-        start = 0
-        for rank, end in zip(part.ranks.tolist(), ends, strict=True):
-            # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
-            # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
-            packet = av.Packet(end - start)
-            packet.update(part.data[start:end].tobytes())
-            packet.pts = rank
-            start = end
-            for frame in context.decode(packet):
-                _store(frame, part, rows, convert, out)
-            if not rows:
-                return out
-        for frame in context.decode(None):
-            _store(frame, part, rows, convert, out)
-    except av.error.FFmpegError as error:
-        raise VideoError(f"clip {part.name} cannot be decoded: {error.strerror}") from error
-    if rows:
-        raise VideoError(
-            f"clip {part.name} does not decode to the frames that its index names: "
-            "check it with `streamvid verify --decode`"
-        )
-    return out
+    canvas = canvas or WholeFrames(part)
+    _draw(part, canvas, convert or RgbConverter())
+    return canvas.frames
 
 
-def _decoder_settings(part: EncodedSlice) -> tuple[str, bytes]:
-    """FFmpeg's name of the decoder, and its extradata.
-
-    FFmpeg itself takes them out of the sample description, from an MP4 without packets.
-    """
-    import io
-
-    import av
-
-    head = mp4.header(part.stsd, np.empty(0, dtype=np.int64), width=part.width, height=part.height)
-    with av.open(io.BytesIO(head), format="mp4") as container:
-        context = container.streams.video[0].codec_context
-        return context.codec.name, context.extradata or b""
-
-
-def _store(frame: VideoFrame, part: EncodedSlice, rows: dict[int, int], convert: RgbConverter, out: Frames) -> None:
-    """Convert a frame into its row, if it is wanted."""
-    row = rows.pop(frame.pts, None) if frame.pts is not None else None
-    if row is None:
-        return
-    if frame.is_corrupt:
-        raise VideoError(f"clip {part.name} is damaged: check it with `streamvid verify --decode`")
-    if (frame.width, frame.height) != (part.width, part.height):
-        _check_shape((len(part.frames), frame.height, frame.width, 3), part)
-    out[row] = convert(frame)
-
-
-class RgbConverter:
-    """Frames of one stream → RGB, as docs/decoding.md defines it: the BT.601 matrix, chroma at the centre, bilinear.
-
-    That is how DALI's GPU decoder converts, whatever a stream's tags say, so that both devices agree.
-
-    Args:
-        full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
-    """
-
-    def __init__(self, *, full_range: bool) -> None:
-        from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
-
-        self._range = ColorRange.JPEG if full_range else ColorRange.MPEG
-        # What DALI's CPU decoder asks of swscale: the same pixels, bit for bit, whoever decodes.
-        self._interpolation = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-        self._reformatter = VideoReformatter()
-        self._graphs: dict[tuple[int, int, str], Any] = {}
-
-    def __call__(self, frame: VideoFrame) -> Frames:
-        """uint8 [height, width, 3]."""
-        from av.video.reformatter import Colorspace
-
-        planar = self._reformatter.reformat(
-            self._centred(frame),
-            # swscale's planar output is twice as fast and the same, but off by one here and there if a side is odd.
-            format="rgb24" if frame.width % 2 or frame.height % 2 else "gbrp",
-            src_colorspace=Colorspace.ITU601,
-            src_color_range=self._range,
-            interpolation=self._interpolation,
-            threads=1,
-        )
-        return np.asarray(planar.to_ndarray())
-
-    def _centred(self, frame: VideoFrame) -> VideoFrame:
-        """The same frame, tagged with chroma at the centre; swscale follows the tag, and PyAV has no other way to
-        set it."""
-        import av.filter
-
-        key = (frame.width, frame.height, frame.format.name)
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = av.filter.Graph()
-            source = graph.add_buffer(
-                width=key[0], height=key[1], format=frame.format, time_base=Fraction(1, mp4.TIMESCALE)
-            )
-            tag, sink = graph.add("setparams", "chroma_location=center"), graph.add("buffersink")
-            source.link_to(tag)
-            tag.link_to(sink)
-            graph.configure()
-            self._graphs[key] = graph
-        graph.push(frame)
-        centred = graph.pull()
-        assert isinstance(centred, av.VideoFrame)
-        return centred
-
-
-def to_rgb(frame: VideoFrame, *, full_range: bool) -> Frames:
-    """One frame by `RgbConverter`: uint8 [height, width, 3]."""
-    return RgbConverter(full_range=full_range)(frame)
+def _draw(part: EncodedSlice, canvas: Canvas, convert: RgbConverter, piece: Piece | None = None) -> None:
+    for row, frame in pictures(part, piece):
+        canvas.put(row, convert(frame, full_range=part.full_range))

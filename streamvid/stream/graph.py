@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import InputError
+from streamvid.stream.augment import field_names
 from streamvid.stream.transform import Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
+_DONE: Final = ("angle", "size", "start", "end")
+"""Which inputs frames need no more that are placed."""
+
+
+def fields(transform: Transform | Views, *, placed: bool, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
+    """Names of what the graph takes beside frames: of `streamvid.stream.augment.inputs`, those that are left to do."""
+    names = field_names(transform, rotates=rotates, has_blanks=has_blanks)
+    return tuple(name for name in names if not (placed and name.rpartition(".")[2] in _DONE))
+
 
 def graph(
     transform: Transform | Views,
-    frames: DataNode,
+    frames: Sequence[DataNode],
     given: Mapping[str, DataNode],
     *,
+    placed: bool,
     rotates: bool,
     has_blanks: bool,
 ) -> list[DataNode]:
@@ -24,22 +35,29 @@ def graph(
 
     Args:
         transform: what to do.
-        frames: uint8 [decoded, height, width, 3], layout FHWC.
-        given: what `streamvid.stream.augment.field_names` names, as nodes of the graph.
+        frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
+        given: what `fields` names, as nodes of the graph.
+        placed: they are of each view, upright, resized and cropped.
         rotates: some clips are to be turned; without, the graph has no operator for it.
         has_blanks: some slots may show a black picture; likewise.
     """
     from nvidia.dali import fn, types
 
-    if rotates:
-        frames = fn.rotate(frames, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
+    names = by_view(transform)
+    if not placed:
+        (whole,) = frames
+        if rotates:
+            whole = fn.rotate(whole, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
+        frames = [whole] * len(names)
     shown = given["shown"] if has_blanks else None
-    if shown is not None and frames.device == "gpu":
+    if shown is not None and frames[0].device == "gpu":
         shown = shown.gpu()
     views = []
-    for view, one in by_view(transform).items():
+    for (view, one), pictures in zip(names.items(), frames, strict=True):
         mine = {name.partition(".")[2]: node for name, node in given.items() if name.startswith(f"{view}.")}
-        pictures = _recoloured(one, _placed(one, frames, mine), mine)
+        if not placed:
+            pictures = _placed(one, pictures, mine)
+        pictures = _recoloured(one, _rotated(pictures, mine), mine)
         # Each decoded frame went through the above once, however many slots show it.
         pictures = fn.sequence_rearrange(pictures, new_order=given["gather"])
         views.append(_finished(one, pictures, mine, shown))
@@ -47,7 +65,7 @@ def graph(
 
 
 def _placed(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
-    """Resized, cropped and rotated."""
+    """Resized and cropped."""
     from nvidia.dali import fn, types
 
     interpolation = {"linear": types.INTERP_LINEAR, "cubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
@@ -66,11 +84,15 @@ def _placed(transform: Transform, frames: DataNode, given: Mapping[str, DataNode
         )
     elif "size" in given:
         frames = fn.resize(frames, size=given["size"], interp_type=interpolation[transform.interpolation])
-    if "rotate" in given:
-        frames = fn.rotate(
-            frames, angle=given["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0
-        )
     return frames
+
+
+def _rotated(frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+    from nvidia.dali import fn, types
+
+    if "rotate" not in given:
+        return frames
+    return fn.rotate(frames, angle=given["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0)
 
 
 def _recoloured(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:

@@ -13,11 +13,10 @@ from streamvid.store.source import ClipSource
 from streamvid.stream import samples
 from streamvid.stream.background import Background
 from streamvid.stream.batches import DecodedBatch
-from streamvid.stream.decode import Decoder
 from streamvid.stream.items import rows_of
 from streamvid.stream.plan import Epoch, Step
 from streamvid.stream.samples import EncodedBatch, Recipe
-from streamvid.stream.stage import Begun, Stage
+from streamvid.stream.stage import Begun, Stage, Submit
 
 _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
@@ -73,9 +72,9 @@ class Runner:
         """The batches of what is left of an epoch, in order."""
         steps: deque[Step] = deque()
 
-        def begin(decoder: Decoder) -> Begun:
+        def begin(submit: Submit) -> Begun:
             read = Background(self._read(epoch), depth=_AHEAD, name="streamvid-read")
-            decoded = Background(_decoded(read, decoder, steps), depth=_AHEAD, name="streamvid-decode")
+            decoded = Background(_decoded(read, submit, steps), depth=_AHEAD, name="streamvid-decode")
 
             def stop() -> None:
                 # Both are told before either is waited for: the second takes from the first.
@@ -111,7 +110,7 @@ class Runner:
             yield from self._dataset.clips.shard[rows_of(epoch.step(number).items)].tolist()
 
 
-def _decoded(read: Iterator[tuple[Step, EncodedBatch]], decoder: Decoder, steps: deque[Step]) -> Iterator[DecodedBatch]:
+def _decoded(read: Iterator[tuple[Step, EncodedBatch]], submit: Submit, steps: deque[Step]) -> Iterator[DecodedBatch]:
     """Decode one batch ahead: the engines of a GPU that are done with a batch need not wait for the others.
 
     `steps` gets the step of each batch.
@@ -125,7 +124,7 @@ def _decoded(read: Iterator[tuple[Step, EncodedBatch]], decoder: Decoder, steps:
         return decoded
 
     for step, encoded in read:
-        begun.append((step, encoded, decoder.submit(encoded.slices)))
+        begun.append((step, encoded, submit(encoded)))
         if len(begun) > 1:
             yield finished()
     while begun:

@@ -194,6 +194,7 @@ def encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uint
         ranks=part.ranks,
         frames=part.frames,
         plain=part.plain,
+        starts=part.starts,
     )
 
 

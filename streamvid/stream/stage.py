@@ -5,12 +5,18 @@ from __future__ import annotations
 import atexit
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
-from streamvid.stream.batches import DecodedBatch, TorchBatches
+from streamvid.stream.batches import DecodedBatch, FinishedBatches, TorchBatches
 from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
+from streamvid.stream.finish import FinishedViews, can_finish
+from streamvid.stream.place import PlacedCanvas, PlacedFrames, Scratch, can_place, placements
 from streamvid.stream.samples import EncodedBatch, Recipe
+from streamvid.stream.transform import Transform, Views
 
+Submit = Callable[[EncodedBatch], Callable[[], Any]]
+"""Begins to decode a batch; the function that comes back waits for its frames, as of a `DecodedBatch`."""
 Begun = tuple[Iterator[DecodedBatch], Callable[[], None]]
 """Decoded batches, and what ends the threads that make them."""
 
@@ -29,20 +35,23 @@ class Stage:
     def __init__(self, recipe: Recipe, *, device_id: int | None, threads: int, max_batch: int, rotates: bool) -> None:
         self._recipe, self._rotates = recipe, rotates
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
+        self._placed = device_id is None and can_place(recipe.transform)
+        self._finished = device_id is None and can_finish(recipe.transform)
+        self._scratch = Scratch()
         # Those that no iteration uses. Iterations at the same time each have their own.
         self._decoders: list[Decoder] = []
-        self._transforms: list[TorchBatches] = []
+        self._transforms: list[TorchBatches | FinishedBatches] = []
 
-    def run(self, begin: Callable[[Decoder], Begun]) -> Generator[tuple[EncodedBatch, dict[str, Any]], None, None]:
+    def run(self, begin: Callable[[Submit], Begun]) -> Generator[tuple[EncodedBatch, dict[str, Any]], None, None]:
         """Batches, each with its tensors, in order; an error of any thread is raised here, in its place.
 
         Args:
-            begin: starts decoding with the decoder that it is given. Its batches are taken in the calling thread.
+            begin: starts decoding by the function that it is given. Its batches are taken in the calling thread.
         """
         decoder = self._decoders.pop() if self._decoders else self._make_decoder()
         transform = self._transforms.pop() if self._transforms else self._make_transform()
         passed: deque[EncodedBatch] = deque()
-        decoded, stop = begin(decoder)
+        decoded, stop = begin(partial(self._submit, decoder))
 
         def noted() -> Iterator[DecodedBatch]:
             for batch in decoded:
@@ -77,17 +86,44 @@ class Stage:
             self._decoders.pop().close()
         self._transforms.clear()
 
+    def _submit(self, decoder: Decoder, batch: EncodedBatch) -> Callable[[], Any]:
+        if not self._placed:
+            return decoder.submit(batch.slices)
+        assert isinstance(decoder, CpuDecoder)
+        if self._finished:
+            views = FinishedViews(self._recipe.transform, batch, self._scratch)
+            wait = decoder.submit(batch.slices, views.canvases)
+            return lambda: (wait(), views.tensors)[1]
+        return decoder.submit(batch.slices, canvases(self._recipe.transform, batch, self._scratch))
+
     def _make_decoder(self) -> Decoder:
         if self._device_id is None:
-            return CpuDecoder(threads=self._threads, max_batch=self._max_batch)
+            return CpuDecoder(threads=self._threads)
         return GpuDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
 
-    def _make_transform(self) -> TorchBatches:
+    def _make_transform(self) -> TorchBatches | FinishedBatches:
+        if self._finished:
+            return FinishedBatches()
         return TorchBatches(
             self._recipe.transform,
             device_id=self._device_id,
             max_batch=self._max_batch,
             threads=self._threads,
+            placed=self._placed,
             rotates=self._rotates,
             has_blanks=self._recipe.pad in ("constant", "none"),
         )
+
+
+def canvases(transform: Transform | Views, batch: EncodedBatch, scratch: Scratch) -> list[PlacedCanvas]:
+    """What takes the frames of each clip of a batch on the CPU, where DALI is to go on with them."""
+    slices = batch.slices
+    placed = placements(transform, batch.inputs, [(part.height, part.width) for part in slices])
+    return [
+        PlacedCanvas(
+            PlacedFrames(views, height=part.height, width=part.width, scratch=scratch),
+            [view.size for view in views],
+            len(part.frames),
+        )
+        for views, part in zip(placed, slices, strict=True)
+    ]

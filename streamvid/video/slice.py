@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ class Slice:
         ranks: int64 [packets], each packet's place in presentation order among those of the slice.
         frames: int64 [wanted], the places in presentation order of the wanted frames, rising.
         gops: int64 [packets], which group of pictures of the clip each packet belongs to, never falling.
+        starts: int64 [n], packets that need none before them, rising; the first is 0.
         plain: every packet decodes to one frame that is shown; false if some are hidden.
     """
 
@@ -35,6 +36,7 @@ class Slice:
     ranks: Int64
     frames: Int64
     gops: Int64
+    starts: Int64
     plain: bool
 
 
@@ -50,6 +52,7 @@ class EncodedSlice:
         full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
         data: uint8 [bytes], the packets one after another in decode order.
         sizes, ranks, frames, plain: as in `Slice`.
+        starts: likewise; by default the first packet alone.
     """
 
     name: str
@@ -63,6 +66,7 @@ class EncodedSlice:
     ranks: Int64
     frames: Int64
     plain: bool
+    starts: Int64 = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     def to_mp4(self) -> Bytes:
         """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation
@@ -143,6 +147,13 @@ def minimal(index: FrameIndex, frames: Int64) -> Slice:
         droppable |= leading & (position > np.repeat(last_leading, counts))
     kept = np.flatnonzero(wanted | ~droppable)
     chosen = position[kept]
+    begins = ends - counts
+    starts = np.searchsorted(kept, begins)
+    if leading.any():
+        # Where leading pictures are kept, so is what they refer to, in the group before.
+        refers = np.add.reduceat(leading & (wanted | ~droppable), begins) > 0
+        refers[0] = False
+        starts = starts[~refers]
 
     ranks = np.empty(len(chosen), dtype=np.int64)
     ranks[np.argsort(index.pts[chosen], kind="stable")] = np.arange(len(chosen))
@@ -152,6 +163,7 @@ def minimal(index: FrameIndex, frames: Int64) -> Slice:
         ranks=ranks,
         frames=np.sort(ranks[wanted[kept]]),
         gops=np.repeat(gops, counts)[kept],
+        starts=starts,
         plain=not (flags[kept] & HIDDEN).any(),
     )
 

@@ -1,0 +1,108 @@
+"""Slices → pictures by FFmpeg, on the CPU: which frames of a slice are wanted, and where it can be cut for several
+threads. Making RGB of them is `streamvid.stream.rgb`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from streamvid.errors import VideoError
+from streamvid.video import mp4
+from streamvid.video.slice import EncodedSlice
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+_LEAST: Final = 32
+"""Packets of a piece at least: opening FFmpeg's decoder costs as much as decoding a picture of 640x360."""
+
+Piece = tuple[int, int]
+"""Packets of a slice, from and to."""
+
+
+def pieces(part: EncodedSlice) -> list[Piece]:
+    """Cut a slice into pieces that decode each by itself, in order."""
+    cuts = [0]
+    if not np.isin(part.frames, part.ranks).all():
+        return [(0, len(part.sizes))]  # which fails: no piece by itself would miss the frame that none has
+    for start in part.starts.tolist():
+        if start - cuts[-1] >= _LEAST and len(part.sizes) - start >= _LEAST:
+            cuts.append(start)
+    return list(zip(cuts, [*cuts[1:], len(part.sizes)], strict=True))
+
+
+def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[int, VideoFrame]]:
+    """Decode a slice, or a piece of one, without holding the GIL while FFmpeg works.
+
+    Returns:
+        its wanted frames, not always in order, each with its row: frame *i* of `part.frames` has the row *i*.
+
+    Raises:
+        VideoError: it does not decode to its frames.
+    """
+    import av
+
+    first, last = piece or (0, len(part.sizes))
+    mine = set(part.ranks[first:last].tolist()) if last - first < len(part.sizes) else None
+    rows = {int(rank): row for row, rank in enumerate(part.frames) if mine is None or int(rank) in mine}
+    try:
+        for frame in _frames(part, first, last):
+            row = rows.pop(frame.pts, None) if frame.pts is not None else None
+            if row is None:
+                continue
+            if frame.is_corrupt:
+                raise VideoError(f"clip {part.name} is damaged: check it with `streamvid verify --decode`")
+            if (frame.width, frame.height) != (part.width, part.height):
+                raise VideoError(
+                    f"clip {part.name} decodes to frames of {frame.width}x{frame.height}, "
+                    f"its dataset says {part.width}x{part.height}: pack it again"
+                )
+            yield row, frame
+            if not rows:
+                return
+    except av.error.FFmpegError as error:
+        raise VideoError(f"clip {part.name} cannot be decoded: {error.strerror}") from error
+    if rows:
+        raise VideoError(
+            f"clip {part.name} does not decode to the frames that its index names: "
+            "check it with `streamvid verify --decode`"
+        )
+
+
+def _frames(part: EncodedSlice, first: int, last: int) -> Iterator[VideoFrame]:
+    """All frames of some packets; the `pts` of each is the rank of its packet."""
+    import av
+
+    name, extradata = _decoder_settings(part)
+    context = av.CodecContext.create(name, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = extradata
+    context.thread_count = 1
+    ends = np.cumsum(part.sizes)
+    start = int(ends[first - 1]) if first else 0
+    for rank, end in zip(part.ranks[first:last].tolist(), ends[first:last].tolist(), strict=True):
+        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
+        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
+        packet = av.Packet(end - start)
+        packet.update(part.data[start:end].tobytes())
+        packet.pts = rank
+        start = end
+        yield from context.decode(packet)
+    yield from context.decode(None)
+
+
+def _decoder_settings(part: EncodedSlice) -> tuple[str, bytes]:
+    """FFmpeg's name of the decoder, and its extradata.
+
+    FFmpeg itself takes them out of the sample description, from an MP4 without packets.
+    """
+    import io
+
+    import av
+
+    head = mp4.header(part.stsd, np.empty(0, dtype=np.int64), width=part.width, height=part.height)
+    with av.open(io.BytesIO(head), format="mp4") as container:
+        context = container.streams.video[0].codec_context
+        return context.codec.name, context.extradata or b""
