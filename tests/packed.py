@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamvid.packing.pack import pack
+from streamvid.packing.treatment import Treatment
 from tools.clips import Recipe, write
 
 SMALL = Recipe(width=96, height=64, frames=12, gop=6, b_frames=2)
@@ -48,6 +50,25 @@ class InlineWorkers:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:
+    """A dataset of these videos as they are, with labels and two columns, in several shards."""
+    (folder / "videos").mkdir()
+    lines = ["path,label,score,place"]
+    for n, (name, recipe) in enumerate(recipes.items()):
+        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
+        lines.append(f"{name}.{recipe.container},{n % 3},{n / 4},town {n}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    pack(
+        [folder / "videos"],
+        folder / "set",
+        labels=folder / "labels.csv",
+        shard_size=40_000,
+        treatment=Treatment("any"),
+        progress=False,
+    )
+    return folder / "set"
 
 
 def make_videos(folder: Path) -> Path:

@@ -24,7 +24,7 @@ import streamvid as sv
 from streamvid.access import shards, source
 from streamvid.packing.pack import pack
 from streamvid.packing.treatment import Treatment
-from tests.packed import reseal
+from tests.packed import pack_with_columns, reseal
 from tests.reference import sequential
 from tools.clips import Recipe, hard_recipes, write
 
@@ -51,20 +51,7 @@ AUGMENTED = sv.Transform(
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
-    (folder / "videos").mkdir()
-    lines = ["path,label,score,place"]
-    for n, (name, recipe) in enumerate(RECIPES.items()):
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-        lines.append(f"{name}.{recipe.container},{n % 3},{n / 4},town {n}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.csv",
-        shard_size=40_000,
-        treatment=Treatment("any"),
-        progress=False,
-    )
+    pack_with_columns(RECIPES, folder)
     opened = sv.Dataset.open(folder / "set")
     assert len(opened.shards) >= 4
     assert set(opened.clips.codec.names) == {"h264", "hevc", "vp9", "vp8", "mjpeg"}

@@ -24,11 +24,10 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, de
 
 import streamvid as sv
 from streamvid.access.parcel import unwrap, wrap
-from streamvid.packing.pack import pack
-from streamvid.packing.treatment import Treatment
 from streamvid.stream.decode import CpuDecoder
+from tests.packed import pack_with_columns
 from tests.test_clip_dataset import damage, same
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
 RECIPES: dict[str, Recipe] = {
@@ -49,20 +48,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("proxy")
-    (folder / "videos").mkdir()
-    lines = ["path,label,score,place"]
-    for n, (name, recipe) in enumerate(RECIPES.items()):
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-        lines.append(f"{name}.{recipe.container},{n % 3},{n / 4},town {n}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.csv",
-        shard_size=40_000,
-        treatment=Treatment("any"),
-        progress=False,
-    )
+    pack_with_columns(RECIPES, folder)
     assert set(sv.Dataset.open(folder / "set").clips.codec.names) == {"h264", "hevc", "vp9", "mjpeg"}
     return folder / "set"
 

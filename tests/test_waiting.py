@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from streamvid.errors import VideoError
 from streamvid.stream.runs import Batch, Kind, Run, cut, kind_of, takes
+from streamvid.stream.software import decode
 from streamvid.stream.waiting import OPENING, Waiting
 from streamvid.video.annexb import START_CODE, begins_anew, parameters
 from streamvid.video.remux import store_clip
 from tests.reference import slice_of
-from tools.clips import Recipe, write
+from tools.clips import Recipe, hard_recipes, write
 
 
 def kind(number: int) -> Kind:
@@ -269,3 +271,22 @@ def test_cores_leave_small_frames_to_the_engines() -> None:
     assert {one.kind for one in core.taken} == {large[0].kind}
     assert len(core.taken) == 30
     waiting.end()
+
+
+@pytest.mark.parametrize("name", ["h264", "h264_interlaced", "h264_open_gop", "hevc", "hevc_open_gop", "hevc_10bit"])
+def test_runs_decode_on_a_core_to_the_planes_of_the_sequential_decode(name: str, tmp_path: Any) -> None:
+    """What spare cores decode: parameter sets are in band, and nothing lies between runs."""
+    recipe = hard_recipes()[name]
+    clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
+    with av.open(str(clip.mp4)) as container:
+        whole = [frame.to_ndarray() for frame in container.decode(video=0)]
+    rng = np.random.default_rng(1)
+    wanted = np.sort(rng.choice(len(whole), 7, replace=False))
+    found = {}
+    for piece in cut([slice_of(clip, wanted)], [(None, 0)]):
+        for frame in decode(clip.codec, b"", zip(piece.packets, piece.ranks, strict=True)):
+            if frame.pts in piece.rows:
+                found[piece.rows[frame.pts]] = frame.to_ndarray()
+    assert sorted(found) == list(range(7))
+    for row, number in enumerate(wanted.tolist()):
+        np.testing.assert_array_equal(found[row], whole[number])

@@ -17,7 +17,7 @@ from streamvid.stream.fuse import fuse, group
 from streamvid.stream.nvdec import shared_guard
 from streamvid.stream.rgb import Planes, RgbConverter
 from streamvid.stream.runs import takes
-from streamvid.stream.sessions import open_sessions
+from streamvid.stream.sessions import NVDEC_ENGINES, open_sessions
 from streamvid.stream.software import Piece, pictures, pieces
 from streamvid.video.slice import EncodedSlice
 
@@ -25,9 +25,6 @@ Frames = npt.NDArray[np.uint8]
 
 CPU_ONLY: Final = ("mjpeg",)
 """What `GpuDecoder` leaves to PyAV: intra pictures that no GPU decoder behind DALI knows."""
-
-NVDEC_STREAMS: Final = 7
-"""The engines of an H200. More streams gain next to nothing at 720p, and lose at 1080p: docs/performance.md."""
 
 
 class Decoder(Protocol):
@@ -131,12 +128,12 @@ class GpuDecoder:
         threads: CPU threads.
         max_batch: slices per batch at most.
         streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
-            and at most one per thread.
+            and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
         sessions: False leaves all to DALI.
     """
 
     def __init__(
-        self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_STREAMS, sessions: bool = True
+        self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_ENGINES, sessions: bool = True
     ) -> None:
         self._sessions = open_sessions(device_id, threads=threads) if sessions else None
         self._dali: DaliDecoder | None = None
@@ -145,7 +142,7 @@ class GpuDecoder:
         self._streams = min(streams, threads)
 
     def leaves_to_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
-        """Whether such a clip goes to DALI, and so by its cache; arguments as of `streamvid.stream.sessions.takes`."""
+        """Whether such a clip goes to DALI, and so by its cache; arguments as of `streamvid.stream.runs.takes`."""
         return codec not in CPU_ONLY and not (self._sessions is not None and takes(codec, stsd, width, height))
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Any]:

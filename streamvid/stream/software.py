@@ -3,7 +3,7 @@ threads. Making RGB of them is `streamvid.stream.rgb`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -48,7 +48,7 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
     mine = set(part.ranks[first:last].tolist()) if last - first < len(part.sizes) else None
     rows = {int(rank): row for row, rank in enumerate(part.frames) if mine is None or int(rank) in mine}
     try:
-        for frame in _frames(part, first, last):
+        for frame in decode(*_decoder_settings(part), _packets(part, first, last)):
             row = rows.pop(frame.pts, None) if frame.pts is not None else None
             if row is None:
                 continue
@@ -71,26 +71,40 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
         )
 
 
-def _frames(part: EncodedSlice, first: int, last: int) -> Iterator[VideoFrame]:
-    """All frames of some packets; the `pts` of each is the rank of its packet."""
+def decode(name: str, extradata: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+    """Packets, each with its rank → all their frames; the `pts` of each is the rank of its packet.
+
+    Args:
+        name: FFmpeg's, of the decoder.
+        extradata: its; empty if parameter sets are in band.
+        packets: in decode order. No more are taken than frames are asked for.
+
+    Raises:
+        av.error.FFmpegError: they cannot be decoded.
+    """
     import av
 
-    name, extradata = _decoder_settings(part)
     context = av.CodecContext.create(name, "r")
     assert isinstance(context, av.VideoCodecContext)
-    context.extradata = extradata
+    if extradata:
+        context.extradata = extradata
     context.thread_count = 1
+    for data, rank in packets:
+        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
+        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
+        packet = av.Packet(len(data))
+        packet.update(data)
+        packet.pts = rank
+        yield from context.decode(packet)
+    yield from context.decode(None)
+
+
+def _packets(part: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
     ends = np.cumsum(part.sizes)
     start = int(ends[first - 1]) if first else 0
     for rank, end in zip(part.ranks[first:last].tolist(), ends[first:last].tolist(), strict=True):
-        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
-        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
-        packet = av.Packet(end - start)
-        packet.update(part.data[start:end].tobytes())
-        packet.pts = rank
+        yield part.data[start:end].tobytes(), rank
         start = end
-        yield from context.decode(packet)
-    yield from context.decode(None)
 
 
 def _decoder_settings(part: EncodedSlice) -> tuple[str, bytes]:

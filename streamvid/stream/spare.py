@@ -14,6 +14,7 @@ import numpy as np
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
 from streamvid.stream.runs import Kind, Run
+from streamvid.stream.software import decode
 from streamvid.stream.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -63,25 +64,12 @@ class SpareCore:
                 del run
 
     def _decode(self, run: Run) -> None:
-        import av
-
         self._make_room(run.kind)
-        context = av.CodecContext.create(run.kind.codec, "r")
-        assert isinstance(context, av.VideoCodecContext)
-        context.thread_count = 1
         rows = dict(run.rows)
-        for data, rank in zip(run.packets, run.ranks, strict=True):
+        for frame in decode(run.kind.codec, b"", zip(run.packets, run.ranks, strict=True)):
+            self._take(frame, run, rows)
             if not rows:
                 break
-            # Not av.Packet(bytes): FFmpeg's decoders read past the end of its data.
-            packet = av.Packet(len(data))
-            packet.update(data)
-            packet.pts = rank
-            for frame in context.decode(packet):
-                self._take(frame, run, rows)
-        if rows:
-            for frame in context.decode(None):
-                self._take(frame, run, rows)
         if rows:
             raise VideoError(f"{len(rows)} frames of clip {run.part.name} do not come out of the decoder")
         self._convert(run)
