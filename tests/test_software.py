@@ -129,3 +129,16 @@ def test_a_canvas_gets_what_is_decoded(tmp_path: Path) -> None:
     canvas = Sums()
     assert decode_with_pyav(part, canvas) == decode_with_pyav(part).sum(axis=(1, 2, 3)).tolist()
     assert isinstance(part, EncodedSlice)
+
+
+def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) -> None:
+    """Frame 10 cannot be decoded; nobody wants it, but all behind it refer to it. FFmpeg notices in H.264 alone."""
+    clip = stored(Recipe(frames=24, gop=24, b_frames=0, width=416, height=240, style="texture"), tmp_path)
+    part = slice_of(clip, [4, 20])
+    middle = int(np.cumsum(part.sizes)[9]) + int(part.sizes[10]) // 2
+    data = part.data.copy()
+    data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
+    with pytest.raises(VideoError, match="is damaged"):
+        dict(pictures(replace(part, data=data)))
+    before = slice_of(clip, [4, 9])
+    assert len(dict(pictures(before))) == 2

@@ -174,6 +174,8 @@ def _encoder_options(recipe: Recipe) -> dict[str, str]:
             params |= {"b-adapt": "0", "b-pyramid": "normal" if b_frames > 1 else "none", "mbtree": "0", **extra}
             options = {"preset": "veryfast", "x264-params": _params(params), **crf}
         case "hevc":
+            # x265 gives packets times from unwritten memory if there are fewer frames than it holds back.
+            b_frames = b_frames if recipe.frames > 2 else 0
             params = {"log-level": "none", "scenecut": 0, "keyint": gop, "min-keyint": gop, "pools": "2"}
             params |= {"open-gop": int(recipe.open_gop), "bframes": b_frames, "b-adapt": 0, "frame-threads": 1}
             params |= {"b-pyramid": int(b_frames > 1), **extra}

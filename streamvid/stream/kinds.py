@@ -6,6 +6,7 @@ themselves say too much: most muxers write each file's bit rate into them (`btrt
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from streamvid.store.clips import ClipTable
 from streamvid.video.annexb import parameters
 from streamvid.video.index import Int64
+from streamvid.video.mp4 import codec_configuration
 
 Kinds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -59,34 +61,31 @@ def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[I
     """int64 [rows]: which of the different parameter sets each row has, and those; none is empty."""
     used = np.unique(stsd_id)
     number: dict[bytes, int] = {}
-    known: dict[bytes, int] = {}
+    known: dict[tuple[str, bytes], int] = {}
     of_used = []
     for one in used.tolist():
         stsd = clips.stsds[one]
         configuration = _configuration(stsd)
         if configuration not in known:
             # Equal boxes are parsed once: there may be a sample description for every clip.
-            known[configuration] = number.setdefault(_sets(stsd), len(number))
+            codec, _ = configuration
+            known[configuration] = number.setdefault(_sets(codec, stsd), len(number))
         of_used.append(known[configuration])
     return np.array(of_used, dtype=np.int64)[np.searchsorted(used, stsd_id)], list(number)
 
 
-def _configuration(stsd: bytes) -> bytes:
-    """The box that holds the parameter sets, header included; empty if there is none."""
-    for name, _ in _CODEC_OF:
-        at = stsd.find(name)
-        if at >= 4:
-            return stsd[at - 4 : at - 4 + int.from_bytes(stsd[at - 4 : at], "big")]
-    return b""
-
-
-def _sets(stsd: bytes) -> bytes:
+def _configuration(stsd: bytes) -> tuple[str, bytes]:
+    """The codec, and the payload of the box that holds the parameter sets; both empty if there is none."""
     for name, codec in _CODEC_OF:
-        if stsd.find(name) >= 4:
-            try:
-                return parameters(codec, stsd).sets
-            except ValueError:
-                return b""
+        with suppress(ValueError):
+            return codec, codec_configuration(stsd, name)
+    return "", b""
+
+
+def _sets(codec: str, stsd: bytes) -> bytes:
+    if codec:
+        with suppress(ValueError):
+            return parameters(codec, stsd).sets
     return b""
 
 

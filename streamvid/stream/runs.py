@@ -209,12 +209,13 @@ def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int], byte
         raise VideoError(
             f"clip {part.name} has no packet for {len(lost)} of its frames: check it with `streamvid verify`"
         )
-    anew = [begins_anew(packet, part.codec) for packet in packets]
-    cuts = [n for n in range(len(packets)) if n == 0 or anew[n]]
+    # A CRA picture needs none before it, but does not begin anew.
+    anew = {n for n in part.starts.tolist() if begins_anew(packets[n], part.codec)}
+    cuts = sorted({0} | anew)
     in_band = b""
     pieces = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
         in_band = sets_in_band(packets[start], part.codec) or in_band
         first = settings.sets + in_band + packets[start]
-        pieces.append(([first, *packets[start + 1 : end]], anew[start], ranks[start:end], in_band))
+        pieces.append(([first, *packets[start + 1 : end]], start in anew, ranks[start:end], in_band))
     return pieces

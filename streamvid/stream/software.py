@@ -13,6 +13,7 @@ from streamvid.video import mp4
 from streamvid.video.slice import EncodedSlice
 
 if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 _LEAST: Final = 32
@@ -48,12 +49,14 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
     mine = set(part.ranks[first:last].tolist()) if last - first < len(part.sizes) else None
     rows = {int(rank): row for row, rank in enumerate(part.frames) if mine is None or int(rank) in mine}
     try:
-        for frame in decode(*_decoder_settings(part), _packets(part, first, last)):
+        for frame in decode(open_decoder(*_decoder_settings(part)), _packets(part, first, last)):
+            # Also one that nobody wants: others are made from it, and say nothing.
+            # Also one that nobody wants: others are made from it, and say nothing.
+            if frame.is_corrupt:
+                raise VideoError(f"clip {part.name} is damaged: check it with `streamvid verify --decode`")
             row = rows.pop(frame.pts, None) if frame.pts is not None else None
             if row is None:
                 continue
-            if frame.is_corrupt:
-                raise VideoError(f"clip {part.name} is damaged: check it with `streamvid verify --decode`")
             if (frame.width, frame.height) != (part.width, part.height):
                 raise VideoError(
                     f"clip {part.name} decodes to frames of {frame.width}x{frame.height}, "
@@ -71,16 +74,12 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
         )
 
 
-def decode(name: str, extradata: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
-    """Packets, each with its rank → all their frames; the `pts` of each is the rank of its packet.
+def open_decoder(name: str, extradata: bytes) -> VideoCodecContext:
+    """FFmpeg's decoder, for one thread.
 
     Args:
-        name: FFmpeg's, of the decoder.
+        name: FFmpeg's.
         extradata: its; empty if parameter sets are in band.
-        packets: in decode order. No more are taken than frames are asked for.
-
-    Raises:
-        av.error.FFmpegError: they cannot be decoded.
     """
     import av
 
@@ -89,6 +88,21 @@ def decode(name: str, extradata: bytes, packets: Iterable[tuple[bytes, int]]) ->
     if extradata:
         context.extradata = extradata
     context.thread_count = 1
+    return context
+
+
+def decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+    """Packets, each with its rank → all their frames; the `pts` of each is the rank of its packet.
+
+    Args:
+        context: new, or flushed. It is to be flushed before it decodes others.
+        packets: in decode order. No more are taken than frames are asked for.
+
+    Raises:
+        av.error.FFmpegError: they cannot be decoded.
+    """
+    import av
+
     for data, rank in packets:
         # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
         # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.

@@ -7,6 +7,7 @@ for bit, as both standards demand, and the GPU makes RGB of both by the same ker
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
 from streamvid.stream.runs import Kind, Run
-from streamvid.stream.software import decode
+from streamvid.stream.software import decode, open_decoder
 from streamvid.stream.waiting import Waiting
 
 if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 _STAGED: Final = 16 << 20
@@ -42,37 +44,59 @@ class SpareCore:
         self._device_id, self._waiting = device_id, waiting
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._kind: Kind | None = None
+        # Kept, as opening one costs as much as decoding two or three pictures.
+        self._decoder: VideoCodecContext | None = None
         self._host: Any = None
         self._places = torch.empty(_MOST_STAGED, dtype=torch.int64, pin_memory=True)
+        # Rows of what lies in the host's memory, and the run that the last is of.
         self._staged: list[int] = []
+        self._last: Run | None = None
 
     def work(self) -> None:
         """Decode until no more runs come."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
-            while (run := self._waiting.spare()) is not None:
-                self._staged.clear()
+            while runs := self._waiting.spare():
+                failed = self._decode_all(runs)
+                for run in runs:
+                    if run in failed:
+                        log.debug("left to an engine: %s", failed[run])
+                        self._waiting.again(run, run.wrong(failed[run]))
+                    else:
+                        run.batch.finished()
+                # Until the next come, their frames must not be kept.
+                del run, runs, failed
+                self._last = None
+
+    def _decode_all(self, runs: Sequence[Run]) -> dict[Run, Exception]:
+        """Decode runs of one kind and batch, and wait until their frames are written; those that fail, and why."""
+        failed: dict[Run, Exception] = {}
+        try:
+            self._make_room(runs[0].kind)
+            for run in runs:
                 try:
                     self._decode(run)
-                    self._stream.synchronize()
                 except Exception as error:
-                    log.debug("left to an engine: %s", error)
-                    self._waiting.again(run, run.wrong(error))
-                else:
-                    run.batch.finished()
-                del run
+                    failed[run] = error
+                    self._decoder = None
+            self._convert()
+            self._stream.synchronize()
+        except Exception as error:
+            failed = dict.fromkeys(runs, error)
+            self._staged.clear()
+        return failed
 
     def _decode(self, run: Run) -> None:
-        self._make_room(run.kind)
+        self._decoder = self._decoder or open_decoder(run.kind.codec, b"")
+        self._decoder.flush_buffers()
         rows = dict(run.rows)
-        for frame in decode(run.kind.codec, b"", zip(run.packets, run.ranks, strict=True)):
+        for frame in decode(self._decoder, zip(run.packets, run.ranks, strict=True)):
             self._take(frame, run, rows)
             if not rows:
                 break
         if rows:
             raise VideoError(f"{len(rows)} frames of clip {run.part.name} do not come out of the decoder")
-        self._convert(run)
 
     def _make_room(self, kind: Kind) -> None:
         """Memory for planes, in the host's memory where the GPU can fetch it."""
@@ -80,6 +104,7 @@ class SpareCore:
 
         if kind == self._kind:
             return
+        self._decoder = None
         count = min(_MOST_STAGED, max(1, _STAGED // kind.frame_bytes))
         dtype = torch.uint8 if kind.bits == 8 else torch.int16
         self._host = torch.empty((count, kind.rows * kind.width), dtype=dtype, pin_memory=True)
@@ -87,16 +112,20 @@ class SpareCore:
 
     def _take(self, frame: VideoFrame, run: Run, rows: dict[int, int]) -> None:
         """Copy a frame's planes, if it is wanted."""
+        # Also one that nobody wants: others are made from it, and an engine may make them otherwise.
+        if frame.is_corrupt:
+            raise VideoError(f"a frame of clip {run.part.name} is damaged")
         row = rows.pop(frame.pts, None) if frame.pts is not None else None
         if row is None:
             return
         kind = run.kind
-        if frame.is_corrupt:
-            raise VideoError(f"a frame of clip {run.part.name} is damaged")
         if (frame.width, frame.height) != (kind.width, kind.height) or frame.format.name not in _FORMATS[kind.bits]:
             raise VideoError(f"clip {run.part.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
-        if len(self._staged) == len(self._host):
-            self._convert(run)
+        # A conversion makes one range of levels.
+        if len(self._staged) == len(self._host) or (
+            self._last is not None and self._last.part.full_range != run.part.full_range
+        ):
+            self._convert()
         to = self._host.numpy()[len(self._staged)]
         at = 0
         for plane in frame.planes:
@@ -105,14 +134,16 @@ class SpareCore:
             np.copyto(to[at : at + lines.size].reshape(lines.shape), lines)
             at += lines.size
         self._staged.append(row)
+        self._last = run
 
-    def _convert(self, run: Run) -> None:
+    def _convert(self) -> None:
         """Send what is staged to the GPU and make RGB of it."""
         import torch
 
-        count, kind = len(self._staged), run.kind
-        if not count:
+        run, self._last = self._last, None
+        if run is None:
             return
+        count, kind = len(self._staged), run.kind
         self._places.numpy()[:count] = self._staged
         self._staged.clear()
         places = self._places[:count].to(self._stream.device, non_blocking=True)

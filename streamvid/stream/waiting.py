@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 from streamvid.errors import VideoError
@@ -23,10 +24,11 @@ SPARE: Final = 2
 """A run goes to a core of the CPU if what waits would keep every engine busy for as long as so many such runs: a core
 takes one or two times as long as an engine, and must not be what a batch waits for in the end."""
 SPARE_PIXELS: Final = 20_000_000
-"""Runs with less to decode, frames times pixels, are left to the engines: what Python does for each run weighs more
-then than what the chip does, and more threads hinder. A dozen frames of 1080p are enough, or two dozen of 720p."""
+"""A core takes so many runs at once that there is this much to decode, frames times pixels: what Python does each time
+weighs more else than what the chip does, and more threads hinder. A dozen frames of 1080p are enough, or two dozen of
+720p."""
 _SMALL: Final = 500_000
-"""Likewise, frames with less pixels."""
+"""Frames with less pixels are left to the engines, likewise."""
 _PATIENCE: Final = 0.05
 """Seconds that an engine that could open a decoder leaves work to others that have one."""
 
@@ -96,20 +98,22 @@ class Waiting:
                 # Those that have decoders for what waits may have much else to do.
                 patient = self._changed.wait(_PATIENCE if self._batches else None)
 
-    def spare(self) -> Run | None:
-        """The next run for a core of the CPU; waits until there are enough. None if none will come any more."""
+    def spare(self) -> list[Run]:
+        """The next runs for a core of the CPU, of one batch and kind; waits until there are enough. Empty if none will
+        come any more."""
         with self._changed:
             while True:
                 for batch in self._batches:
-                    kind = max(batch, key=lambda kind: len(batch[kind]) * kind.width * kind.height)
-                    # The shortest that is worth it: the longest are for those who come first.
-                    place = next((n for n in reversed(range(len(batch[kind]))) if _is_large(batch[kind][n])), -1)
-                    if place >= 0 or not self._engines:
-                        run = batch[kind][place]
-                        if self._packets >= SPARE * self._engines * len(run.packets):
-                            return self._pop(batch, kind, place)
+                    # What most of a batch is made of takes longest.
+                    for kind in sorted(batch, key=lambda kind: -len(batch[kind]) * kind.width * kind.height):
+                        runs = batch[kind]
+                        # The shortest: the longest are for those who come first.
+                        count = _worth_it(runs) or (0 if self._engines else 1)
+                        packets = sum(len(runs[-n].packets) for n in range(1, count + 1))
+                        if count and self._packets >= SPARE * self._engines * packets:
+                            return [self._pop(batch, kind, -1) for _ in range(count)]
                 if self._ended:
-                    return None
+                    return []
                 self._changed.wait()
 
     def closed(self, kind: Kind) -> None:
@@ -151,6 +155,10 @@ class Waiting:
         return run
 
 
-def _is_large(run: Run) -> bool:
-    pixels = run.kind.width * run.kind.height
-    return pixels >= _SMALL and len(run.packets) * pixels >= SPARE_PIXELS
+def _worth_it(runs: Sequence[Run]) -> int:
+    """How many of the last make up enough for a core; 0 if all do not."""
+    pixels = runs[0].kind.width * runs[0].kind.height
+    if pixels < _SMALL:
+        return 0
+    work = accumulate(len(run.packets) * pixels for run in reversed(runs))
+    return next((count for count, sum_of in enumerate(work, 1) if sum_of >= SPARE_PIXELS), 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -127,14 +129,16 @@ def test_streams_that_keep_more_pictures_get_a_decoder_for_them(
         (("deblock", "3:3"), ("chroma-qp-offset", "4")),
     ]  # fmt: skip
     clips = [
-        made(Recipe(frames=40, gop=20, b_frames=n % 8, params=more, seed=n, crf=30)) for n, more in enumerate(params)
+        # The rate gets into the VUI.
+        made(Recipe(frames=40, gop=20, b_frames=n % 8, params=more, seed=n, crf=30, fps=Fraction(24 + n)))
+        for n, more in enumerate(params)
     ]
     more_hevc: list[tuple[tuple[str, str], ...]] = [
         (("ref", "1"),), (("ref", "6"),), (("ctu", "16"), ("max-tu-size", "16")), (("min-cu-size", "16"),),
         (("level-idc", "5.1"),), (("sao", "0"), ("amp", "1"), ("rect", "1")),
     ]  # fmt: skip
     clips += [
-        made(Recipe(codec="hevc", frames=40, gop=20, b_frames=n % 4, params=more, seed=n))
+        made(Recipe(codec="hevc", frames=40, gop=20, b_frames=n % 4, params=more, seed=n, fps=Fraction(24 + n)))
         for n, more in enumerate(more_hevc)
     ]
     assert len({clip.stsd for clip, _ in clips}) >= 13
@@ -206,6 +210,32 @@ def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: Session
         (pictures,) = sessions.submit([good])()
         np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
     sessions.close()
+
+
+def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A core gives such a run back: frames must not depend on who was free."""
+    clip = stored(Recipe(width=1280, height=720, frames=40, gop=40, b_frames=0, style="texture"), tmp_path / "clip")
+    good = whole(clip)
+    middle = int(np.cumsum(good.sizes)[9]) + int(good.sizes[10]) // 2
+    data = good.data.copy()
+    data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
+    torn = replace(good, name="torn", data=data)
+    alone = Sessions(device_id=0, engines=1)
+    (reference,) = alone.submit([torn])()
+    expected = reference.cpu()
+    alone.close()
+    assert not np.array_equal(expected.numpy(), stock(clip)), "nothing is damaged"
+    both = Sessions(device_id=0, engines=1, spare_cores=3)
+    with caplog.at_level(logging.DEBUG, logger="streamvid.stream.spare"):
+        got = both.submit([torn] * 12 + [good] * 2)()
+    assert "left to an engine" in caplog.text
+    for pictures in got[:12]:
+        np.testing.assert_array_equal(pictures.cpu().numpy(), expected.numpy())
+    for pictures in got[12:]:
+        np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
+    both.close()
 
 
 def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ Frames of the first batch are compared with stock's, bit for bit. Memory is what
 against the frames of the two batches that are alive at a time. Other rows, below the table:
 
 - loop: a StreamLoader in a loop that only sums each batch, against the decoder alone on the same windows;
-- sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike.
+- sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike;
+- grouped: a StreamLoader over clips of 8 sizes, with `group_by_size` and without.
 
 Each kind of clips has a process of its own. With `--json` all that is known is written after each row.
 """
@@ -58,7 +59,7 @@ def cases(quick: bool, only: str) -> list[Case]:
     if not quick:
         found += [Case("windows", kind, GOPS[0], 1, batch) for kind in kinds for batch in BATCHES]
         found += [Case("loop", kind, 60, 1, 64) for kind in kinds if "720p" in kind]
-        found += [Case(row, "h264 mixed", MIXED_GOP, 1, 64) for row in ("sets", "sizes")]
+        found += [Case(row, "h264 mixed", MIXED_GOP, 1, 64) for row in ("sets", "sizes", "grouped")]
     order = [*KINDS, "h264 mixed"]
     return [case for case in sorted(found, key=lambda case: order.index(case.kind)) if only in case.name]
 
@@ -137,6 +138,10 @@ def notes(found: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"{name_of(row)}: {row['mixed_s']:.3f} s a batch with {row[row['row']]} {row['row']}, "
                 f"{row['uniform_s']:.3f} s where clips are alike: {row['mixed_s'] / row['uniform_s']:.2f} times"
+            )
+        elif row["row"] == "grouped":
+            lines.append(
+                f"{name_of(row)}: {row['grouped_s']:.3f} s a batch with group_by_size, {row['mixed_s']:.3f} s without"
             )
     return lines
 

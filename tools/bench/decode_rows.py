@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -38,7 +39,7 @@ class Case:
     """A row.
 
     Attributes:
-        row: "windows", "loop", "sets" (mixed parameter sets) or "sizes" (mixed sizes).
+        row: "windows", "loop", "sets" (mixed parameter sets), "sizes" (mixed sizes) or "grouped" (likewise).
         kind: of the clips.
         gop: frames from key frame to key frame.
         stride: step from wanted frame to wanted frame.
@@ -62,7 +63,7 @@ class Case:
         """Names of the clips that it needs."""
         if self.row == "sets":
             return clips.names_of_sets()
-        return clips.names_of_sizes() if self.row == "sizes" else [f"{self.kind} {self.gop}"]
+        return clips.names_of_sizes() if self.row in ("sizes", "grouped") else [f"{self.kind} {self.gop}"]
 
 
 class Bench:
@@ -80,7 +81,13 @@ class Bench:
             if name not in self._stored:
                 self._stored[name] = clips.stored(name, self._folder, self._work)
         used = [self._stored[name] for name in case.clips]
-        how = {"windows": self._windows, "loop": self._loop, "sets": self._sets, "sizes": self._sizes}[case.row]
+        how = {
+            "windows": self._windows,
+            "loop": self._loop,
+            "sets": self._sets,
+            "sizes": self._sizes,
+            "grouped": self._grouped,
+        }[case.row]
         return {**dataclasses.asdict(case), "error": "", **how(case, used)}
 
     def _windows(self, case: Case, used: list[StoredClip]) -> dict[str, Any]:
@@ -184,6 +191,41 @@ class Bench:
         mixed = self._ours(batches(used, case, _BATCHES))
         uniform = statistics.mean(self._ours(batches([clip], case, _BATCHES)) for clip in used)
         return {"mixed_s": mixed, "uniform_s": uniform, "sizes": len(used)}
+
+    def _grouped(self, case: Case, used: list[StoredClip]) -> dict[str, Any]:
+        """A StreamLoader over clips of many sizes, with `group_by_size` and without."""
+        import streamvid as sv
+        from streamvid.packing.pack import pack
+
+        videos, packed = self._work / "copies", self._work / "sizes"
+        videos.mkdir()
+        for name in case.clips:
+            for copy in range(case.batch):
+                shutil.copy(clips.source(name, self._folder), videos / f"{name.replace(' ', '-')}-{copy:03}.mp4")
+        pack([videos], packed, progress=False)
+        found: dict[bool, list[float]] = {False: [], True: []}
+        loaders = {
+            grouped: sv.StreamLoader(
+                str(packed),
+                batch_size=case.batch,
+                sampling=sv.Window(WINDOW, stride=case.stride),
+                transform=sv.Transform(resize=(224, 224)),
+                group_by_size=grouped,
+            )
+            for grouped in found
+        }
+        # The first epoch opens decoders; then in turn, so that what else the machine does falls on both.
+        for _ in range(1 + self._rounds):
+            for grouped, loader in loaders.items():
+                loader.set_epoch(0)
+                started = time.perf_counter()
+                steps = 0
+                for batch in loader:
+                    batch["video"].sum().item()
+                    steps += 1
+                found[grouped].append((time.perf_counter() - started) / steps)
+        mixed, grouped_s = (statistics.median(found[way][1:]) for way in (False, True))
+        return {"mixed_s": mixed, "grouped_s": grouped_s, "sizes": len(used)}
 
     def _ours(self, work: list[list[EncodedSlice]]) -> float:
         """Seconds per batch."""
