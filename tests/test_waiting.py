@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamvid.errors import VideoError
 from streamvid.stream.runs import Batch, Kind, Run, cut, kind_of, takes
-from streamvid.stream.software import decode, open_decoder
+from streamvid.stream.software import KeptDecoder
 from streamvid.stream.waiting import OPENING, Waiting
 from streamvid.video.annexb import START_CODE, begins_anew, parameters
 from streamvid.video.remux import store_clip
@@ -299,10 +299,9 @@ def test_runs_decode_on_a_core_to_the_planes_of_the_sequential_decode(name: str,
     wanted = np.sort(rng.choice(len(whole), 7, replace=False))
     found = {}
     # One for all, as cores keep theirs.
-    decoder = open_decoder(clip.codec, b"")
+    decoder = KeptDecoder()
     for piece in reversed(cut([slice_of(clip, wanted)], [(None, 0)])):
-        decoder.flush_buffers()
-        for frame in decode(decoder, zip(piece.packets, piece.ranks, strict=True)):
+        for frame in decoder.decode(clip.codec, b"", zip(piece.packets, piece.ranks, strict=True)):
             if frame.pts in piece.rows:
                 found[piece.rows[frame.pts]] = frame.to_ndarray()
                 # Nobody asks for the frames behind it.

@@ -18,7 +18,7 @@ from streamvid.stream.nvdec import shared_guard
 from streamvid.stream.rgb import Planes, RgbConverter
 from streamvid.stream.runs import takes
 from streamvid.stream.sessions import NVDEC_ENGINES, open_sessions
-from streamvid.stream.software import Piece, pictures, pieces
+from streamvid.stream.software import KeptDecoder, Piece, pictures, pieces
 from streamvid.video.slice import EncodedSlice
 
 Frames = npt.NDArray[np.uint8]
@@ -84,7 +84,7 @@ class CpuDecoder:
 
     def __init__(self, *, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
-        self._convert = RgbConverter()
+        self._convert, self._decoder = RgbConverter(), KeptDecoder()
 
     def submit(
         self, slices: Sequence[EncodedSlice], canvases: Sequence[Canvas] | None = None
@@ -97,7 +97,7 @@ class CpuDecoder:
         """
         canvases = canvases or [WholeFrames(part) for part in slices]
         pending = [
-            self._pool.submit(_draw, part, canvas, self._convert, piece)
+            self._pool.submit(_draw, part, canvas, self._convert, self._decoder, piece)
             for part, canvas in zip(slices, canvases, strict=True)
             for piece in pieces(part)
         ]
@@ -261,10 +261,12 @@ def decode_with_pyav(part: EncodedSlice, canvas: Canvas | None = None, convert: 
         VideoError: the slice does not decode to its frames.
     """
     canvas = canvas or WholeFrames(part)
-    _draw(part, canvas, convert or RgbConverter())
+    _draw(part, canvas, convert or RgbConverter(), KeptDecoder())
     return canvas.frames
 
 
-def _draw(part: EncodedSlice, canvas: Canvas, convert: RgbConverter, piece: Piece | None = None) -> None:
-    for row, frame in pictures(part, piece):
+def _draw(
+    part: EncodedSlice, canvas: Canvas, convert: RgbConverter, decoder: KeptDecoder, piece: Piece | None = None
+) -> None:
+    for row, frame in pictures(part, piece, decoder=decoder):
         canvas.put(row, convert(frame, full_range=part.full_range))

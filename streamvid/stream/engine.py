@@ -9,8 +9,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
 from streamvid.stream.runs import Kind, Run
@@ -45,6 +43,7 @@ class Engine:
         self._device_id, self._waiting, self._room = device_id, waiting, room
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._copy = _Copier(self._stream.cuda_stream)
+        self._packet = _Packets()
         self._decoders: OrderedDict[Kind, tuple[Any, int]] = OrderedDict()
         self._current: Kind | None = None
         # Runs in the current decoder by number, and where their frames go by time.
@@ -52,6 +51,8 @@ class Engine:
         self._places: dict[int, tuple[Run, int]] = {}
         self._left: dict[int, int] = {}
         self._number = 0
+        # The last run whose frames were looked at, whether they have its size.
+        self._checked = 0
         self._staged: list[tuple[int, Run, int]] = []
         self._stages: dict[Kind, _Stage] = {}
         self._slots = deque(_Slot() for _ in range(_SLOTS))
@@ -103,7 +104,7 @@ class Engine:
             self._places[first | rank] = run, row
         try:
             for packet, rank in zip(run.packets, run.ranks, strict=True):
-                self._take(decoder.Decode(_packet(packet, first | rank)), run.kind)
+                self._take(decoder.Decode(self._packet(packet, first | rank)), run.kind)
             if run.tried:
                 self._flush()
         except Exception as error:
@@ -157,27 +158,33 @@ class Engine:
     def _take(self, frames: Sequence[Any], kind: Kind) -> None:
         """Frames that a decoder has handed out; it uses their memory again after its next packet, in the order of the
         CUDA stream."""
+        if not frames:
+            return
+        samples_at = self._stage(kind).samples_at
         for frame in frames:
             time = frame.getPTS()
             place = self._places.pop(time, None)
             if place is None:
                 continue
             run, row = place
-            if tuple(frame.shape) != (kind.rows, kind.width) or frame.framesize() != kind.frame_bytes:
-                raise VideoError(
-                    f"clip {run.part.name} decodes to pictures of {list(frame.shape)} in {frame.framesize()} bytes, "
-                    f"its dataset says {[kind.rows, kind.width]} in {kind.frame_bytes}: pack it again"
-                )
+            number = time >> _RANK_BITS
+            # The size cannot change within a run, and to ask for it takes as long as the copy.
+            if number != self._checked:
+                if tuple(frame.shape) != (kind.rows, kind.width) or frame.framesize() != kind.frame_bytes:
+                    raise VideoError(
+                        f"clip {run.part.name} decodes to pictures of {list(frame.shape)} in {frame.framesize()} "
+                        f"bytes, its dataset says {[kind.rows, kind.width]} in {kind.frame_bytes}: pack it again"
+                    )
+                self._checked = number
             # A conversion writes into one tensor, with one range of levels.
             if self._staged:
                 _, before, _ = self._staged[-1]
                 if before.out is not run.out or before.part.full_range != run.part.full_range:
                     self._convert()
-            stage = self._stage(kind)
             self._copy.on_device(
-                stage.samples_at + len(self._staged) * kind.frame_bytes, frame.GetPtrToPlane(0), kind.frame_bytes
+                samples_at + len(self._staged) * kind.frame_bytes, frame.GetPtrToPlane(0), kind.frame_bytes
             )
-            self._staged.append((time >> _RANK_BITS, run, row))
+            self._staged.append((number, run, row))
             if len(self._staged) == _STAGED:
                 self._convert()
 
@@ -219,7 +226,7 @@ class Engine:
         """Take what is still in the current decoder. What does not come out is tried again."""
         if self._current is not None and self._current in self._decoders:
             decoder, _ = self._decoders[self._current]
-            self._take(decoder.Decode(_packet(b"", 0)), self._current)
+            self._take(decoder.Decode(self._packet(b"", 0)), self._current)
         self._convert()
         for number in list(self._runs):
             run = self._settle(number)
@@ -250,17 +257,25 @@ class Engine:
             self._waiting.again(run, run.wrong(error))
 
 
-def _packet(data: bytes, time: int) -> Any:
-    """What PyNvVideoCodec decodes; without data it is the end of what belongs together."""
-    import PyNvVideoCodec as nvc  # noqa: N813
+class _Packets:
+    """Makes what PyNvVideoCodec decodes; without data it is the end of what belongs together."""
 
-    packet = nvc.PacketData()
-    if data:
-        # PyNvVideoCodec copies what it is pointed to before `Decode` returns; `data` lives that long.
-        packet.bsl_data = np.frombuffer(data, dtype=np.uint8).ctypes.data
-    packet.bsl = len(data)
-    packet.pts = time
-    return packet
+    def __init__(self) -> None:
+        import PyNvVideoCodec as nvc  # noqa: N813
+
+        self._made = nvc.PacketData
+        # Where bytes lie, by Python's C interface: a tenth of what it takes by way of NumPy.
+        self._address = ctypes.PyDLL(None).PyBytes_AsString
+        self._address.argtypes, self._address.restype = [ctypes.py_object], ctypes.c_void_p
+
+    def __call__(self, data: bytes, time: int) -> Any:
+        packet = self._made()
+        if data:
+            # PyNvVideoCodec copies what it is pointed to before `Decode` returns; `data` lives that long.
+            packet.bsl_data = self._address(data)
+        packet.bsl = len(data)
+        packet.pts = time
+        return packet
 
 
 class _Stage:

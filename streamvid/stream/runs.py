@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from streamvid.errors import VideoError
@@ -39,12 +39,12 @@ class Kind:
     bits: int
     group: str
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of a decoded frame, luma above chroma."""
         return self.height * 3 // 2
 
-    @property
+    @cached_property
     def frame_bytes(self) -> int:
         """Of a decoded frame."""
         return self.rows * self.width * (2 if self.bits > 8 else 1)

@@ -3,7 +3,10 @@ threads. Making RGB of them is `streamvid.stream.rgb`."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,8 +37,15 @@ def pieces(part: EncodedSlice) -> list[Piece]:
     return list(zip(cuts, [*cuts[1:], len(part.sizes)], strict=True))
 
 
-def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[int, VideoFrame]]:
+def pictures(
+    part: EncodedSlice, piece: Piece | None = None, *, decoder: KeptDecoder | None = None
+) -> Iterator[tuple[int, VideoFrame]]:
     """Decode a slice, or a piece of one, without holding the GIL while FFmpeg works.
+
+    Args:
+        part: the slice.
+        piece: default: all of it.
+        decoder: what others were decoded with.
 
     Returns:
         its wanted frames, not always in order, each with its row: frame *i* of `part.frames` has the row *i*.
@@ -45,11 +55,13 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
     """
     import av
 
+    decoder = decoder or KeptDecoder()
     first, last = piece or (0, len(part.sizes))
     mine = set(part.ranks[first:last].tolist()) if last - first < len(part.sizes) else None
     rows = {int(rank): row for row, rank in enumerate(part.frames) if mine is None or int(rank) in mine}
     try:
-        for frame in decode(open_decoder(*_decoder_settings(part)), _packets(part, first, last)):
+        settings = _decoder_settings(part.stsd, part.width, part.height)
+        for frame in decoder.decode(*settings, _packets(part, first, last)):
             # Also one that nobody wants: others are made from it, and say nothing.
             # Also one that nobody wants: others are made from it, and say nothing.
             if frame.is_corrupt:
@@ -74,13 +86,36 @@ def pictures(part: EncodedSlice, piece: Piece | None = None) -> Iterator[tuple[i
         )
 
 
-def open_decoder(name: str, extradata: bytes) -> VideoCodecContext:
-    """FFmpeg's decoder, for one thread.
+class KeptDecoder(threading.local):
+    """FFmpeg's decoder, one for each thread, which is kept for the next stream of the same settings: to open one and to
+    get memory for its pictures takes as long as to decode three of them."""
 
-    Args:
-        name: FFmpeg's.
-        extradata: its; empty if parameter sets are in band.
-    """
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[str, bytes], VideoCodecContext] | None = None
+
+    def decode(self, name: str, extradata: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+        """Packets, each with its rank → all their frames; the `pts` of each is the rank of its packet.
+
+        Args:
+            name: FFmpeg's, of the decoder.
+            extradata: its; empty if parameter sets are in band.
+            packets: in decode order, of a stream by itself. No more are taken than frames are asked for.
+
+        Raises:
+            av.error.FFmpegError: they cannot be decoded.
+        """
+        key = name, extradata
+        # One that fails is not kept.
+        kept, self._kept = self._kept, None
+        context = kept[1] if kept is not None and kept[0] == key else _open(name, extradata)
+        # Whoever wants no more ends the loop early.
+        with suppress(GeneratorExit):
+            yield from _decode(context, packets)
+        context.flush_buffers()
+        self._kept = key, context
+
+
+def _open(name: str, extradata: bytes) -> VideoCodecContext:
     import av
 
     context = av.CodecContext.create(name, "r")
@@ -91,16 +126,7 @@ def open_decoder(name: str, extradata: bytes) -> VideoCodecContext:
     return context
 
 
-def decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
-    """Packets, each with its rank → all their frames; the `pts` of each is the rank of its packet.
-
-    Args:
-        context: new, or flushed. It is to be flushed before it decodes others.
-        packets: in decode order. No more are taken than frames are asked for.
-
-    Raises:
-        av.error.FFmpegError: they cannot be decoded.
-    """
+def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
     import av
 
     for data, rank in packets:
@@ -121,7 +147,8 @@ def _packets(part: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes,
         start = end
 
 
-def _decoder_settings(part: EncodedSlice) -> tuple[str, bytes]:
+@lru_cache(maxsize=256)
+def _decoder_settings(stsd: bytes, width: int, height: int) -> tuple[str, bytes]:
     """FFmpeg's name of the decoder, and its extradata.
 
     FFmpeg itself takes them out of the sample description, from an MP4 without packets.
@@ -130,7 +157,7 @@ def _decoder_settings(part: EncodedSlice) -> tuple[str, bytes]:
 
     import av
 
-    head = mp4.header(part.stsd, np.empty(0, dtype=np.int64), width=part.width, height=part.height)
+    head = mp4.header(stsd, np.empty(0, dtype=np.int64), width=width, height=height)
     with av.open(io.BytesIO(head), format="mp4") as container:
         context = container.streams.video[0].codec_context
         return context.codec.name, context.extradata or b""

@@ -15,11 +15,10 @@ import numpy as np
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
 from streamvid.stream.runs import Kind, Run
-from streamvid.stream.software import decode, open_decoder
+from streamvid.stream.software import KeptDecoder
 from streamvid.stream.waiting import Waiting
 
 if TYPE_CHECKING:
-    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 _STAGED: Final = 16 << 20
@@ -44,8 +43,7 @@ class SpareCore:
         self._device_id, self._waiting = device_id, waiting
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._kind: Kind | None = None
-        # Kept, as opening one costs as much as decoding two or three pictures.
-        self._decoder: VideoCodecContext | None = None
+        self._decoder = KeptDecoder()
         self._host: Any = None
         self._places = torch.empty(_MOST_STAGED, dtype=torch.int64, pin_memory=True)
         # Rows of what lies in the host's memory, and the run that the last is of.
@@ -79,7 +77,6 @@ class SpareCore:
                     self._decode(run)
                 except Exception as error:
                     failed[run] = error
-                    self._decoder = None
             self._convert()
             self._stream.synchronize()
         except Exception as error:
@@ -88,10 +85,8 @@ class SpareCore:
         return failed
 
     def _decode(self, run: Run) -> None:
-        self._decoder = self._decoder or open_decoder(run.kind.codec, b"")
-        self._decoder.flush_buffers()
         rows = dict(run.rows)
-        for frame in decode(self._decoder, zip(run.packets, run.ranks, strict=True)):
+        for frame in self._decoder.decode(run.kind.codec, b"", zip(run.packets, run.ranks, strict=True)):
             self._take(frame, run, rows)
             if not rows:
                 break
@@ -104,7 +99,7 @@ class SpareCore:
 
         if kind == self._kind:
             return
-        self._decoder = None
+        self._decoder = KeptDecoder()
         count = min(_MOST_STAGED, max(1, _STAGED // kind.frame_bytes))
         dtype = torch.uint8 if kind.bits == 8 else torch.int16
         self._host = torch.empty((count, kind.rows * kind.width), dtype=dtype, pin_memory=True)

@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.video.mp4 import codec_configuration
+
 START_CODE: Final = b"\0\0\0\1"
 _BOXES: Final = {"h264": b"avcC", "hevc": b"hvcC"}
 CODECS: Final = tuple(_BOXES)
@@ -47,10 +49,7 @@ def parameters(codec: str, stsd: bytes) -> Parameters:
         ValueError: it has no such box, or one that is cut off.
     """
     kind = _BOXES[codec]
-    at = stsd.find(kind)
-    if at < 4:
-        raise ValueError(f"the sample description has no {kind.decode()} box")
-    box = stsd[at + 4 : at - 4 + int.from_bytes(stsd[at - 4 : at], "big")]
+    box = codec_configuration(stsd, kind)
     try:
         return _avcc(box) if codec == "h264" else _hvcc(box)
     except IndexError as error:
