@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.errors import VideoError
 from streamvid.stream.runs import Batch, Kind, Run, cut, kind_of, takes
 from streamvid.stream.software import KeptDecoder
-from streamvid.stream.waiting import OPENING, Waiting
+from streamvid.stream.waiting import OPENING, SPARE, Waiting
 from streamvid.video.annexb import START_CODE, begins_anew, parameters
 from streamvid.video.remux import store_clip
 from tests.reference import slice_of
@@ -139,15 +139,16 @@ def test_cores_leave_the_last_runs_to_the_engines() -> None:
     waiting.put(runs(*((0, 40) for _ in range(20))))
     core = Worker(waiting, spare=True)
     deadline = time.monotonic() + 5
-    while len(core.taken) < 13 and time.monotonic() < deadline:
+    # One more, and those that are left would keep the four engines busy for as long as `SPARE` such runs.
+    kept = SPARE * 4 - 1
+    while len(core.taken) < 20 - kept and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    # Seven are left, and an eighth would keep the four engines busy for as long as two such runs.
-    assert len(core.taken) == 13
+    assert len(core.taken) == 20 - kept
     waiting.end()
-    left = [waiting.take(current=None, opened=[kind(0)], block=True) for _ in range(8)]
-    assert None not in left[:7]
-    assert left[7] is None
+    left = [waiting.take(current=None, opened=[kind(0)], block=True) for _ in range(kept + 1)]
+    assert None not in left[:kept]
+    assert left[kept] is None
 
 
 def test_a_run_is_tried_twice() -> None:
@@ -277,13 +278,14 @@ def test_cores_leave_small_frames_to_the_engines() -> None:
 
 def test_cores_take_short_runs_together() -> None:
     waiting = Waiting(engines=1)
-    batch = runs(*((0, n) for n in (40, 7, 8, 9, 30, 2)))
+    batch = runs(*((0, n) for n in (100, 7, 8, 9, 30, 2)))
     waiting.put(batch)
+    # Once it has ended, none waits for more.
+    waiting.end()
     # 22 frames of 720p are worth it.
     assert waiting.spare() == [batch[n] for n in (5, 1, 2, 3)]
     assert waiting.spare() == [batch[4]]
-    # Of 40 packets, 40 are too many: the engine takes them sooner than a core would have them done.
-    waiting.end()
+    # 100 of 100 packets are too many: the engine has them done sooner than a core would.
     assert waiting.spare() == []
     assert waiting.take(current=None, opened=[], block=True) is batch[0]
 

@@ -20,9 +20,9 @@ from streamvid.stream.runs import Kind, Run
 OPENING: Final = 64
 """Packets that are decoded in the time that it takes to open a decoder: 45 ms, against 0.7 ms for a packet of H.264
 with 720 rows, on an H200."""
-SPARE: Final = 2
-"""A run goes to a core of the CPU if what waits would keep every engine busy for as long as so many such runs: a core
-takes one or two times as long as an engine, and must not be what a batch waits for in the end."""
+SPARE: Final = 3
+"""Runs go to a core of the CPU if what waits would keep every engine busy for as long as so many times those runs: a
+core takes one to two and a half times as long as an engine, and must not be what a batch waits for in the end."""
 SPARE_PIXELS: Final = 20_000_000
 """A core takes so many runs at once that there is this much to decode, frames times pixels: what Python does each time
 weighs more else than what the chip does, and more threads hinder. A dozen frames of 1080p are enough, or two dozen of
