@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.stream.place import Placement, Placer, Scratch, can_place
+from streamvid.stream.place import Placement, Placer, Scratch, can_place, resize_alone
 from streamvid.stream.transform import Transform, Views
 from tests.views import Array, Clip, clip, torch_batches, video
 
@@ -184,3 +186,29 @@ def test_what_is_left_to_dali() -> None:
         assert not can_place(Transform(resize=8, interpolation=filter_))
         assert not can_place(Transform(scales=(8, 9), crop=8, interpolation=filter_))
         assert not can_place(Views({"a": Transform(), "b": Transform(resize=8, interpolation=filter_)}))
+
+
+def test_only_threads_that_decode_resize_alone() -> None:
+    """What PyTorch does elsewhere, now and later, is none of our business."""
+    import torch
+
+    def seen(before: Callable[[], None] = lambda: None) -> int:
+        counts: list[int] = []
+
+        def ask() -> None:
+            before()
+            counts.append(torch.get_num_threads())
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return counts[0]
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert seen(resize_alone) == 1
+        assert torch.get_num_threads() == 3
+        assert seen() == 3
+    finally:
+        torch.set_num_threads(usual)

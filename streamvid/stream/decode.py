@@ -15,6 +15,7 @@ import numpy.typing as npt
 from streamvid.errors import VideoError
 from streamvid.stream.fuse import fuse, group
 from streamvid.stream.nvdec import shared_guard
+from streamvid.stream.place import resize_alone
 from streamvid.stream.rgb import Planes, RgbConverter
 from streamvid.stream.runs import takes
 from streamvid.stream.sessions import NVDEC_ENGINES, open_sessions
@@ -83,7 +84,7 @@ class CpuDecoder:
     """
 
     def __init__(self, *, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode", initializer=resize_alone)
         self._convert, self._decoder = RgbConverter(), KeptDecoder()
 
     def submit(

@@ -86,6 +86,19 @@ def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None
     return None if values is None else (float(values[n, 0]), float(values[n, 1]))
 
 
+def resize_alone() -> None:
+    """Have PyTorch use no other threads for what the calling thread asks for: each of many has work of its own, and
+    helpers that wait for more of it take a tenth of the time of all."""
+    import torch
+
+    others = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Threads that begin later would follow. What another one says counts for those, and not here any more.
+    usual = threading.Thread(target=torch.set_num_threads, args=(others,))
+    usual.start()
+    usual.join()
+
+
 class Scratch(threading.local):
     """Memory of each thread that is written again and again: the system takes longer to hand out fresh memory than a
     resize lasts."""
