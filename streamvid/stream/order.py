@@ -55,6 +55,8 @@ def generator(seed: int, number: int, purpose: int, *, part: int = 0, item: int 
 
 def draws(seed: int, number: int, item: int, count: int, *, purpose: int = SAMPLE) -> npt.NDArray[np.float64]:
     """float64 [count], uniform in [0, 1): the random numbers of an item in a pass, whoever decodes it, and when."""
+    if not count:
+        return np.empty(0)
     return generator(seed, number, purpose, item=item).random(count)
 
 

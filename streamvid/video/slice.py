@@ -249,8 +249,12 @@ def gather(part: Slice, spans: Int64, blocks: list[Bytes]) -> Bytes:
         blocks: the bytes of each range, uint8.
 
     Returns:
-        uint8 [bytes]: the packets one after another, in decode order.
+        uint8 [bytes]: the packets one after another, in decode order; perhaps a part of a block.
     """
+    first, size = int(part.offsets[0]), int(part.sizes.sum())
+    if len(blocks) == 1 and bool((part.offsets[1:] == part.offsets[:-1] + part.sizes[:-1]).all()):
+        start = first - int(spans[0, 0])
+        return blocks[0][start : start + size]
     block = np.searchsorted(spans[:, 0], part.offsets, side="right") - 1
     starts = part.offsets - spans[block, 0]
     # Packets that lie side by side are copied at once; memoryviews are what Python cuts and joins with least ado.
