@@ -16,9 +16,13 @@ from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
 from streamvid.video.stored import StoredClip
 
 
-def sequential(path: Path | str, *, full_range: bool) -> list[npt.NDArray[np.uint8]]:
-    """Every frame that a player shows of a file's video, RGB, in order; edit lists are followed."""
-    with av.open(str(path)) as container:
+def sequential(path: Path | str, *, full_range: bool, edits: bool = True) -> list[npt.NDArray[np.uint8]]:
+    """Every frame that a player shows of a file's video, RGB, in order.
+
+    With `edits` edit lists are followed. FFmpeg then loses the leading pictures of a key frame that is the last to be
+    shown, even if the edit takes in all: so not where nothing is cut.
+    """
+    with av.open(str(path), options={} if edits else {"ignore_editlist": "1"}) as container:
         return [to_rgb(frame, full_range=full_range) for frame in container.decode(video=0)]
 
 
