@@ -14,7 +14,8 @@ Batches of windows of 16 frames at random places, the same packets three ways:
 Frames of the first batch are compared with stock's, bit for bit. Memory is what the GPU has less while batches run,
 against the frames of the two batches that are alive at a time. Other rows, below the table:
 
-- loop: a StreamLoader in a loop that only sums each batch, against the decoder alone on the same windows;
+- loop, proxy: a StreamLoader or a ProxyLoader in a loop that only sums each batch, against the decoder alone on the
+  same windows;
 - sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike;
 - grouped: a StreamLoader over clips of 8 sizes, with `group_by_size` and without.
 
@@ -43,6 +44,7 @@ GOPS: Final = (15, 60, 250)
 STRIDES: Final = (1, 8)
 BATCHES: Final = (16, 256)
 """Beside 64."""
+LOOPS: Final = ("loop", "proxy")
 BARS: Final = {"720p": 2.5, "1080p": 8.0, "640x272": 3.0}
 """Gains over stock that issue 6 asks for at a batch of 64."""
 OF_LIMIT: Final = 0.9
@@ -58,7 +60,7 @@ def cases(quick: bool, only: str) -> list[Case]:
     found = [Case("windows", kind, gop, stride, 64) for kind in kinds for gop in gops for stride in STRIDES]
     if not quick:
         found += [Case("windows", kind, GOPS[0], 1, batch) for kind in kinds for batch in BATCHES]
-        found += [Case("loop", kind, 60, 1, 64) for kind in kinds if "720p" in kind]
+        found += [Case(row, kind, 60, 1, 64) for kind in kinds if "720p" in kind for row in ("loop", "proxy")]
         found += [Case(row, "h264 mixed", MIXED_GOP, 1, 64) for row in ("sets", "sizes", "grouped")]
     order = [*KINDS, "h264 mixed"]
     return [case for case in sorted(found, key=lambda case: order.index(case.kind)) if only in case.name]
@@ -128,7 +130,7 @@ def notes(found: Sequence[dict[str, Any]]) -> list[str]:
     for row in found:
         if row["error"]:
             lines.append(f"does not run: {name_of(row)} ({row['error']})")
-        elif row["row"] == "loop":
+        elif row["row"] in LOOPS:
             lines.append(
                 f"{name_of(row)}: {row['loop_s']:.3f} s a batch, {row['decode_s']:.3f} s for the decoder alone (loop / "
                 f"decode {row['loop_s'] / row['decode_s']:.3f}); first batch after {row['first_s']:.2f} s and "
@@ -153,7 +155,7 @@ def checks(found: Sequence[dict[str, Any]]) -> list[Check]:
         name = name_of(row)
         if row["error"]:
             continue
-        if row["row"] == "loop":
+        if row["row"] in LOOPS:
             made.append(Check.at_most(f"share of the time beyond decoding, {name}", row["beyond"], BEYOND))
         if row["row"] != "windows":
             continue

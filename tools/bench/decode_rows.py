@@ -28,6 +28,8 @@ WINDOW: Final = 16
 _BATCHES: Final = 3
 _LOOPS: Final = 16
 """Batches of an epoch of the loop."""
+_WORKERS: Final = 4
+"""Processes of a ProxyLoader."""
 _LOOP_ROUNDS: Final = 2
 """Epochs that are timed at most, after one that is not."""
 _ROW_SECONDS: Final = 5.0
@@ -39,7 +41,8 @@ class Case:
     """A row.
 
     Attributes:
-        row: "windows", "loop", "sets" (mixed parameter sets), "sizes" (mixed sizes) or "grouped" (likewise).
+        row: "windows", "loop", "proxy" (the loop with a ProxyLoader), "sets" (mixed parameter sets), "sizes" (mixed
+            sizes) or "grouped" (likewise).
         kind: of the clips.
         gop: frames from key frame to key frame.
         stride: step from wanted frame to wanted frame.
@@ -84,6 +87,7 @@ class Bench:
         how = {
             "windows": self._windows,
             "loop": self._loop,
+            "proxy": self._proxy,
             "sets": self._sets,
             "sizes": self._sizes,
             "grouped": self._grouped,
@@ -128,21 +132,45 @@ class Bench:
         }
 
     def _loop(self, case: Case, used: list[StoredClip]) -> dict[str, Any]:
-        """A loop that only sums each batch, against the decoder alone on the same windows."""
-        import torch
-
+        """A StreamLoader's loop that only sums each batch, against the decoder alone on the same windows."""
         import streamvid as sv
-        from streamvid.packing.pack import pack
 
-        (clip,) = used
-        packed = self._work / f"packed-{len(list(self._work.iterdir()))}"
-        pack([clips.source(case.clips[0], self._folder)], packed, progress=False)
         loader = sv.StreamLoader(
-            sv.Mix([(str(packed), 1)]),
+            sv.Mix([(str(self._packed(case)), 1)]),
             batch_size=case.batch,
             steps_per_epoch=_LOOPS,
             sampling=sv.Window(WINDOW, stride=case.stride),
         )
+        return self._looped(case, used[0], loader)
+
+    def _proxy(self, case: Case, used: list[StoredClip]) -> dict[str, Any]:
+        """Likewise with a ProxyLoader, whose workers read and slice."""
+        import streamvid as sv
+
+        span = np.arange(0, WINDOW * case.stride, case.stride)
+        last = len(used[0].index.visible) - int(span[-1])
+        starts = np.random.default_rng(0).integers(0, last, _LOOPS * case.batch).tolist()
+        loader = sv.ProxyLoader(
+            sv.ClipDataset(self._packed(case)),
+            batch_size=case.batch,
+            sampler=[sv.At(0, frames=(start + span).tolist()) for start in starts],
+            num_workers=_WORKERS,
+            persistent_workers=True,
+        )
+        return self._looped(case, used[0], loader)
+
+    def _packed(self, case: Case) -> Path:
+        """The clip as a dataset."""
+        from streamvid.packing.pack import pack
+
+        packed = self._work / f"packed-{len(list(self._work.iterdir()))}"
+        pack([clips.source(case.clips[0], self._folder)], packed, progress=False)
+        return packed
+
+    def _looped(self, case: Case, clip: StoredClip, loader: Any) -> dict[str, Any]:
+        """A loop over either, against the decoder alone."""
+        import torch
+
         rate = float(clips.recipe(case.clips[0]).fps)
         starts: list[list[int]] = []
         loops = []
