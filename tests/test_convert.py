@@ -171,7 +171,8 @@ def test_sizes_keep_the_shape_and_fit_the_blocks(width: int, height: int, codec:
         assert side % encoder.block == 0
         assert side >= encoder.least
         if before * factor >= encoder.least:
-            assert abs(side - before * factor) <= encoder.block / 2
+            # Half a block, and what floating point makes of it.
+            assert abs(side - before * factor) <= encoder.block / 2 + 1e-9
 
 
 def test_sizes_that_people_ask_for() -> None:

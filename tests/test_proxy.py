@@ -329,7 +329,12 @@ def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str) -> None:
         if how == "interrupt":
             assert len(children) >= 2
             os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            # It would go on for ever, and take the machine from all tests behind this one.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     assert process.returncode in ((1, -signal.SIGINT, 130) if how == "interrupt" else (0,)), errors
     assert ("KeyboardInterrupt" in errors) == (how == "interrupt")
     deadline = time.monotonic() + 10
