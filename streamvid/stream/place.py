@@ -88,7 +88,7 @@ def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None
 
 def resize_alone() -> None:
     """Have PyTorch use no other threads for what the calling thread asks for: each of many has work of its own, and
-    helpers that wait for more of it take a tenth of the time of all."""
+    helpers that wait for more of it take a tenth of a resize's time."""
     import torch
 
     others = torch.get_num_threads()

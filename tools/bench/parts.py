@@ -1,0 +1,142 @@
+"""What parts of decoding on a CPU cost beside FFmpeg's work itself, and a batch's way to the decoder.
+
+    python -m tools.bench.parts [--quick] [--json FILE] [--clips DIR]
+
+- decoder kept: pieces of slices of H.264 720p, through decoders that are opened for each and one that is kept;
+- resizing alone: frames of 720p to 224x224 in as many threads as there are cores, with PyTorch's helper threads and
+  without;
+- reading: windows of 16 frames chosen, read, sliced and cut into runs, in batches of 64.
+
+Milliseconds of processor time, medians of rounds in turn; other work on the machine hardly changes their ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import streamvid as sv
+from streamvid.packing.pack import pack
+from streamvid.store.access import ShardAccess
+from streamvid.store.dataset import Dataset
+from streamvid.stream import samples
+from streamvid.stream.place import Placement, Placer, Scratch, resize_alone
+from streamvid.stream.plan import Step
+from streamvid.stream.rgb import RgbConverter
+from streamvid.stream.runs import cut
+from streamvid.stream.software import KeptDecoder, pictures, pieces
+from tests.reference import slice_of
+from tools.bench import decode_clips as clips
+from tools.bench.report import Report, Row, arguments, finish, machine
+
+WINDOW: Final = np.arange(0, 128, 8)
+SIDE: Final = 224
+BATCH: Final = 64
+FRAMES: Final = 256
+
+
+def cpu_ms(function: Callable[[], object]) -> float:
+    """Processor time of this process, in milliseconds."""
+    started = time.process_time()
+    function()
+    return (time.process_time() - started) * 1e3
+
+
+def in_turn(ways: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Medians, after a round that does not count."""
+    taken: list[list[float]] = [[cpu_ms(way) for way in ways] for _ in range(1 + rounds)][1:]
+    return [statistics.median(column) for column in zip(*taken, strict=True)]
+
+
+def kept_decoder(name: str, folder: Path, work: Path, rounds: int) -> Row:
+    """Pieces of a clip's slices, by either way."""
+    clip = clips.stored(name, folder, work)
+    parts = [slice_of(clip, start + WINDOW) for start in range(0, 240, 24)]
+    jobs = [(part, piece) for part in parts for piece in pieces(part)]
+    kept = KeptDecoder()
+
+    def decode(decoder: KeptDecoder | None) -> None:
+        for part, piece in jobs:
+            for _ in pictures(part, piece, decoder=decoder):
+                pass
+
+    before, after = in_turn([lambda: decode(None), lambda: decode(kept)], rounds)
+    what = f"decoder kept, {name}, {np.mean([last - first for _, (first, last) in jobs]):.0f} packets a piece"
+    return _row(what, before / len(jobs), after / len(jobs))
+
+
+def resizing(name: str, folder: Path, work: Path, rounds: int) -> Row:
+    """One frame, again and again, in all threads."""
+    clip = clips.stored(name, folder, work)
+    ((_, frame),) = pictures(slice_of(clip, [0]))
+    planes = RgbConverter()(frame, full_range=False)
+    whole = Placement(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
+    placer = Placer(whole, height=clip.height, width=clip.width, scratch=Scratch())
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as helped, ThreadPoolExecutor(cores, initializer=resize_alone) as alone:
+
+        def resize(pool: ThreadPoolExecutor) -> None:
+            list(pool.map(lambda _: placer(planes), range(FRAMES)))
+
+        before, after = in_turn([lambda: resize(helped), lambda: resize(alone)], rounds)
+    return _row("resizing alone, a frame", before / FRAMES, after / FRAMES)
+
+
+def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
+    """A batch's way to the decoder."""
+    packed = work / "packed"
+    pack([clips.source(name, folder)], packed, progress=False)
+    dataset = Dataset.open(str(packed))
+    recipe = samples.Recipe(sv.Window(len(WINDOW)), "edge", sv.Transform(), 0)
+    access = ShardAccess(dataset, cache=None, limit_bytes=0)
+
+    def batch(number: int) -> None:
+        # The first sample of the first clip, each in another pass.
+        items = np.zeros(BATCH, dtype=np.int64)
+        step = Step(items, number * BATCH + np.arange(BATCH), items == 0)
+        (encoded,) = samples.encode(dataset, [samples.choose(dataset, step, recipe)], recipe, access)
+        cut(encoded.slices, [(None, 0)] * BATCH)
+
+    (taken,) = in_turn([lambda: [batch(number) for number in range(4)]], rounds)
+    return {"what": f"reading a batch of {BATCH}, {name}", "before ms": "-", "now ms": taken / 4, "ratio": "-"}
+
+
+def _row(what: str, before: float, after: float) -> Row:
+    return {"what": what, "before ms": before, "now ms": after, "ratio": before / after}
+
+
+def main() -> int:
+    """The program."""
+    parser = arguments(__doc__)
+    parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
+    options = parser.parse_args()
+    rounds = 3 if options.quick else 9
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        folder = options.clips or work / "clips"
+        clips.make_all(["h264 720p 15", "h264 720p 250", "hevc 720p 60"], folder)
+        rows = []
+        for number, made in enumerate(
+            (
+                lambda place: kept_decoder("h264 720p 15", folder, place, rounds),
+                lambda place: kept_decoder("h264 720p 250", folder, place, rounds),
+                lambda place: resizing("h264 720p 15", folder, place, rounds),
+                lambda place: reading("hevc 720p 60", folder, place, rounds),
+            )
+        ):
+            place = work / str(number)
+            place.mkdir()
+            rows.append(made(place))
+    return finish(Report("parts", rows, [], [], []), options, machine())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
