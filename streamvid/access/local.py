@@ -17,6 +17,7 @@ from streamvid.stream.finish import FinishedViews, can_finish
 from streamvid.stream.place import Scratch, can_place
 from streamvid.stream.rgb import RgbConverter
 from streamvid.stream.samples import EncodedBatch
+from streamvid.stream.software import KeptDecoder
 from streamvid.stream.stage import canvases
 from streamvid.stream.transform import Transform, Views, by_view
 
@@ -37,7 +38,8 @@ class LocalDecoder:
 
     def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
         self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
-        self._placed, self._scratch, self._convert = can_place(transform), Scratch(), RgbConverter()
+        self._placed, self._scratch = can_place(transform), Scratch()
+        self._convert, self._decoder = RgbConverter(), KeptDecoder()
         self._pid = os.getpid()
         self._pipeline: _Synchronous | None = None
 
@@ -58,10 +60,10 @@ class LocalDecoder:
         (part,) = batch.slices
         if can_finish(self._transform):
             views = FinishedViews(self._transform, batch, self._scratch)
-            decode_with_pyav(part, views.canvases[0], self._convert)
+            decode_with_pyav(part, views.canvases[0], self._convert, self._decoder)
             return {view: tensor[0] for view, tensor in views.tensors.items()}
         canvas = canvases(self._transform, batch, self._scratch)[0] if self._placed else None
-        frames = decode_with_pyav(part, canvas, self._convert)
+        frames = decode_with_pyav(part, canvas, self._convert, self._decoder)
         if self._pid != os.getpid():
             _INHERITED.append(self._pipeline)
             self._pipeline, self._pid = None, os.getpid()

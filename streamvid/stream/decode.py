@@ -247,13 +247,18 @@ def _check_shape(shape: tuple[int, ...], part: EncodedSlice) -> None:
         )
 
 
-def decode_with_pyav(part: EncodedSlice, canvas: Canvas | None = None, convert: RgbConverter | None = None) -> Any:
+def decode_with_pyav(
+    part: EncodedSlice,
+    canvas: Canvas | None = None,
+    convert: RgbConverter | None = None,
+    decoder: KeptDecoder | None = None,
+) -> Any:
     """Decode one slice on the CPU, in the calling thread, without holding the GIL while FFmpeg works.
 
     Args:
         part: the slice.
         canvas: what takes its frames; by default they come as they are.
-        convert: keeps filters and memory from slice to slice.
+        convert, decoder: keep filters, memory and FFmpeg's decoder from slice to slice.
 
     Returns:
         uint8 [frames, height, width, 3], RGB; or what the canvas makes.
@@ -262,7 +267,7 @@ def decode_with_pyav(part: EncodedSlice, canvas: Canvas | None = None, convert: 
         VideoError: the slice does not decode to its frames.
     """
     canvas = canvas or WholeFrames(part)
-    _draw(part, canvas, convert or RgbConverter(), KeptDecoder())
+    _draw(part, canvas, convert or RgbConverter(), decoder or KeptDecoder())
     return canvas.frames
 
 

@@ -63,7 +63,6 @@ def pictures(
         settings = _decoder_settings(part.stsd, part.width, part.height)
         for frame in decoder.decode(*settings, _packets(part, first, last)):
             # Also one that nobody wants: others are made from it, and say nothing.
-            # Also one that nobody wants: others are made from it, and say nothing.
             if frame.is_corrupt:
                 raise VideoError(f"clip {part.name} is damaged: check it with `streamvid verify --decode`")
             row = rows.pop(frame.pts, None) if frame.pts is not None else None

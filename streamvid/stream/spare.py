@@ -69,17 +69,20 @@ class SpareCore:
 
     def _decode_all(self, runs: Sequence[Run]) -> dict[Run, Exception]:
         """Decode runs of one kind and batch, and wait until their frames are written; those that fail, and why."""
+        import av
+
         failed: dict[Run, Exception] = {}
         try:
             self._make_room(runs[0].kind)
             for run in runs:
                 try:
                     self._decode(run)
-                except Exception as error:
+                except (VideoError, av.error.FFmpegError) as error:
                     failed[run] = error
             self._convert()
             self._stream.synchronize()
         except Exception as error:
+            # It may have been the others' frames, too, that were on their way to the GPU.
             failed = dict.fromkeys(runs, error)
             self._staged.clear()
         return failed

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from streamvid.errors import VideoError
 from streamvid.stream.decode import GpuDecoder
 from streamvid.stream.runs import kind_of, takes
 from streamvid.stream.sessions import Sessions, open_sessions
+from streamvid.stream.spare import SpareCore
 from streamvid.video.remux import store_clip
 from streamvid.video.stored import StoredClip
 from tests.reference import slice_of, whole
@@ -236,6 +238,31 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     for pictures in got[12:]:
         np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
     both.close()
+
+
+def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs are taken together: the frames of those before are lost as well."""
+    clips = [
+        stored(Recipe(width=1280, height=720, frames=12, gop=12, b_frames=2, seed=n), tmp_path / str(n))
+        for n in range(4)
+    ]
+    expected = [stock(clip) for clip in clips]
+    convert, calls = SpareCore._convert, count(1)
+
+    def fails_at_times(core: SpareCore) -> None:
+        if len(core._staged) > 1 and next(calls) % 2:
+            raise RuntimeError("CUDA error: out of memory")
+        convert(core)
+
+    monkeypatch.setattr(SpareCore, "_convert", fails_at_times)
+    sessions = Sessions(device_id=0, engines=1, spare_cores=2)
+    got = sessions.submit([whole(clip) for clip in clips] * 8)()
+    assert next(calls) > 1
+    for n, pictures in enumerate(got):
+        np.testing.assert_array_equal(pictures.cpu().numpy(), expected[n % 4])
+    sessions.close()
 
 
 def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> None:
