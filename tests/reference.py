@@ -13,7 +13,7 @@ import numpy.typing as npt
 from streamvid.stream.rgb import to_rgb
 from streamvid.video.index import FrameIndex
 from streamvid.video.slice import EncodedSlice, gather, minimal, ranges
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored import UNORDERED, StoredClip
 
 
 def sequential(path: Path | str, *, full_range: bool, edits: bool = True) -> list[npt.NDArray[np.uint8]]:
@@ -51,6 +51,7 @@ def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: Fr
         frames=part.frames,
         plain=part.plain,
         starts=part.starts,
+        in_order=UNORDERED not in clip.traits.split(","),
     )
 
 

@@ -1,10 +1,13 @@
-"""Ways to break a video file, each as a file broken in the field would be. All work in place."""
+"""Ways to break a video file, each as a file broken in the field would be. All but the last work in place."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+
+import av
 
 _Span = tuple[int, int]
 
@@ -107,3 +110,17 @@ def _video_track(data: bytearray) -> _Span:
             if data[handler + 8 : handler + 12] == b"vide":
                 return inner
     raise ValueError("no video track here")
+
+
+def lie_about_order(source: Path, target: Path) -> Path:
+    """The same packets, shown in decode order if one believes their times: as muxers write them that know decode times
+    alone."""
+    with closing(av.open(str(source))) as container, closing(av.open(str(target), "w")) as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        times = sorted(packet.pts for packet in packets if packet.pts is not None)
+        for packet, time in zip(packets, times, strict=True):
+            packet.pts = packet.dts = time
+            packet.stream = track
+            output.mux(packet)
+    return target

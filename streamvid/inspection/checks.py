@@ -198,15 +198,26 @@ def _check_packets(
             yield f"packet {int(np.argmin(same))} of its mp4 is not where, or when, the index says"
             return
     if decode:
-        yield from _check_frames(data, index, shift, threads)
+        yield from check_frames(data, index, shift, threads)
 
 
-def _check_frames(data: bytes, index: FrameIndex, shift: int, threads: int) -> Iterator[str]:
-    """Every visible packet must decode to one frame with its pts; hidden ones may decode to one or not."""
+def check_frames(data: bytes, index: FrameIndex, shift: int, threads: int) -> Iterator[str]:
+    """Every visible packet must decode to one frame with its pts, in their order; hidden ones may decode to one or not.
+
+    Args:
+        data: a clip's mp4.
+        index: its frame index.
+        shift: what its pts are larger by than those of the index.
+        threads: for FFmpeg.
+
+    Returns:
+        what is wrong.
+    """
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = threads
-        decoded = Counter(None if f.pts is None else f.pts - shift for f in container.decode(stream))
+        times = [None if frame.pts is None else frame.pts - shift for frame in container.decode(stream)]
+    decoded = Counter(times)
     visible = Counter(index.frame_pts.tolist())
     missing = visible - decoded
     beyond = decoded - visible - Counter(index.pts[(index.flags & HIDDEN) != 0].tolist())
@@ -214,3 +225,6 @@ def _check_frames(data: bytes, index: FrameIndex, shift: int, threads: int) -> I
         yield f"{missing.total()} of its {visible.total()} frames do not decode, the first at pts {min(missing)}"
     if beyond:
         yield f"it decodes to {beyond.total()} frames that are not in the index"
+    known = [time for time in times if time is not None]
+    if known != sorted(known):
+        yield "its frames come out of a decoder in another order than the index says: pack it again"

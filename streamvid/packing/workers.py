@@ -223,6 +223,8 @@ def serve() -> None:
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints in here must not end up among the answers
+    # Nor be lost: a worker that is killed writes nothing more.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
     pickle.dump("ready", answers)
     answers.flush()

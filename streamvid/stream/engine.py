@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
+from streamvid.stream.arrivals import Arrivals, time_of
 from streamvid.stream.runs import Kind, Run
 from streamvid.stream.waiting import Waiting
 
@@ -20,8 +21,6 @@ _SLOTS: Final = 16
 """Conversions that are queued on the GPU before anybody waits for the first."""
 _KEPT: Final = 32
 """Frames that a decoder holds memory for, by measurement: 25 to 33."""
-_RANK_BITS: Final = 32
-"""A frame carries the number of its run and its rank as its time: so it says which it is."""
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +45,14 @@ class Engine:
         self._packet = _Packets()
         self._decoders: OrderedDict[Kind, tuple[Any, int]] = OrderedDict()
         self._current: Kind | None = None
+        self._arrivals = Arrivals()
         # Runs in the current decoder by number, and where their frames go by time.
         self._runs: dict[int, Run] = {}
-        self._places: dict[int, tuple[Run, int]] = {}
+        self._places: dict[int, tuple[int, int]] = {}
         self._left: dict[int, int] = {}
         self._number = 0
+        # Runs whose frames all came, if nothing went wrong, and the CUDA event after which they are written.
+        self._came: deque[tuple[int, Any]] = deque()
         # The last run whose frames were looked at, whether they have its size.
         self._checked = 0
         self._staged: list[tuple[int, Run, int]] = []
@@ -85,9 +87,10 @@ class Engine:
         return run
 
     def _decode(self, run: Run) -> None:
+        exact = run.tried is not None or not run.part.in_order
         try:
             # A CRA picture behind another run is not taken for a beginning, and its pictures get mixed up.
-            if run.kind != self._current or run.tried or not run.anew:
+            if run.kind != self._current or exact or not run.anew:
                 self._flush()
             decoder = self._decoder(run)
         except Exception as error:
@@ -99,13 +102,13 @@ class Engine:
         self._number += 1
         self._runs[self._number] = run
         self._left[self._number] = len(run.rows)
-        first = self._number << _RANK_BITS
         for rank, row in run.rows.items():
-            self._places[first | rank] = run, row
+            self._places[time_of(self._number, rank)] = self._number, row
         try:
-            for packet, rank in zip(run.packets, run.ranks, strict=True):
-                self._take(decoder.Decode(self._packet(packet, first | rank)), run.kind)
-            if run.tried:
+            for first, end, time in self._arrivals.send(self._number, run.ranks, exact=exact):
+                data = run.packets[first] if end == first + 1 else b"".join(run.packets[first:end])
+                self._take(decoder.Decode(self._packet(data, time)), run.kind)
+            if exact:
                 self._flush()
         except Exception as error:
             self._fail(error)
@@ -162,12 +165,11 @@ class Engine:
             return
         samples_at = self._stage(kind).samples_at
         for frame in frames:
-            time = frame.getPTS()
-            place = self._places.pop(time, None)
+            place = self._places.pop(self._arrivals.came(frame.getPTS()), None)
             if place is None:
                 continue
-            run, row = place
-            number = time >> _RANK_BITS
+            number, row = place
+            run = self._runs[number]
             # The size cannot change within a run, and to ask for it takes as long as the copy.
             if number != self._checked:
                 if tuple(frame.shape) != (kind.rows, kind.width) or frame.framesize() != kind.frame_bytes:
@@ -187,6 +189,7 @@ class Engine:
             self._staged.append((number, run, row))
             if len(self._staged) == _STAGED:
                 self._convert()
+        self._finish()
 
     def _stage(self, kind: Kind) -> _Stage:
         if kind not in self._stages:
@@ -218,7 +221,7 @@ class Engine:
         for number, _, _ in staged:
             self._left[number] -= 1
             if not self._left[number]:
-                self._settle(number).batch.finished(written)
+                self._came.append((number, written))
         while self._writing and self._writing[0][0].query():
             self._writing.popleft()
 
@@ -228,17 +231,25 @@ class Engine:
             decoder, _ = self._decoders[self._current]
             self._take(decoder.Decode(self._packet(b"", 0)), self._current)
         self._convert()
+        missing = self._arrivals.ended()
+        if missing:
+            # It is not known which: no run that is in the decoder can be trusted.
+            self._came.clear()
+        self._finish()
         for number in list(self._runs):
             run = self._settle(number)
-            if run.rows:
-                lost = f"{self._lost(run)} of its frames do not come out of the decoder"
-                self._waiting.again(run, run.wrong(lost))
+            lost = missing or sum(other == number for other, _ in self._places.values())
+            if lost:
+                self._waiting.again(run, run.wrong(f"{lost} of its frames do not come out of the decoder"))
             else:
                 run.batch.finished()
         self._places.clear()
 
-    def _lost(self, run: Run) -> int:
-        return sum(other is run for other, _ in self._places.values())
+    def _finish(self) -> None:
+        """Runs whose frames have certainly come are done."""
+        while self._came and self._came[0][0] < self._arrivals.certain:
+            number, written = self._came.popleft()
+            self._settle(number).batch.finished(written)
 
     def _settle(self, number: int) -> Run:
         """A run is not in the decoder any more."""
@@ -248,6 +259,8 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """A decoder that failed is of no use, and may hold frames of every run that is in it."""
         self._staged.clear()
+        self._came.clear()
+        self._arrivals.forget()
         self._places.clear()
         if self._current is not None and self._current in self._decoders:
             self._close(self._current)

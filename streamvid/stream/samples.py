@@ -24,6 +24,7 @@ from streamvid.stream.sampling import ClipTimes, Pad, Sampling, Selection, lengt
 from streamvid.stream.transform import Transform, Views
 from streamvid.video.index import FrameIndex, Int64
 from streamvid.video.slice import EncodedSlice, Slice, gather, minimal, ranges
+from streamvid.video.stored import UNORDERED
 
 GAP_BYTES: Final = 64 << 10
 """On a local disk, reading this much too much costs less than another read."""
@@ -195,6 +196,7 @@ def encoded_slice(dataset: ClipSource, sample: Sample, data: npt.NDArray[np.uint
         frames=part.frames,
         plain=part.plain,
         starts=part.starts,
+        in_order=UNORDERED not in rows.traits[clip].split(","),
     )
 
 

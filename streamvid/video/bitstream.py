@@ -6,12 +6,13 @@ only, never at coded pictures, and are written to fail towards "not a start, not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.video import mp4
 from streamvid.video.av1 import TemporalUnits
+from streamvid.video.picture_order import H264Order, HevcOrder
 
 _H264_IDR: Final = 5
 _H264_SLICES: Final = range(1, 6)
@@ -23,7 +24,7 @@ _HEVC_FIRST_NON_SLICE: Final = 32
 _VOP_START: Final = b"\x00\x00\x01\xb6"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PacketKind:
     """What the headers of one packet say.
 
@@ -37,6 +38,8 @@ class PacketKind:
         packs: holds several pictures, all but the last of them not shown (VP9's superframes).
         refreshes_nothing: VP9: leaves no picture for later ones.
         resets: VP9: depends on nothing but pictures that those before it leave behind.
+        order: H.264 and HEVC: of two packets, the lower one's picture comes out of a decoder first; None if that is not
+            known. 0 for all other codecs.
     """
 
     random_access: bool = False
@@ -48,6 +51,7 @@ class PacketKind:
     packs: bool = False
     refreshes_nothing: bool = False
     resets: bool = False
+    order: int | None = 0
 
 
 Classifier = Callable[[memoryview], PacketKind]
@@ -68,11 +72,13 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
     if codec == "h264":
         # AVCDecoderConfigurationRecord, ISO/IEC 14496-15 5.3.3.1: lengthSizeMinusOne in the low bits of byte 4.
         length_size = (mp4.codec_configuration(stsd, b"avcC")[4] & 3) + 1
-        return lambda packet: _h264(packet, length_size)
+        h264 = H264Order(stsd)
+        return lambda packet: _h264(packet, length_size, h264)
     if codec == "hevc":
         # HEVCDecoderConfigurationRecord, ISO/IEC 14496-15 8.3.3.1: lengthSizeMinusOne in the low bits of byte 21.
         length_size = (mp4.codec_configuration(stsd, b"hvcC")[21] & 3) + 1
-        return lambda packet: _hevc(packet, length_size)
+        hevc = HevcOrder(stsd)
+        return lambda packet: _hevc(packet, length_size, hevc)
     if codec == "av1":
         return _av1(stsd)
     simple: dict[str, Classifier] = {"mpeg4": _mpeg4, "mjpeg": _mjpeg, "vp8": _vp8, "vp9": _vp9}
@@ -108,48 +114,50 @@ def settled(codec: str, kinds: list[PacketKind]) -> list[PacketKind]:
     ]
 
 
-def _nal_headers(packet: memoryview, length_size: int) -> Iterator[int]:
-    """The position of each length-prefixed NAL unit's first byte."""
+def _nal_units(packet: memoryview, length_size: int) -> list[memoryview]:
+    """The NAL units of a packet, without their lengths; what does not fit is left out."""
+    units = []
     position, end = 0, len(packet)
     while position + length_size < end:
         length = int.from_bytes(packet[position : position + length_size], "big")
         position += length_size
         if length and position + length <= end:
-            yield position
+            units.append(packet[position : position + length])
         position += length
+    return units
 
 
-def _h264(packet: memoryview, length_size: int) -> PacketKind:
+def _h264(packet: memoryview, length_size: int, order: H264Order) -> PacketKind:
     """ITU-T H.264, 7.3.1: nal_ref_idc is bits 5–6, nal_unit_type bits 0–4 of the first byte."""
-    slices = [packet[p] for p in _nal_headers(packet, length_size) if packet[p] & 31 in _H264_SLICES]
+    units = _nal_units(packet, length_size)
+    slices = [unit[0] for unit in units if unit[0] & 31 in _H264_SLICES]
     if not slices:
-        return _H264_KINDS[False, False]
-    return _H264_KINDS[slices[0] & 31 == _H264_IDR, all((first >> 5) & 3 == 0 for first in slices)]
+        return PacketKind(order=None)
+    return PacketKind(
+        random_access=slices[0] & 31 == _H264_IDR,
+        disposable=all((first >> 5) & 3 == 0 for first in slices),
+        order=order.look(units),
+    )
 
 
-_H264_KINDS: Final = {
-    (start, disposable): PacketKind(random_access=start, disposable=disposable)
-    for start in (False, True)
-    for disposable in (False, True)
-}
-
-
-def _hevc(packet: memoryview, length_size: int) -> PacketKind:
+def _hevc(packet: memoryview, length_size: int, order: HevcOrder) -> PacketKind:
     """ITU-T H.265, 7.3.1.2: nal_unit_type is bits 1–6 of the first byte, nuh_temporal_id_plus1 bits 0–2 of the
     second."""
-    for position in _nal_headers(packet, length_size):
-        if position + 1 >= len(packet):
+    units = _nal_units(packet, length_size)
+    for unit in units:
+        if len(unit) < 2:
             break
-        kind = (packet[position] >> 1) & 63
-        layer = (packet[position] & 1) << 5 | packet[position + 1] >> 3
+        kind = (unit[0] >> 1) & 63
+        layer = (unit[0] & 1) << 5 | unit[1] >> 3
         if kind < _HEVC_FIRST_NON_SLICE and layer == 0:
             return PacketKind(
                 random_access=kind in _HEVC_IRAP,
                 disposable=kind in _HEVC_SUB_LAYER_NON_REFERENCE,
                 skipped_leading=kind in _HEVC_RASL,
-                temporal_id=max((packet[position + 1] & 7) - 1, 0),
+                temporal_id=max((unit[1] & 7) - 1, 0),
+                order=order.look(units),
             )
-    return PacketKind()
+    return PacketKind(order=None)
 
 
 def _mpeg4(packet: memoryview) -> PacketKind:

@@ -139,4 +139,5 @@ def _copy(source: BinaryIO, target: BinaryIO, offset: Int64, size: Int64) -> Non
 def _traits(clip: StoredClip) -> str:
     data = np.memmap(clip.mp4, mode="r", dtype=np.uint8).data
     places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
-    return traits(bitstream.classify(clip.codec, clip.stsd, [data[at : at + size] for at, size in places]))
+    kinds = bitstream.classify(clip.codec, clip.stsd, [data[at : at + size] for at, size in places])
+    return traits(clip.codec, kinds, clip.index.pts)

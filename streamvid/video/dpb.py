@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from streamvid.video.annexb import START_CODE
+from streamvid.video.bits import Bits
 
 _SEQUENCE: Final = {"h264": 7, "hevc": 33}
 """NAL unit types of sequence parameter sets."""
@@ -49,7 +50,7 @@ def dpb(codec: str, sets: bytes) -> Dpb:
     """
     try:
         (unit,) = sequences(codec, sets)
-        bits = _Bits(unit[_NAL_HEADER[codec] :])
+        bits = Bits(unit[_NAL_HEADER[codec] :])
         return _h264(bits) if codec == "h264" else _hevc(bits)
     except ValueError:
         return Dpb(f"sets {sets.hex()}", 0)
@@ -61,41 +62,40 @@ def sequences(codec: str, sets: bytes) -> list[bytes]:
     return [u for u in units if (u[0] & 31 if codec == "h264" else u[0] >> 1 & 63) == _SEQUENCE[codec]]
 
 
-class _Bits:
-    """Reads a NAL unit's payload bit by bit; ValueError at its end."""
+@dataclass(frozen=True)
+class H264Head:
+    """The first part of an H.264 sequence parameter set (7.3.2.1.1).
 
-    def __init__(self, payload: bytes) -> None:
-        # Emulation prevention (7.3.1 of H.264): a 3 after two zeros is not part of the payload.
-        data = payload.replace(b"\0\0\3", b"\0\0")
-        self._value, self._left = int.from_bytes(data, "big"), 8 * len(data)
+    Attributes:
+        profile, constraints, level: as they stand there.
+        separate_planes: a slice says which colour it is of.
+        frame_num_bits: of frame_num in a slice header.
+        order_type: pic_order_cnt_type.
+        order_bits: of pic_order_cnt_lsb in a slice header; 0 but for type 0.
+    """
 
-    def u(self, count: int) -> int:
-        """Unsigned, of so many bits."""
-        if count > self._left:
-            raise ValueError("the parameter set ends early")
-        self._left -= count
-        return self._value >> self._left & ((1 << count) - 1)
-
-    def ue(self) -> int:
-        """Exponential-Golomb code (9.1 of H.264)."""
-        zeros = 0
-        while not self.u(1):
-            zeros += 1
-        return (1 << zeros) - 1 + self.u(zeros)
-
-    def se(self) -> int:
-        """The same, signed."""
-        code = self.ue()
-        return (code + 1) // 2 if code % 2 else -(code // 2)
+    profile: int
+    constraints: int
+    level: int
+    separate_planes: bool
+    frame_num_bits: int
+    order_type: int
+    order_bits: int
 
 
-def _h264(bits: _Bits) -> Dpb:
+def h264_head(bits: Bits) -> H264Head:
+    """Read the first part of a sequence parameter set, up to max_num_ref_frames.
+
+    Raises:
+        ValueError: it ends early.
+    """
     profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
     bits.ue()
+    separate = 0
     if profile in _WITH_CHROMA:
         chroma = bits.ue()
         if chroma == 3:
-            bits.u(1)
+            separate = bits.u(1)
         bits.ue()
         bits.ue()
         bits.u(1)
@@ -103,16 +103,21 @@ def _h264(bits: _Bits) -> Dpb:
             for number in range(12 if chroma == 3 else 8):
                 if bits.u(1):
                     _scaling_list(bits, 16 if number < 6 else 64)
-    bits.ue()
-    order = bits.ue()
+    frame_num_bits = bits.ue() + 4
+    order, order_bits = bits.ue(), 0
     if order == 0:
-        bits.ue()
+        order_bits = bits.ue() + 4
     elif order == 1:
         bits.u(1)
         bits.se()
         bits.se()
         for _ in range(bits.ue()):
             bits.se()
+    return H264Head(profile, constraints, level, bool(separate), frame_num_bits, order, order_bits)
+
+
+def _h264(bits: Bits) -> Dpb:
+    head = h264_head(bits)
     references = bits.ue()
     bits.u(1)
     bits.ue()
@@ -126,11 +131,11 @@ def _h264(bits: _Bits) -> Dpb:
     kept = _h264_kept(bits) if bits.u(1) else None
     if kept is None:
         # The decoder takes what profile and level allow, or the references: who knows. Only equals are equal.
-        return Dpb(f"{profile}/{constraints}/{level}/{references}", 0)
+        return Dpb(f"{head.profile}/{head.constraints}/{head.level}/{references}", 0)
     return Dpb("", max(kept, references))
 
 
-def _h264_kept(bits: _Bits) -> int | None:
+def _h264_kept(bits: Bits) -> int | None:
     """max_dec_frame_buffering of the VUI, if it is there."""
     if bits.u(1) and bits.u(8) == _EXTENDED_SAR:
         bits.u(32)
@@ -161,7 +166,7 @@ def _h264_kept(bits: _Bits) -> int | None:
     return bits.ue()
 
 
-def _hrd(bits: _Bits) -> None:
+def _hrd(bits: Bits) -> None:
     count = bits.ue() + 1
     bits.u(8)
     for _ in range(count):
@@ -171,7 +176,7 @@ def _hrd(bits: _Bits) -> None:
     bits.u(20)
 
 
-def _scaling_list(bits: _Bits, size: int) -> None:
+def _scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
@@ -179,7 +184,29 @@ def _scaling_list(bits: _Bits, size: int) -> None:
         last = following or last
 
 
-def _hevc(bits: _Bits) -> Dpb:
+@dataclass(frozen=True)
+class HevcHead:
+    """The first part of an HEVC sequence parameter set (7.3.2.2.1).
+
+    Attributes:
+        layers: sub-layers beside the first.
+        level: general_level_idc.
+        separate_planes: a slice says which colour it is of.
+        order_bits: of slice_pic_order_cnt_lsb in a slice header.
+    """
+
+    layers: int
+    level: int
+    separate_planes: bool
+    order_bits: int
+
+
+def hevc_head(bits: Bits) -> HevcHead:
+    """Read the first part of a sequence parameter set, up to log2_max_pic_order_cnt_lsb_minus4.
+
+    Raises:
+        ValueError: it ends early.
+    """
     bits.u(4)
     layers = bits.u(3)
     bits.u(1)
@@ -192,8 +219,7 @@ def _hevc(bits: _Bits) -> Dpb:
     for with_profile, with_level in present:
         bits.u(88 * with_profile + 8 * with_level)
     bits.ue()
-    if bits.ue() == 3:
-        bits.u(1)
+    separate = bits.u(1) if bits.ue() == 3 else 0
     bits.ue()
     bits.ue()
     if bits.u(1):
@@ -201,11 +227,15 @@ def _hevc(bits: _Bits) -> Dpb:
             bits.ue()
     bits.ue()
     bits.ue()
-    bits.ue()
+    return HevcHead(layers, level, bool(separate), bits.ue() + 4)
+
+
+def _hevc(bits: Bits) -> Dpb:
+    head = hevc_head(bits)
     every = bits.u(1)
     kept = 0
-    for _ in range(layers + 1 if every else 1):
+    for _ in range(head.layers + 1 if every else 1):
         kept = max(kept, bits.ue() + 1)
         bits.ue()
         bits.ue()
-    return Dpb(str(level), kept)
+    return Dpb(str(head.level), kept)

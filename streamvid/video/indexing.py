@@ -15,7 +15,7 @@ from streamvid.video import bitstream, mp4
 from streamvid.video.index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex, Int64
 from streamvid.video.probe import Look
 from streamvid.video.scan import Scan
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored import UNORDERED, StoredClip
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def stored_clip(
         pix_fmt=look.pix_fmt,
         color_space=look.color_space,
         color_range=look.color_range,
-        traits=traits(kinds),
+        traits=traits(codec, kinds, times.pts),
         width=look.width,
         height=look.height,
         rotation=look.rotation,
@@ -132,14 +132,29 @@ def _unrecovered(target: Path, pts: Int64) -> npt.NDArray[np.bool_]:
     return np.asarray(pts < first)
 
 
-def traits(kinds: list[bitstream.PacketKind]) -> str:
-    """The `traits` column of docs/format.md."""
+def traits(codec: str, kinds: list[bitstream.PacketKind], pts: Int64) -> str:
+    """The `traits` column of docs/format.md.
+
+    Args:
+        codec: as there.
+        kinds: what the clip's packets are, in decode order.
+        pts: int64 [packets], when they are shown.
+    """
     found = {
+        UNORDERED: codec in ("h264", "hevc") and not _ordered(kinds, pts),
         "lead-in": not kinds[0].random_access,
         "show-existing": any(kind.repeats for kind in kinds),
         "superframes": any(kind.packs for kind in kinds),
     }
     return ",".join(sorted(name for name, there in found.items() if there))
+
+
+def _ordered(kinds: list[bitstream.PacketKind], pts: Int64) -> bool:
+    """Whether pictures come out of a decoder in the order of their times; False if that is not known."""
+    order = [kind.order for kind in kinds if kind.order is not None]
+    if len(order) != len(kinds):
+        return False
+    return bool((np.diff(np.array(order)[np.argsort(pts, kind="stable")]) > 0).all())
 
 
 def _flags(kinds: list[bitstream.PacketKind], pts: Int64, hidden: npt.NDArray[np.bool_], codec: str) -> Int64:

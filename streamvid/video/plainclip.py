@@ -23,7 +23,7 @@ from streamvid.video.pieces import joined, read_pieces
 from streamvid.video.plain import NotPlainError, PlainTrack, read_track
 from streamvid.video.probe import Look, look_at_packet
 from streamvid.video.scan import Scan
-from streamvid.video.stored import Parts, StoredClip, file_mark
+from streamvid.video.stored import UNORDERED, Parts, StoredClip, file_mark
 
 _LEAST_TIMESCALE: Final = 10_000
 """FFmpeg's MP4 muxer doubles smaller ones until they are not. So do we: both ways give the same index."""
@@ -81,6 +81,8 @@ def _store(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         offset=offset,
         size=track.size,
     )
+    if UNORDERED in clip.traits.split(","):
+        raise NotPlainError("times in another order than that of its pictures")
     return replace(clip, sha256=sha256, parts=parts)
 
 

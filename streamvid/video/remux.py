@@ -21,8 +21,8 @@ from streamvid.video.clipfile import clip_header
 from streamvid.video.indexing import index_clip
 from streamvid.video.plainclip import store_plain
 from streamvid.video.probe import Look, Summary, look, open_video, packets, summary, video_stream
-from streamvid.video.scan import Scan, decode_times, scan
-from streamvid.video.stored import StoredClip
+from streamvid.video.scan import Scan, decode_times, ordered_by_decoding, scan
+from streamvid.video.stored import UNORDERED, StoredClip
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +71,31 @@ def store_through_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True)
     Raises:
         VideoError: as for `store_clip`.
     """
-    target = folder / "clip.mp4"
     with blaming_the_video():
         about = summary(source)
         first = look(source)
-        times = scan(source, about.codec, trust_times=about.container != "avi").until_last_shown()
-        if about.codec == "vp8":
-            _write_vp8(source, target, times, first)
-        else:
-            _mux(source, target, about, times, first, moov_first=moov_first)
-        return index_clip(target, about.codec, about.profile, first, times)
+        times = scan(source, about.codec, trust_times=about.container != "avi")
+
+        def store(times: Scan) -> StoredClip:
+            target = folder / "clip.mp4"
+            if about.codec == "vp8":
+                _write_vp8(source, target, times, first)
+            else:
+                _mux(source, target, about, times, first, moov_first=moov_first)
+            return index_clip(target, about.codec, about.profile, first, times)
+
+        clip = store(times.until_last_shown())
+        if UNORDERED not in clip.traits.split(","):
+            return clip
+        try:
+            ordered = ordered_by_decoding(source, about.codec, times)
+        except ValueError:
+            return clip
+        if np.array_equal(ordered.pts, times.pts):
+            return clip
+        # Players show pictures as the decoder hands them out, whatever the container says.
+        log.info("%s: its times contradict the order of its pictures, which is kept", source)
+        return store(ordered.until_last_shown())
 
 
 @contextmanager

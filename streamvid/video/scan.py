@@ -120,8 +120,25 @@ def scan(source: Path, codec: str, *, trust_times: bool) -> Scan:
     )
 
 
-def _order_by_decoding(source: Path, codec: str, decode_times: list[int]) -> Int64:
-    """pts for a container that has none, or only decode times: the decoder's order, on the clock of the packets.
+def ordered_by_decoding(source: Path, codec: str, found: Scan) -> Scan:
+    """The same times, for the pictures in the order in which a decoder hands them out.
+
+    Args:
+        source, codec: as of `scan`.
+        found: what that made of it.
+
+    Raises:
+        ValueError: packets and frames do not match.
+    """
+    pts = _order_by_decoding(source, codec, found.pts.tolist())
+    hidden = np.empty_like(found.hidden)
+    hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
+    return replace(found, pts=pts, hidden=hidden)
+
+
+def _order_by_decoding(source: Path, codec: str, times: list[int]) -> Int64:
+    """pts for a container that has none, or only decode times, or wrong ones: the decoder's order, on the clock of the
+    packets.
 
     AVI stores no presentation times, and those that demuxers make up for it are wrong where frames are reordered.
     """
@@ -134,12 +151,12 @@ def _order_by_decoding(source: Path, codec: str, decode_times: list[int]) -> Int
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
-    if len(order) != len(decode_times) or len(set(order)) != len(order):
+    if len(order) != len(times) or len(set(order)) != len(order):
         raise ValueError(
-            f"its {len(decode_times)} packets decode to {len(order)} frames, "
+            f"its {len(times)} packets decode to {len(order)} frames, "
             "and its container holds no times to match them: convert it first"
         )
-    clock = np.sort(np.array(decode_times, dtype=np.int64))
+    clock = np.sort(np.array(times, dtype=np.int64))
     if len(np.unique(clock)) != len(clock):
         clock = np.arange(len(clock), dtype=np.int64)
     pts = np.empty(len(order), dtype=np.int64)

@@ -53,6 +53,7 @@ class EncodedSlice:
         data: uint8 [bytes], the packets one after another in decode order.
         sizes, ranks, frames, plain: as in `Slice`.
         starts: likewise; by default the first packet alone.
+        in_order: frames come out of a decoder in the order of `ranks`; False if that is not known.
     """
 
     name: str
@@ -67,6 +68,7 @@ class EncodedSlice:
     frames: Int64
     plain: bool
     starts: Int64 = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    in_order: bool = True
 
     def to_mp4(self) -> Bytes:
         """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation

@@ -6,12 +6,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from streamvid.errors import InputError
 from streamvid.video.index import FrameIndex, Int64
 from streamvid.video.pieces import joined, read_pieces
+
+UNORDERED: Final = "unordered"
+"""A trait: see docs/format.md."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,16 @@ import pytest
 
 from streamvid.errors import VideoError
 from streamvid.stream.decode import GpuDecoder
+from streamvid.stream.engine import Engine
 from streamvid.stream.runs import kind_of, takes
 from streamvid.stream.sessions import Sessions, open_sessions
 from streamvid.stream.spare import SpareCore
+from streamvid.video import indexing
 from streamvid.video.remux import store_clip
 from streamvid.video.stored import StoredClip
 from tests.reference import slice_of, whole
 from tools.clips import Recipe, write
+from tools.damage import lie_about_order
 from tools.gpu_survey import arrays
 
 pytest.importorskip("PyNvVideoCodec")
@@ -262,6 +266,55 @@ def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
     assert next(calls) > 1
     for n, pictures in enumerate(got):
         np.testing.assert_array_equal(pictures.cpu().numpy(), expected[n % 4])
+    sessions.close()
+
+
+def test_frames_whose_order_is_not_known_are_told_apart_by_their_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times say that pictures are shown in decode order. Beside clips whose order is known."""
+    recipe = Recipe(width=320, height=192, frames=30, gop=30, b_frames=3, style="texture")
+    good = stored(recipe, tmp_path / "good")
+    reference = stock(good)
+    monkeypatch.setattr(indexing, "_ordered", lambda kinds, pts: True)
+    (tmp_path / "lying").mkdir()
+    lying = store_clip(lie_about_order(good.mp4, tmp_path / "lying.mp4"), tmp_path / "lying")
+    shown = np.argsort(np.argsort(good.index.pts))
+    assert not np.array_equal(shown, np.arange(30))
+    sessions = Sessions(device_id=0, engines=1)
+    got = sessions.submit([whole(good), replace(whole(lying), in_order=False)] * 3)()
+    for pictures in got[::2]:
+        np.testing.assert_array_equal(pictures.cpu().numpy(), reference)
+    for pictures in got[1::2]:
+        np.testing.assert_array_equal(pictures.cpu().numpy(), reference[shown])
+    sessions.close()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
+    made: Callable[[Recipe], Stocked], monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    """Frames are told apart by their order: one too few or too many must not go unnoticed."""
+    clips = [made(Recipe(frames=n, gop=12, b_frames=2, seed=n)) for n in (20, 30, 40)]
+    opened, calls = Engine._open, count(1)
+
+    class Lossy:
+        def __init__(self, decoder: Any) -> None:
+            self._decoder = decoder
+
+        def Decode(self, packet: Any) -> list[Any]:  # noqa: N802
+            frames = list(self._decoder.Decode(packet))
+            if frames and next(calls) in (3, 9, 10, 24):
+                frames[-1:] = [frames[-1]] * 2 if twice else []
+            return frames
+
+    monkeypatch.setattr(Engine, "_open", lambda engine, kind: Lossy(opened(engine, kind)))
+    sessions = Sessions(device_id=0, engines=1)
+    for _ in range(4):
+        got = sessions.submit([whole(clip) for clip, _ in clips])()
+        for (_, reference), pictures in zip(clips, got, strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), reference)
+    assert next(calls) > 24
     sessions.close()
 
 
