@@ -163,7 +163,7 @@ def test_h264_unit_headers() -> None:
     assert of(units(b"\x09", b"\x67", b"\x68", b"\x06", b"\x65")).random_access
     assert of(units(b"\x02", b"\x03", b"\x04")).disposable, "data partitions"
     for no_picture in (units(), units(b"\x67", b"\x68"), units(b"\x06")):
-        assert of(no_picture) == bitstream.PacketKind()
+        assert of(no_picture) == bitstream.PacketKind(order=None)
 
 
 def test_hevc_unit_headers() -> None:
@@ -183,7 +183,7 @@ def test_hevc_unit_headers() -> None:
     assert high.disposable
     (got,) = of(units(hevc_unit(0, layer=1), hevc_unit(19)))
     assert got.random_access, "another layer says nothing of the base layer"
-    assert of(units(hevc_unit(40)))[0] == bitstream.PacketKind()
+    assert of(units(hevc_unit(40)))[0] == bitstream.PacketKind(order=None)
 
 
 def av1_unit(*parts: tuple[int, str]) -> memoryview:

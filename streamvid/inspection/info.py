@@ -246,15 +246,12 @@ def _columns(dataset: Dataset) -> tuple[tuple[str, str], ...]:
 
 
 def _gpu(dataset: Dataset) -> Gpu:
-    from streamvid.stream.decode import CPU_ONLY
-    from streamvid.stream.devicecheck import known_problems
+    from streamvid.stream.devicecheck import known_problems, left_to_cpu
     from streamvid.stream.nvdec import opens_anew
 
     clips = dataset.clips
     refused = [GpuNote(what, why, len(rows)) for what, why, rows in known_problems(dataset)]
-    on_cpu = [
-        GpuNote(codec, "no GPU decoder knows it", count) for codec, count in _counted(clips.codec) if codec in CPU_ONLY
-    ]
+    on_cpu = [GpuNote(codec, why, count) for codec, why, count in left_to_cpu(dataset)]
     slow = []
     streams = clips.codec.codes.astype(np.int64) << 40 | clips.width.astype(np.int64) << 20 | clips.height
     for stream, count in zip(*(part.tolist() for part in np.unique(streams, return_counts=True)), strict=True):

@@ -24,8 +24,20 @@ from streamvid.video.slice import EncodedSlice
 
 Frames = npt.NDArray[np.uint8]
 
-CPU_ONLY: Final = ("mjpeg",)
-"""What `GpuDecoder` leaves to PyAV: intra pictures that no GPU decoder behind DALI knows."""
+_CPU_ONLY: Final = ("mjpeg",)
+"""Intra pictures that no GPU decoder behind DALI knows."""
+
+
+def why_on_cpu(codec: str, *, in_order: bool) -> str:
+    """Why `GpuDecoder` leaves a clip to PyAV; empty if it does not.
+
+    Args:
+        codec, in_order: as of `EncodedSlice`.
+    """
+    if codec in _CPU_ONLY:
+        return "no GPU decoder knows it"
+    # A GPU's decoders hand out pictures in an order of their own; FFmpeg says which is which.
+    return "" if in_order else "the order of its pictures is not known"
 
 
 class Decoder(Protocol):
@@ -122,7 +134,7 @@ class GpuDecoder:
     clip, by DALI's `fn.decoders.video` else.
 
     For DALI slices that go together are fused into as many streams as are decoded at once; clips that it would mix up
-    with others, and Motion JPEG, go to the CPU: see `streamvid.stream.fuse` and `streamvid.stream.nvdec`.
+    with others, and those of `why_on_cpu`, go to the CPU: see `streamvid.stream.fuse` and `streamvid.stream.nvdec`.
 
     Args:
         device_id: the GPU's number.
@@ -144,7 +156,7 @@ class GpuDecoder:
 
     def leaves_to_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
         """Whether such a clip goes to DALI, and so by its cache; arguments as of `streamvid.stream.runs.takes`."""
-        return codec not in CPU_ONLY and not (self._sessions is not None and takes(codec, stsd, width, height))
+        return codec not in _CPU_ONLY and not (self._sessions is not None and takes(codec, stsd, width, height))
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[Any]:
         """Per slice a PyTorch tensor on the GPU; several may be parts of the same memory."""
@@ -157,8 +169,10 @@ class GpuDecoder:
         by_dali: list[int] = []
         on_cpu: list[int] = []
         for number, part in enumerate(slices):
-            if not self.leaves_to_dali(part.codec, part.stsd, part.width, part.height):
-                (on_cpu if part.codec in CPU_ONLY else in_sessions).append(number)
+            if why_on_cpu(part.codec, in_order=part.in_order):
+                on_cpu.append(number)
+            elif not self.leaves_to_dali(part.codec, part.stsd, part.width, part.height):
+                in_sessions.append(number)
             elif guard.admit(self._device_id, part.codec, part.width, part.height):
                 by_dali.append(number)
             else:

@@ -14,7 +14,7 @@ import numpy as np
 from streamvid.errors import InputError, VideoError
 from streamvid.store.access import ShardAccess
 from streamvid.store.source import ClipSource
-from streamvid.stream.decode import CPU_ONLY, GpuDecoder, decode_with_pyav
+from streamvid.stream.decode import GpuDecoder, decode_with_pyav, why_on_cpu
 from streamvid.stream.nvdec import shared_guard
 from streamvid.stream.picks import Uniform
 from streamvid.stream.plan import Step
@@ -22,6 +22,7 @@ from streamvid.stream.samples import Recipe, choose, encode
 from streamvid.stream.transform import Transform
 from streamvid.video.index import Int64
 from streamvid.video.slice import EncodedSlice
+from streamvid.video.stored import UNORDERED
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,11 @@ class _Kind:
     odd: bool
     traits: tuple[str, ...]
 
+    @property
+    def why_on_cpu(self) -> str:
+        """As of `streamvid.stream.decode.why_on_cpu`."""
+        return why_on_cpu(self.codec, in_order=UNORDERED not in self.traits)
+
 
 def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: Callable[[int], EncodedSlice]) -> None:
     """Find out whether the GPU decodes the clips rightly: from what is known, and by trying a few of every kind.
@@ -60,9 +66,9 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: 
         InputError: some cannot be decoded, or come out wrong. Names kinds, clips and the remedy.
     """
     kinds = _kinds(dataset, rows)
-    for kind in [kind for kind in kinds if kind.codec in CPU_ONLY]:
+    for kind in [kind for kind in kinds if kind.why_on_cpu]:
         members = kinds.pop(kind)
-        log.warning("%d clips of %s are decoded on the CPU: no GPU decoder knows them", len(members), kind.codec)
+        log.warning("%d clips of %s are decoded on the CPU: %s", len(members), kind.codec, kind.why_on_cpu)
     problems = {kind: _known_problem(kind) for kind in kinds}
     area = dataset.clips.width.astype(np.int64) * dataset.clips.height
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
@@ -92,9 +98,17 @@ def known_problems(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
     and their rows, int64 [clips]."""
     found = []
     for kind, rows in _kinds(dataset, np.arange(len(dataset), dtype=np.int64)).items():
-        if kind.codec not in CPU_ONLY and (why := _known_problem(kind)):
+        if not kind.why_on_cpu and (why := _known_problem(kind)):
             found.append((" ".join(text for text in (kind.codec, kind.profile, kind.pix_fmt) if text), why, rows))
     return found
+
+
+def left_to_cpu(dataset: ClipSource) -> list[tuple[str, str, int]]:
+    """What a GPU run decodes on the CPU: codecs, why, and how many clips."""
+    found: Counter[tuple[str, str]] = Counter()
+    for kind, rows in _kinds(dataset, np.arange(len(dataset), dtype=np.int64)).items():
+        found[kind.codec, kind.why_on_cpu] += len(rows)
+    return [(codec, why, count) for (codec, why), count in found.items() if why]
 
 
 def _kinds(dataset: ClipSource, rows: Int64) -> dict[_Kind, Int64]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from streamvid.errors import VideoError
 from streamvid.stream import nv12
-from streamvid.stream.arrivals import Arrivals, time_of
+from streamvid.stream.arrivals import Arrivals
 from streamvid.stream.runs import Kind, Run
 from streamvid.stream.waiting import Waiting
 
@@ -46,9 +46,8 @@ class Engine:
         self._decoders: OrderedDict[Kind, tuple[Any, int]] = OrderedDict()
         self._current: Kind | None = None
         self._arrivals = Arrivals()
-        # Runs in the current decoder by number, and where their frames go by time.
+        # Runs in the current decoder by number, and how many of their frames are to come.
         self._runs: dict[int, Run] = {}
-        self._places: dict[int, tuple[int, int]] = {}
         self._left: dict[int, int] = {}
         self._number = 0
         # Runs whose frames all came, if nothing went wrong, and the CUDA event after which they are written.
@@ -87,7 +86,7 @@ class Engine:
         return run
 
     def _decode(self, run: Run) -> None:
-        exact = run.tried is not None or not run.part.in_order
+        exact = run.tried is not None
         try:
             # A CRA picture behind another run is not taken for a beginning, and its pictures get mixed up.
             if run.kind != self._current or exact or not run.anew:
@@ -102,10 +101,8 @@ class Engine:
         self._number += 1
         self._runs[self._number] = run
         self._left[self._number] = len(run.rows)
-        for rank, row in run.rows.items():
-            self._places[time_of(self._number, rank)] = self._number, row
         try:
-            for first, end, time in self._arrivals.send(self._number, run.ranks, exact=exact):
+            for first, end, time in self._arrivals.send(self._number, run.ranks, run.rows, exact=exact):
                 data = run.packets[first] if end == first + 1 else b"".join(run.packets[first:end])
                 self._take(decoder.Decode(self._packet(data, time)), run.kind)
             if exact:
@@ -165,7 +162,7 @@ class Engine:
             return
         samples_at = self._stage(kind).samples_at
         for frame in frames:
-            place = self._places.pop(self._arrivals.came(frame.getPTS()), None)
+            place = self._arrivals.came(frame.getPTS)
             if place is None:
                 continue
             number, row = place
@@ -232,18 +229,15 @@ class Engine:
             self._take(decoder.Decode(self._packet(b"", 0)), self._current)
         self._convert()
         missing = self._arrivals.ended()
-        if missing:
-            # It is not known which: no run that is in the decoder can be trusted.
-            self._came.clear()
         self._finish()
+        self._came.clear()
         for number in list(self._runs):
             run = self._settle(number)
-            lost = missing or sum(other == number for other, _ in self._places.values())
-            if lost:
-                self._waiting.again(run, run.wrong(f"{lost} of its frames do not come out of the decoder"))
+            # It is not known which are missing: no run that is in the decoder can be trusted.
+            if missing:
+                self._waiting.again(run, run.wrong(f"{missing} frames do not come out of the decoder"))
             else:
                 run.batch.finished()
-        self._places.clear()
 
     def _finish(self) -> None:
         """Runs whose frames have certainly come are done."""
@@ -261,7 +255,6 @@ class Engine:
         self._staged.clear()
         self._came.clear()
         self._arrivals.forget()
-        self._places.clear()
         if self._current is not None and self._current in self._decoders:
             self._close(self._current)
         self._current = None

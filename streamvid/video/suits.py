@@ -14,7 +14,7 @@ from streamvid.errors import InputError
 from streamvid.video.convert import Conversion
 from streamvid.video.encoders import Target
 from streamvid.video.index import RANDOM_ACCESS
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored import UNORDERED, StoredClip
 
 Purpose = Literal["gpu", "gpu-no-av1", "any"]
 PURPOSES: Final[tuple[Purpose, ...]] = ("gpu", "gpu-no-av1", "any")
@@ -76,6 +76,8 @@ def gpu_problem(clip: StoredClip) -> str:
         return f"DALI garbles frames with an odd side, here {clip.width}x{clip.height}"
     if "lead-in" in clip.traits.split(",") and clip.codec in ("h264", "hevc"):
         return "it does not begin with a picture that a decoder can start from"
+    if UNORDERED in clip.traits.split(","):
+        return "the order of its pictures cannot be told: the CPU decodes it, also where the GPU does the rest"
     if {"show-existing", "superframes"} & set(clip.traits.split(",")):
         return "DALI gets frames wrong where VP9 has hidden pictures"
     if clip.codec == "h264" and len(index) > 1 and bool(np.all(index.flags & RANDOM_ACCESS)):

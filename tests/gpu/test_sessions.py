@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from streamvid.errors import VideoError
-from streamvid.stream.decode import GpuDecoder
+from streamvid.stream.decode import GpuDecoder, decode_with_pyav
 from streamvid.stream.engine import Engine
 from streamvid.stream.runs import kind_of, takes
 from streamvid.stream.sessions import Sessions, open_sessions
@@ -269,25 +269,23 @@ def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
     sessions.close()
 
 
-def test_frames_whose_order_is_not_known_are_told_apart_by_their_packets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Times say that pictures are shown in decode order. Beside clips whose order is known."""
+def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times say that pictures are shown in decode order, and nobody has mended them."""
     recipe = Recipe(width=320, height=192, frames=30, gop=30, b_frames=3, style="texture")
     good = stored(recipe, tmp_path / "good")
-    reference = stock(good)
+    reference = decode_with_pyav(whole(good))
     monkeypatch.setattr(indexing, "_ordered", lambda kinds, pts: True)
     (tmp_path / "lying").mkdir()
     lying = store_clip(lie_about_order(good.mp4, tmp_path / "lying.mp4"), tmp_path / "lying")
     shown = np.argsort(np.argsort(good.index.pts))
     assert not np.array_equal(shown, np.arange(30))
-    sessions = Sessions(device_id=0, engines=1)
-    got = sessions.submit([whole(good), replace(whole(lying), in_order=False)] * 3)()
+    decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
+    got = arrays(decoder.decode([whole(good), replace(whole(lying), in_order=False)] * 2))
     for pictures in got[::2]:
-        np.testing.assert_array_equal(pictures.cpu().numpy(), reference)
+        np.testing.assert_array_equal(pictures, stock(good))
     for pictures in got[1::2]:
-        np.testing.assert_array_equal(pictures.cpu().numpy(), reference[shown])
-    sessions.close()
+        np.testing.assert_array_equal(pictures, reference[shown])
+    decoder.close()
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -304,7 +302,8 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
 
         def Decode(self, packet: Any) -> list[Any]:  # noqa: N802
             frames = list(self._decoder.Decode(packet))
-            if frames and next(calls) in (3, 9, 10, 24):
+            # Not where a run is tried again, packet by packet.
+            if len(frames) > 5 and next(calls) in (1, 4, 9):
                 frames[-1:] = [frames[-1]] * 2 if twice else []
             return frames
 
@@ -314,7 +313,7 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
         got = sessions.submit([whole(clip) for clip, _ in clips])()
         for (_, reference), pictures in zip(clips, got, strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), reference)
-    assert next(calls) > 24
+    assert next(calls) > 9
     sessions.close()
 
 
