@@ -277,15 +277,24 @@ class _Axis:
         weights /= weights.sum(axis=1, keepdims=True)
         return np.clip(at, 0, self.source - 1).astype(np.int64), weights.astype(np.float32)
 
+    @cached_property
+    def beyond(self) -> tuple[Ints, Floats]:
+        """Pixels of the frame that those of `border` are made of, int64 [n], and their weights, float32 [border, n]."""
+        every, shares = self.taps
+        at, weights = every[self.border], shares[self.border]
+        wanted, inverse = np.unique(at, return_inverse=True)
+        mixed = np.zeros((len(at), len(wanted)), dtype=np.float32)
+        # The frame's last pixel stands for those behind it: one place has several weights.
+        np.add.at(mixed, (np.arange(len(at))[:, None], inverse.reshape(at.shape)), weights)
+        return wanted, mixed
+
 
 def _lines(planes: Sequence[Bytes], across: _Axis, along: _Axis) -> Bytes:
     """The picture's lines at `across.border`, uint8 [3, lines, along.out], of planes whose first axis is `across`."""
-    at, weights = (part[across.border] for part in across.taps)
-    wanted, inverse = np.unique(at, return_inverse=True)
+    wanted, mixed = across.beyond
     band = np.stack([plane[wanted] for plane in planes]).astype(np.float32)
-    lines = np.einsum("cltx,lt->clx", band[:, inverse.reshape(at.shape)], weights)
     at, weights = along.taps
-    values: Floats = np.einsum("clxt,xt->clx", lines[:, :, at], weights)
+    values: Floats = np.einsum("clxt,xt->clx", (mixed @ band)[:, :, at], weights)
     return np.asarray(np.clip(np.rint(values), 0, 255), dtype=np.uint8)
 
 
