@@ -13,7 +13,7 @@ from streamvid.stream.arrivals import TOGETHER, Arrivals, Place, time_of
 Frame = tuple[int, int]
 """Number of the run, rank."""
 
-MILLISECONDS = (33, 41, 1000, 2**16)
+MILLISECONDS = (1, 33, 1000, 2**16)
 
 
 Handed = tuple[int, Frame]

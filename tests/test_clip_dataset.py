@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ import streamvid as sv
 from streamvid.access import shards, source
 from streamvid.packing.pack import pack
 from streamvid.packing.treatment import Treatment
-from tests.packed import pack_with_columns, reseal
+from tests.packed import edit_parquet, pack_with_columns, reseal
 from tests.reference import sequential
 from tools.clips import Recipe, hard_recipes, write
 
@@ -429,8 +430,6 @@ def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pyte
 
 def damage(dataset: Path, target: Path, start: int, data: bytes, row: int) -> Path:
     """A copy of the dataset with other bytes in the tar of that row's shard."""
-    import shutil
-
     shutil.copytree(dataset, target)
     ds = sv.Dataset.open(target)
     tar = Path(ds.shard_path(int(ds.clips.shard[row])))
@@ -439,6 +438,19 @@ def damage(dataset: Path, target: Path, start: int, data: bytes, row: int) -> Pa
     tar.write_bytes(content)
     reseal(target)
     return target
+
+
+def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "set")
+    clips = sv.Dataset.open(dataset).clips
+    row = list(clips.key).index("b_frames")
+    shard = clips.shard[row]
+    parquet = Path(sv.Dataset.open(tmp_path / "set").shard_path(int(shard))).with_suffix(".parquet")
+    edit_parquet(parquet, int(np.count_nonzero(clips.shard[:row] == shard)), traits="lead-in,unordered")
+    reseal(tmp_path / "set")
+    ds = sv.ClipDataset(tmp_path / "set")
+    orders = {key: ds.encoded(sv.At(key, frames=[0])).in_order for key in clips.key}
+    assert orders == {key: key != "b_frames" for key in clips.key}
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,12 @@ def test_what_a_gpu_makes_of_it() -> None:
     columns = dataset.clips
     for name, names in (("codec", ("h264", "mjpeg", "vp9")), ("pix_fmt", ("yuv420p", "yuvj422p", "yuv420p"))):
         object.__setattr__(columns, name, type(columns.codec)(codes, names))
+    object.__setattr__(columns, "traits", type(columns.codec)(codes // 2, ("", "lead-in,unordered")))
     gpu = describe(dataset).gpu
     assert [(note.what, note.clips) for note in gpu.refused] == [("h264 x yuv420p", 1)]
     assert "odd width" in gpu.refused[0].why
-    assert [(note.what, note.clips) for note in gpu.on_cpu] == [("mjpeg", 1)]
+    assert [(note.what, note.clips) for note in gpu.on_cpu] == [("mjpeg", 1), ("vp9", 1)]
+    assert "order" in gpu.on_cpu[1].why
     # 60 rows are coded as 64; VP9's 1080 need no cropping in DALI.
     assert [(note.what, note.clips) for note in gpu.slow] == [("h264 96 x 60", 1)]
 

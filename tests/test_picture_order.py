@@ -97,6 +97,16 @@ def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
     assert order[6:] == [None] * 6
 
 
+def test_pictures_that_do_not_come_out_have_no_place(tmp_path: Path) -> None:
+    """A picture parameter set with output_flag_present_flag, and slices with pic_output_flag 1 and 0."""
+    clip = store_clip(write(Recipe(codec="hevc", frames=2), tmp_path / "v.mp4"), tmp_path)
+    order = HevcOrder(clip.stsd)
+    sets = memoryview(bytes([34 << 1, 1, 0b1101_0001]))
+    shown, hidden = (memoryview(bytes([1 << 1, 1, 0b1110_0000 | flag << 4, 0, 0, 128])) for flag in (1, 0))
+    assert order.look([sets, shown]) is not None
+    assert order.look([hidden]) is None
+
+
 @given(st.sampled_from(["h264", "hevc"]), st.lists(st.binary(max_size=24), max_size=6), st.integers(0, 2**16))
 def test_garbage_does_not_raise(codec: str, units: list[bytes], seed: int) -> None:
     reader = H264Order if codec == "h264" else HevcOrder
