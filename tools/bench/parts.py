@@ -5,6 +5,7 @@
 - decoder kept: pieces of slices of H.264 720p, through decoders that are opened for each and one that is kept;
 - resizing alone: frames of 720p to 224x224 in as many threads as there are cores, with PyTorch's helper threads and
   without;
+- frames: what RGB and resizing add to decoding, in as many threads as there are cores;
 - reading: windows of 16 frames chosen, read, sliced and cut into runs, in batches of 64.
 
 Milliseconds of processor time, medians of rounds in turn; other work on the machine hardly changes their ratios.
@@ -33,6 +34,7 @@ from streamvid.stream.plan import Step
 from streamvid.stream.rgb import RgbConverter
 from streamvid.stream.runs import cut
 from streamvid.stream.software import KeptDecoder, pictures, pieces
+from streamvid.video.slice import EncodedSlice
 from tests.reference import slice_of
 from tools.bench import decode_clips as clips
 from tools.bench.report import Report, Row, arguments, finish, machine
@@ -90,6 +92,35 @@ def resizing(name: str, folder: Path, work: Path, rounds: int) -> Row:
     return _row("resizing alone, a frame", before / FRAMES, after / FRAMES)
 
 
+def frames(name: str, folder: Path, work: Path, rounds: int) -> list[Row]:
+    """Slices decoded, decoded and made RGB, and that and resized."""
+    clip = clips.stored(name, folder, work)
+    parts = [slice_of(clip, start + WINDOW) for start in range(0, 240, 24)]
+    whole = Placement(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
+    kept, convert = KeptDecoder(), RgbConverter()
+    placer = Placer(whole, height=clip.height, width=clip.width, scratch=Scratch())
+
+    def draw(part: EncodedSlice, stages: int) -> None:
+        for _, frame in pictures(part, decoder=kept):
+            planes = convert(frame, full_range=False) if stages > 1 else None
+            if planes is not None and stages > 2:
+                placer(planes)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=resize_alone) as pool:
+
+        def run(stages: int) -> None:
+            list(pool.map(lambda part: draw(part, stages), parts))
+
+        taken = in_turn([lambda n=n: run(n) for n in (1, 2, 3)], rounds)  # type: ignore[misc]
+    count = len(parts) * len(WINDOW)
+    named = (
+        (f"decoding, {name}, for each wanted frame", taken[0]),
+        ("RGB, a frame", taken[1] - taken[0]),
+        ("resizing, a frame", taken[2] - taken[1]),
+    )
+    return [{"what": what, "before ms": "-", "now ms": ms / count, "ratio": "-"} for what, ms in named]
+
+
 def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
     """A batch's way to the decoder."""
     packed = work / "packed"
@@ -123,18 +154,20 @@ def main() -> int:
         work = Path(name)
         folder = options.clips or work / "clips"
         clips.make_all(["h264 720p 15", "h264 720p 250", "hevc 720p 60"], folder)
-        rows = []
+        rows: list[Row] = []
         for number, made in enumerate(
             (
                 lambda place: kept_decoder("h264 720p 15", folder, place, rounds),
                 lambda place: kept_decoder("h264 720p 250", folder, place, rounds),
                 lambda place: resizing("h264 720p 15", folder, place, rounds),
+                lambda place: frames("h264 720p 250", folder, place, rounds),
                 lambda place: reading("hevc 720p 60", folder, place, rounds),
             )
         ):
             place = work / str(number)
             place.mkdir()
-            rows.append(made(place))
+            found = made(place)
+            rows += found if isinstance(found, list) else [found]
     return finish(Report("parts", rows, [], [], []), options, machine())
 
 
