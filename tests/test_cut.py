@@ -157,6 +157,9 @@ def test_nothing_is_stored_that_nobody_needs(tmp_path: Path) -> None:
     assert len(at_key.index) == 30
     assert not (at_key.index.flags & HIDDEN).any()
     assert at_key.traits == ""
+    assert cut_clip(replace(whole, traits="unordered"), 30, 60, tmp_path / "cut.mp4").traits == "", (
+        "this part is in order"
+    )
     late = cut_clip(whole, 45, 60, tmp_path / "cut.mp4")
     hidden = late.index.flags & HIDDEN != 0
     assert hidden.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -16,6 +17,7 @@ from streamvid.video import bitstream, indexing
 from streamvid.video.annexb import START_CODE, parameters
 from streamvid.video.picture_order import H264Order, HevcOrder
 from streamvid.video.remux import store_clip
+from streamvid.video.scan import ordered_by_decoding, scan
 from streamvid.video.stored import UNORDERED, StoredClip
 from tests.reference import sequential, slice_of, whole
 from tools.clips import Recipe, write
@@ -82,6 +84,16 @@ def test_times_that_contradict_it_are_not_believed(codec: str, container: str, t
     assert len(clip.index.visible) == len(reference)
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), reference)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [1, 2, 17])), [reference[n] for n in (1, 2, 17)])
+
+
+def test_what_an_edit_list_hides_goes_by_time(tmp_path: Path) -> None:
+    good = write(Recipe(frames=12, gop=12, b_frames=3), tmp_path / "good.mp4")
+    found = scan(lie_about_order(good, tmp_path / "lying.mp4"), "h264", trust_times=True)
+    found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
+    ordered = ordered_by_decoding(tmp_path / "lying.mp4", "h264", found)
+    assert not np.array_equal(ordered.pts, found.pts)
+    np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
+    np.testing.assert_array_equal(ordered.hidden, ordered.pts <= np.sort(found.pts)[2])
 
 
 def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:

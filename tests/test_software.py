@@ -11,7 +11,7 @@ import pytest
 from streamvid.errors import VideoError
 from streamvid.stream import software
 from streamvid.stream.decode import CpuDecoder, decode_with_pyav
-from streamvid.stream.software import pictures, pieces
+from streamvid.stream.software import KeptDecoder, pictures, pieces
 from streamvid.video.remux import store_clip
 from streamvid.video.slice import EncodedSlice
 from streamvid.video.stored import StoredClip
@@ -114,6 +114,18 @@ def test_batches_that_are_begun_ahead_come_in_their_order(tmp_path: Path) -> Non
             np.testing.assert_array_equal(wait()[0], frames[one])
     finally:
         decoder.close()
+
+
+def test_a_decoder_that_is_kept_is_for_streams_of_its_settings_alone(tmp_path: Path) -> None:
+    """Two codecs, and two sizes of one, in turn."""
+    recipes = [replace(LONG, frames=8), replace(LONG, frames=8, codec="hevc"), replace(LONG, frames=8, width=128)]
+    clips = []
+    for number, recipe in enumerate(recipes):
+        (tmp_path / str(number)).mkdir()
+        clips.append(stored(recipe, tmp_path / str(number)))
+    kept = KeptDecoder()
+    for clip in clips * 2:
+        np.testing.assert_array_equal(decode_with_pyav(whole(clip), decoder=kept), decode_with_pyav(whole(clip)))
 
 
 def test_a_canvas_gets_what_is_decoded(tmp_path: Path) -> None:

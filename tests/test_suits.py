@@ -100,6 +100,13 @@ def test_verdicts(recipe: Recipe, purpose: Purpose, problem: str, codec: str | N
     assert verdict.codec == codec
 
 
+def test_what_the_cpu_would_decode_is_converted(tmp_path: Path) -> None:
+    clip = store_clip(write(Recipe(frames=4, width=96, height=64), tmp_path / "a.mp4"), tmp_path)
+    verdict = judge(replace(clip, traits="unordered"), "gpu")
+    assert "order" in verdict.problem
+    assert verdict.codec == "h264"
+
+
 def test_vp9_that_shows_a_hidden_picture_is_converted(tmp_path: Path) -> None:
     """A packet of one byte, 0x88, shows again what lies in the first of the decoder's eight slots."""
     recipe = Recipe(codec="vp9", container="webm", width=160, height=128, frames=12)
