@@ -7,14 +7,18 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from streamvid import __version__
 from streamvid.commands import info, pack, verify
 from streamvid.commands.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
 from streamvid.errors import StreamvidError
+
+_AGAIN_SECONDS: Final = 0.05
+"""After which a signal that was dropped is sent once more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("libav").setLevel(logging.ERROR)
     # Leave as on Ctrl-C, so that temporary files are removed and worker processes end.
     before = signal.signal(signal.SIGTERM, _terminate)
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda dropped: None if _sent_again(dropped.exc_value) else hook(dropped)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -51,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
 
 
@@ -63,6 +70,19 @@ def _parser() -> argparse.ArgumentParser:
     for subparser in commands.choices.values():
         subparser.add_argument("--verbose", action="store_true", help="say more on stderr")
     return parser
+
+
+def _sent_again(dropped: BaseException | None) -> bool:
+    """Whether it was a signal that Python dropped: what is raised in a finaliser or a callback goes no further, be it
+    Ctrl-C."""
+    if not isinstance(dropped, KeyboardInterrupt | SystemExit):
+        return False
+    number = signal.SIGINT if isinstance(dropped, KeyboardInterrupt) else signal.SIGTERM
+    # Not at once, which would be in there still.
+    timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    return True
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,42 @@ def test_as_a_process(folder: Path) -> None:
     )  # fmt: skip
     assert cut.stderr == ""
     assert cut.stdout.strip() == "141"
+
+
+_DROPPED = """
+import os, signal, sys, time
+from streamvid import cli
+from streamvid.commands import info
+
+class Slow:
+    def __del__(self):
+        print("now", flush=True)
+        time.sleep(10)
+
+def run(arguments):
+    Slow()
+    time.sleep(30)
+    return 0
+
+info.run = run
+info.add_parser = lambda commands: commands.add_parser("info").set_defaults(run=run)
+sys.exit(cli.main(["info"]))
+"""
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_not_lost_in_a_finaliser(stop: signal.Signals, code: int) -> None:
+    """Python goes on after whatever is raised there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DROPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(stop)
+    _, said = process.communicate(timeout=25)
+    assert process.returncode == code
+    assert "ignored" not in said
+    assert "Traceback" not in said
 
 
 def test_usage() -> None:
