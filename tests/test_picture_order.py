@@ -94,6 +94,10 @@ def test_what_an_edit_list_hides_goes_by_time(tmp_path: Path) -> None:
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
     np.testing.assert_array_equal(ordered.hidden, ordered.pts <= np.sort(found.pts)[2])
+    pts = found.pts.copy()
+    pts[1] = pts[2]
+    with pytest.raises(ValueError, match="same time"):
+        ordered_by_decoding(tmp_path / "lying.mp4", "h264", replace(found, pts=pts))
 
 
 def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:

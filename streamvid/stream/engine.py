@@ -101,8 +101,6 @@ class Engine:
         self._number += 1
         self._runs[self._number] = run
         self._left[self._number] = len(run.rows)
-        if not run.rows:
-            self._came.append((self._number, None))
         try:
             for first, end, time in self._arrivals.send(self._number, run.ranks, run.rows, exact=exact):
                 data = run.packets[first] if end == first + 1 else b"".join(run.packets[first:end])

@@ -151,10 +151,10 @@ class HevcOrder(PictureOrder):
 
     def _learn(self, unit: bytes | memoryview) -> None:
         kind = unit[0] >> 1 & 63
-        bits = Bits(bytes(unit[2:]))
         if kind == _HEVC_SEQUENCE:
-            self._heads.add(hevc_head(bits))
+            self._heads.add(hevc_head(Bits(bytes(unit[2:]))))
         elif kind == _HEVC_PICTURE:
+            bits = Bits(bytes(unit[2:_HEADER_BYTES]))
             number = bits.ue()
             bits.ue()
             bits.u(1)

@@ -128,8 +128,10 @@ def ordered_by_decoding(source: Path, codec: str, found: Scan) -> Scan:
         found: what that made of it.
 
     Raises:
-        ValueError: packets and frames do not match.
+        ValueError: packets and frames do not match, or some times are the same: then they would be lost.
     """
+    if len(np.unique(found.pts)) != len(found.pts):
+        raise ValueError("some of its frames are shown at the same time")
     pts = _order_by_decoding(source, codec, found.pts.tolist())
     hidden = np.empty_like(found.hidden)
     hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
