@@ -6,6 +6,7 @@
 - resizing alone: frames of 720p to 224x224 in as many threads as there are cores, with PyTorch's helper threads and
   without;
 - frames: what RGB and resizing add to decoding, in as many threads as there are cores;
+- looking: what packets are and in which order their pictures come out, when packing;
 - reading: windows of 16 frames chosen, read, sliced and cut into runs, in batches of 64.
 
 Milliseconds of processor time, medians of rounds in turn; other work on the machine hardly changes their ratios.
@@ -34,6 +35,7 @@ from streamvid.stream.plan import Step
 from streamvid.stream.rgb import RgbConverter
 from streamvid.stream.runs import cut
 from streamvid.stream.software import KeptDecoder, pictures, pieces
+from streamvid.video.bitstream import classify
 from streamvid.video.slice import EncodedSlice
 from tests.reference import slice_of
 from tools.bench import decode_clips as clips
@@ -121,6 +123,16 @@ def frames(name: str, folder: Path, work: Path, rounds: int) -> list[Row]:
     return [{"what": what, "before ms": "-", "now ms": ms / count, "ratio": "-"} for what, ms in named]
 
 
+def looking(name: str, folder: Path, work: Path, rounds: int) -> Row:
+    """All packets of a clip, classified."""
+    clip = clips.stored(name, folder, work)
+    data = memoryview(clip.mp4.read_bytes())
+    places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
+    packets = [data[at : at + size] for at, size in places]
+    (taken,) = in_turn([lambda: classify(clip.codec, clip.stsd, packets)], rounds)
+    return {"what": f"looking at a packet, {name}", "before ms": "-", "now ms": taken / len(packets), "ratio": "-"}
+
+
 def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
     """A batch's way to the decoder."""
     packed = work / "packed"
@@ -161,6 +173,8 @@ def main() -> int:
                 lambda place: kept_decoder("h264 720p 250", folder, place, rounds),
                 lambda place: resizing("h264 720p 15", folder, place, rounds),
                 lambda place: frames("h264 720p 250", folder, place, rounds),
+                lambda place: looking("h264 720p 250", folder, place, rounds),
+                lambda place: looking("hevc 720p 60", folder, place, rounds),
                 lambda place: reading("hevc 720p 60", folder, place, rounds),
             )
         ):
