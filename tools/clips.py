@@ -190,7 +190,8 @@ def _encoder_options(recipe: Recipe) -> dict[str, str]:
             speed = {"deadline": "realtime", "cpu-used": cpu, "lag-in-frames": "0", "auto-alt-ref": "0"}
             options = {"keyint_min": str(gop), **rate, **speed}
         case "av1":
-            options = {"preset": "12", "crf": str(recipe.crf or 30), "svtav1-params": _params({"lp": 2, **extra})}
+            # With more than one thread, SVT-AV1 4.1 waits for itself for ever once in some hundred clips of key frames.
+            options = {"preset": "12", "crf": str(recipe.crf or 30), "svtav1-params": _params({"lp": 1, **extra})}
         case "mpeg4":
             # FFmpeg has no closed GOPs with scene cut detection, hence the threshold.
             closed = {} if recipe.open_gop else {"flags": "+cgop"}
