@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.video import nal
 from streamvid.video.mp4 import codec_configuration
 
 START_CODE: Final = b"\0\0\0\1"
@@ -124,7 +125,7 @@ def begins_anew(packet: bytes, codec: str) -> bool:
         codec: "h264" or "hevc".
     """
     # The first slice of a picture decides; delimiters, parameter sets and the like may come before it.
-    return next((kind in _IDR[codec] for kind, _ in _units(packet, codec) if kind in _PICTURES[codec]), False)
+    return next((kind in nal.IDR[codec] for kind, _ in _units(packet, codec) if kind in nal.SLICES[codec]), False)
 
 
 def sets_in_band(packet: bytes, codec: str) -> bytes:
@@ -135,9 +136,9 @@ def sets_in_band(packet: bytes, codec: str) -> bytes:
     """
     sets = []
     for kind, unit in _units(packet, codec):
-        if kind in _PICTURES[codec]:
+        if kind in nal.SLICES[codec]:
             break
-        if kind in _SETS[codec]:
+        if kind in nal.PARAMETER_SETS[codec]:
             sets.append(START_CODE + unit)
     return b"".join(sets)
 
@@ -146,16 +147,11 @@ def _units(packet: bytes, codec: str) -> Iterator[tuple[int, bytes]]:
     """NAL units with their types, up to the first of a picture."""
     at = len(START_CODE)
     while at < len(packet):
-        kind = packet[at] & 31 if codec == "h264" else packet[at] >> 1 & 63
-        if kind in _PICTURES[codec]:
+        kind = nal.kind(packet[at], codec)
+        if kind in nal.SLICES[codec]:
             yield kind, b""
             return
         end = packet.find(START_CODE, at)
         end = len(packet) if end < 0 else end
         yield kind, packet[at:end]
         at = end + len(START_CODE)
-
-
-_PICTURES: Final = {"h264": range(1, 6), "hevc": range(32)}
-_IDR: Final = {"h264": (5,), "hevc": (19, 20)}
-_SETS: Final = {"h264": (7, 8), "hevc": (32, 33, 34)}

@@ -9,12 +9,18 @@ those of that specification.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+
+from streamvid.video.bits import Bits
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _TILE_GROUP, _FRAME = 1, 3, 4, 6
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3
 _ALL_SLOTS: Final = 255
+_FRAME_BYTES: Final = 16
+_SEQUENCE_BYTES: Final = 1024
+"""What is looked at is over after so many."""
 _SELECT: Final = 2
 """The frame header says it: SELECT_SCREEN_CONTENT_TOOLS, SELECT_INTEGER_MV."""
 
@@ -41,7 +47,7 @@ class TemporalUnits:
         self._types: list[int | None] = [None] * 8
         for kind, payload in _units(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
-                self._sequence = _sequence(_Bits(payload))
+                self._sequence = _sequence(payload)
 
     def look(self, unit: memoryview) -> tuple[bool, bool]:
         """Whether decoding may start at a temporal unit, and whether nothing depends on it.
@@ -53,87 +59,103 @@ class TemporalUnits:
         harmless = True
         for kind, payload in _units(unit):
             if kind == _SEQUENCE_HEADER:
-                self._sequence = _sequence(_Bits(payload))
+                self._sequence = _sequence(payload)
                 harmless = False
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
-                refreshed = self._refresh(_Bits(payload))
+                refreshed = self._refresh(Bits(payload[:_FRAME_BYTES]))
                 harmless = harmless and not refreshed
         return starts is True, starts is False and harmless
 
-    def _refresh(self, bits: _Bits) -> int:
+    def _refresh(self, bits: Bits) -> int:
         """The slots that a frame refreshes, one bit each, all if that is not known (5.9.2, uncompressed_header)."""
-        if self._sequence is None:
-            refreshed, frame_type = _ALL_SLOTS, None
-        elif bits.read(1):  # show_existing_frame
-            frame_type = self._types[bits.read(3)]
-            # A key frame that is shown late takes all slots (7.21, reference frame loading process).
-            refreshed = _ALL_SLOTS if frame_type in (_KEY, None) else 0
-        else:
-            frame_type, refreshed = _refresh_frame_flags(bits, self._sequence)
-        if bits.overrun:
-            refreshed, frame_type = _ALL_SLOTS, None
+        refreshed, frame_type = _ALL_SLOTS, None
+        with suppress(ValueError):
+            if self._sequence is None:
+                pass
+            elif bits.u(1):  # show_existing_frame
+                frame_type = self._types[bits.u(3)]
+                # A key frame that is shown late takes all slots (7.21, reference frame loading process).
+                refreshed = _ALL_SLOTS if frame_type in (_KEY, None) else 0
+            else:
+                frame_type, refreshed = _refresh_frame_flags(bits, self._sequence)
         for slot in range(8):
             if refreshed >> slot & 1:
                 self._types[slot] = frame_type
         return refreshed
 
 
-def _refresh_frame_flags(bits: _Bits, sequence: _Sequence) -> tuple[int, int]:
+def _refresh_frame_flags(bits: Bits, sequence: _Sequence) -> tuple[int, int]:
     """The frame's type and refresh_frame_flags; 5.9.2 from behind show_existing_frame."""
-    frame_type, shown = bits.read(2), bits.read(1)
+    frame_type, shown = bits.u(2), bits.u(1)
     if not shown:
-        bits.read(1)  # showable_frame
+        bits.u(1)  # showable_frame
     resets = frame_type == _SWITCH or (frame_type == _KEY and shown)
-    error_resilient = resets or bits.read(1)
-    bits.read(1)  # disable_cdf_update
-    tools = bits.read(1) if sequence.screen_content_tools == _SELECT else sequence.screen_content_tools
+    error_resilient = resets or bits.u(1)
+    bits.u(1)  # disable_cdf_update
+    tools = bits.u(1) if sequence.screen_content_tools == _SELECT else sequence.screen_content_tools
     if tools and sequence.integer_mv == _SELECT:
-        bits.read(1)  # force_integer_mv
+        bits.u(1)  # force_integer_mv
     if frame_type != _SWITCH:
-        bits.read(1)  # frame_size_override_flag
-    bits.read(sequence.order_hint_bits)
+        bits.u(1)  # frame_size_override_flag
+    bits.u(sequence.order_hint_bits)
     if frame_type not in (_KEY, _INTRA_ONLY) and not error_resilient:
-        bits.read(3)  # primary_ref_frame
-    return frame_type, _ALL_SLOTS if resets else bits.read(8)
+        bits.u(3)  # primary_ref_frame
+    return frame_type, _ALL_SLOTS if resets else bits.u(8)
 
 
-def _sequence(bits: _Bits) -> _Sequence | None:
-    """5.5, sequence_header_obu. None for what is not followed here: still pictures, decoder models, frame ids."""
-    bits.read(3 + 1)  # seq_profile, still_picture
-    if bits.read(1):  # reduced_still_picture_header
+def _sequence(payload: memoryview) -> _Sequence | None:
+    """A sequence header; None if it ends early, or says what is not followed here."""
+    try:
+        return _sequence_header(Bits(payload[:_SEQUENCE_BYTES]))
+    except ValueError:
         return None
-    if bits.read(1):  # timing_info_present_flag
-        bits.read(32 + 32)  # num_units_in_display_tick, time_scale
-        if bits.read(1):  # equal_picture_interval
-            bits.read_uvlc()  # num_ticks_per_picture_minus_1
-        if bits.read(1):  # decoder_model_info_present_flag
+
+
+def _sequence_header(bits: Bits) -> _Sequence | None:
+    """5.5, sequence_header_obu. None for what is not followed here: still pictures, decoder models, frame ids."""
+    bits.u(3 + 1)  # seq_profile, still_picture
+    if bits.u(1):  # reduced_still_picture_header
+        return None
+    if bits.u(1):  # timing_info_present_flag
+        bits.u(32 + 32)  # num_units_in_display_tick, time_scale
+        if bits.u(1):  # equal_picture_interval
+            _uvlc(bits)  # num_ticks_per_picture_minus_1
+        if bits.u(1):  # decoder_model_info_present_flag
             return None
-    delays = bits.read(1)  # initial_display_delay_present_flag
-    for _ in range(bits.read(5) + 1):  # operating_points_cnt_minus_1
-        bits.read(12)  # operating_point_idc
-        if bits.read(5) > 7:  # seq_level_idx
-            bits.read(1)  # seq_tier
-        if delays and bits.read(1):  # initial_display_delay_present_for_this_op
-            bits.read(4)
-    width_bits, height_bits = bits.read(4) + 1, bits.read(4) + 1
-    bits.read(width_bits + height_bits)
-    if bits.read(1):  # frame_id_numbers_present_flag
+    delays = bits.u(1)  # initial_display_delay_present_flag
+    for _ in range(bits.u(5) + 1):  # operating_points_cnt_minus_1
+        bits.u(12)  # operating_point_idc
+        if bits.u(5) > 7:  # seq_level_idx
+            bits.u(1)  # seq_tier
+        if delays and bits.u(1):  # initial_display_delay_present_for_this_op
+            bits.u(4)
+    width_bits, height_bits = bits.u(4) + 1, bits.u(4) + 1
+    bits.u(width_bits + height_bits)
+    if bits.u(1):  # frame_id_numbers_present_flag
         return None
     # use_128x128_superblock, enable_filter_intra, enable_intra_edge_filter; then enable_interintra_compound,
     # enable_masked_compound, enable_warped_motion, enable_dual_filter
-    bits.read(3 + 4)
-    ordered = bits.read(1)  # enable_order_hint
+    bits.u(3 + 4)
+    ordered = bits.u(1)  # enable_order_hint
     if ordered:
-        bits.read(2)  # enable_jnt_comp, enable_ref_frame_mvs
-    tools = _SELECT if bits.read(1) else bits.read(1)
+        bits.u(2)  # enable_jnt_comp, enable_ref_frame_mvs
+    tools = _SELECT if bits.u(1) else bits.u(1)
     integer_mv = _SELECT
     if tools:
-        integer_mv = _SELECT if bits.read(1) else bits.read(1)
-    order_hint_bits = bits.read(3) + 1 if ordered else 0
-    return None if bits.overrun else _Sequence(tools, integer_mv, order_hint_bits)
+        integer_mv = _SELECT if bits.u(1) else bits.u(1)
+    order_hint_bits = bits.u(3) + 1 if ordered else 0
+    return _Sequence(tools, integer_mv, order_hint_bits)
+
+
+def _uvlc(bits: Bits) -> int:
+    """4.10.3."""
+    zeros = 0
+    while zeros < 32 and not bits.u(1):
+        zeros += 1
+    return bits.u(zeros) + (1 << zeros) - 1 if zeros < 32 else (1 << 32) - 1
 
 
 def _units(data: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -155,27 +177,3 @@ def _units(data: memoryview) -> Iterator[tuple[int, memoryview]]:
             size = max(end - position, 0)
         yield kind, data[position : position + size]
         position += size
-
-
-class _Bits:
-    """Reads bits, the highest first. Beyond the end all are 0, and `overrun` is true."""
-
-    def __init__(self, data: memoryview) -> None:
-        # Neither header is longer than this.
-        start = bytes(data[:1024])
-        self._value, self._left = int.from_bytes(start, "big"), 8 * len(start)
-        self.overrun = False
-
-    def read(self, count: int) -> int:
-        self._left -= count
-        if self._left < 0:
-            self.overrun = True
-            return 0
-        return self._value >> self._left & (1 << count) - 1
-
-    def read_uvlc(self) -> int:
-        """4.10.3."""
-        zeros = 0
-        while not self.overrun and zeros < 32 and not self.read(1):
-            zeros += 1
-        return self.read(zeros) + (1 << zeros) - 1 if zeros < 32 else (1 << 32) - 1

@@ -1,15 +1,19 @@
-"""The headers of H.264 and HEVC, bit by bit."""
+"""Headers of compressed video, bit by bit."""
 
 from __future__ import annotations
 
 
 class Bits:
-    """Reads a NAL unit's payload bit by bit; ValueError at its end."""
+    """Reads bits, the highest of each byte first; ValueError at the end."""
 
-    def __init__(self, payload: bytes) -> None:
-        # Emulation prevention (7.3.1 of H.264): a 3 after two zeros is not part of the payload.
-        data = payload.replace(b"\0\0\3", b"\0\0")
+    def __init__(self, data: bytes | memoryview) -> None:
         self._value, self._left = int.from_bytes(data, "big"), 8 * len(data)
+
+    @classmethod
+    def of_nal(cls, payload: bytes) -> Bits:
+        """Those of a NAL unit's payload."""
+        # Emulation prevention (7.3.1 of H.264): a 3 after two zeros is not part of the payload.
+        return cls(payload.replace(b"\0\0\3", b"\0\0"))
 
     def u(self, count: int) -> int:
         """Unsigned, of so many bits."""

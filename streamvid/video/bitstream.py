@@ -10,17 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamvid.video import mp4
+from streamvid.video import mp4, nal
 from streamvid.video.av1 import TemporalUnits
 from streamvid.video.picture_order import H264Order, HevcOrder
 
-_H264_IDR: Final = 5
-_H264_SLICES: Final = range(1, 6)
-_HEVC_IRAP: Final = range(16, 22)
-"""BLA_W_LP … CRA_NUT (ITU-T H.265, table 7-1)."""
-_HEVC_RASL: Final = (8, 9)
-_HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
-_HEVC_FIRST_NON_SLICE: Final = 32
 _VOP_START: Final = b"\x00\x00\x01\xb6"
 
 
@@ -130,11 +123,11 @@ def _nal_units(packet: memoryview, length_size: int) -> list[memoryview]:
 def _h264(packet: memoryview, length_size: int, order: H264Order) -> PacketKind:
     """ITU-T H.264, 7.3.1: nal_ref_idc is bits 5–6, nal_unit_type bits 0–4 of the first byte."""
     units = _nal_units(packet, length_size)
-    slices = [unit[0] for unit in units if unit[0] & 31 in _H264_SLICES]
+    slices = [unit[0] for unit in units if unit[0] & 31 in nal.H264_SLICES]
     if not slices:
         return PacketKind(order=None)
     return PacketKind(
-        random_access=slices[0] & 31 == _H264_IDR,
+        random_access=slices[0] & 31 == nal.H264_IDR,
         disposable=all((first >> 5) & 3 == 0 for first in slices),
         order=order.look(units),
     )
@@ -149,11 +142,11 @@ def _hevc(packet: memoryview, length_size: int, order: HevcOrder) -> PacketKind:
             break
         kind = (unit[0] >> 1) & 63
         layer = (unit[0] & 1) << 5 | unit[1] >> 3
-        if kind < _HEVC_FIRST_NON_SLICE and layer == 0:
+        if kind in nal.HEVC_SLICES and layer == 0:
             return PacketKind(
-                random_access=kind in _HEVC_IRAP,
-                disposable=kind in _HEVC_SUB_LAYER_NON_REFERENCE,
-                skipped_leading=kind in _HEVC_RASL,
+                random_access=kind in nal.HEVC_RANDOM_ACCESS,
+                disposable=kind in nal.HEVC_SUB_LAYER_NON_REFERENCE,
+                skipped_leading=kind in nal.HEVC_RASL,
                 temporal_id=max((unit[1] & 7) - 1, 0),
                 order=order.look(units),
             )

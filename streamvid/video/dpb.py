@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from streamvid.video import nal
 from streamvid.video.annexb import START_CODE
 from streamvid.video.bits import Bits
 
-_SEQUENCE: Final = {"h264": 7, "hevc": 33}
-"""NAL unit types of sequence parameter sets."""
 _WITH_CHROMA: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
 """H.264 profiles whose parameter sets say how chroma is kept."""
 _EXTENDED_SAR: Final = 255
-_NAL_HEADER: Final = {"h264": 1, "hevc": 2}
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def dpb(codec: str, sets: bytes) -> Dpb:
     """
     try:
         (unit,) = sequences(codec, sets)
-        bits = Bits(unit[_NAL_HEADER[codec] :])
+        bits = Bits.of_nal(unit[nal.HEADER_BYTES[codec] :])
         return _h264(bits) if codec == "h264" else _hevc(bits)
     except ValueError:
         return Dpb(f"sets {sets.hex()}", 0)
@@ -59,7 +57,7 @@ def dpb(codec: str, sets: bytes) -> Dpb:
 def sequences(codec: str, sets: bytes) -> list[bytes]:
     """The sequence parameter sets among parameter sets; arguments as of `dpb`."""
     units = [unit for unit in sets.split(START_CODE) if unit]
-    return [u for u in units if (u[0] & 31 if codec == "h264" else u[0] >> 1 & 63) == _SEQUENCE[codec]]
+    return [unit for unit in units if nal.kind(unit[0], codec) == nal.SEQUENCES[codec]]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Final
 
+from streamvid.video import nal
 from streamvid.video.annexb import START_CODE, parameters
 from streamvid.video.bits import Bits
 from streamvid.video.dpb import H264Head, HevcHead, h264_head, hevc_head
@@ -20,14 +21,7 @@ from streamvid.video.dpb import H264Head, HevcHead, h264_head, hevc_head
 _HEADER_BYTES: Final = 48
 """What is looked at is over after so many."""
 _SEQUENCE_BITS: Final = 40
-_H264_SLICES: Final = (1, 2, 5)
-_H264_IDR, _H264_SEQUENCE = 5, 7
-# Types of NAL units: ITU-T H.265, table 7-1.
-_HEVC_FIRST_NON_SLICE, _HEVC_SEQUENCE, _HEVC_PICTURE, _HEVC_END = 32, 33, 34, 36
-_HEVC_IRAP: Final = range(16, 24)
-_HEVC_IDR: Final = (19, 20)
-_HEVC_CRA: Final = 21
-_HEVC_NOT_COUNTED: Final = (*range(0, 16, 2), 7, 9)
+_HEVC_NOT_COUNTED: Final = nal.HEVC_SUB_LAYER_NON_REFERENCE.union(nal.HEVC_RADL_OR_RASL)
 _MIDDLE: Final = 1 << (_SEQUENCE_BITS - 1)
 
 
@@ -90,9 +84,9 @@ class H264Order(PictureOrder):
         super().__init__("h264", stsd)
 
     def _learn(self, unit: bytes | memoryview) -> None:
-        if unit[0] & 31 != _H264_SEQUENCE:
+        if unit[0] & 31 != nal.H264_SEQUENCE:
             return
-        bits = Bits(bytes(unit[1:]))
+        bits = Bits.of_nal(bytes(unit[1:]))
         head = h264_head(bits)
         # max_num_ref_frames, gaps_in_frame_num_value_allowed_flag, the size.
         bits.ue()
@@ -105,8 +99,8 @@ class H264Order(PictureOrder):
         for unit in units:
             self._learn(unit)
             kind = unit[0] & 31
-            if kind in _H264_SLICES:
-                return self._slice(unit, is_reference=bool(unit[0] >> 5 & 3), is_idr=kind == _H264_IDR)
+            if kind in nal.H264_HEADS:
+                return self._slice(unit, is_reference=bool(unit[0] >> 5 & 3), is_idr=kind == nal.H264_IDR)
         return None
 
     def _slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
@@ -121,7 +115,7 @@ class H264Order(PictureOrder):
             return self._number  # they come in decode order
         if head.order_type != 0:
             return None
-        bits = Bits(bytes(unit[1:_HEADER_BYTES]))
+        bits = Bits.of_nal(bytes(unit[1:_HEADER_BYTES]))
         for _ in range(3):
             bits.ue()
         bits.u(2 * head.separate_planes + head.frame_num_bits)
@@ -151,10 +145,10 @@ class HevcOrder(PictureOrder):
 
     def _learn(self, unit: bytes | memoryview) -> None:
         kind = unit[0] >> 1 & 63
-        if kind == _HEVC_SEQUENCE:
-            self._heads.add(hevc_head(Bits(bytes(unit[2:]))))
-        elif kind == _HEVC_PICTURE:
-            bits = Bits(bytes(unit[2:_HEADER_BYTES]))
+        if kind == nal.HEVC_SEQUENCE:
+            self._heads.add(hevc_head(Bits.of_nal(bytes(unit[2:]))))
+        elif kind == nal.HEVC_PICTURE:
+            bits = Bits.of_nal(bytes(unit[2:_HEADER_BYTES]))
             number = bits.ue()
             bits.ue()
             bits.u(1)
@@ -167,9 +161,9 @@ class HevcOrder(PictureOrder):
                 continue  # of another layer
             self._learn(unit)
             kind = unit[0] >> 1 & 63
-            if kind == _HEVC_END:
+            if kind == nal.HEVC_END:
                 self._begins = True
-            elif kind < _HEVC_FIRST_NON_SLICE and len(unit) > 2 and unit[2] >> 7:
+            elif kind in nal.HEVC_SLICES and len(unit) > 2 and unit[2] >> 7:
                 count = self._slice(unit, kind, is_base=unit[1] & 7 == 1)
         return count
 
@@ -177,9 +171,9 @@ class HevcOrder(PictureOrder):
         if len(self._heads) != 1:
             return None
         (head,) = self._heads
-        bits = Bits(bytes(unit[2:_HEADER_BYTES]))
+        bits = Bits.of_nal(bytes(unit[2:_HEADER_BYTES]))
         bits.u(1)
-        is_start = kind in _HEVC_IRAP
+        is_start = kind in nal.HEVC_IRAP
         if is_start:
             bits.u(1)
         says_shown, skipped = self._pictures.get(bits.ue(), (0, -1))
@@ -190,11 +184,11 @@ class HevcOrder(PictureOrder):
         shown = bits.u(1) if says_shown else 1
         bits.u(2 * head.separate_planes)
         # IDR and BLA pictures begin anew; so does a CRA picture behind which nothing is.
-        if is_start and (kind != _HEVC_CRA or self._begins):
+        if is_start and (kind != nal.HEVC_CRA or self._begins):
             self._sequence += 1
             self._before = 0
             self._begins = False
-            count = 0 if kind in _HEVC_IDR else bits.u(head.order_bits)
+            count = 0 if kind in nal.HEVC_IDR else bits.u(head.order_bits)
         else:
             count = self._whole(bits.u(head.order_bits), head.order_bits)
         # Leading pictures and those that their own sub-layer does not refer to do not count for later ones.
