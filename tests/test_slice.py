@@ -241,6 +241,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 )
 @given(recipes(), st.integers(0, 2**32 - 1))
 @example(Recipe(codec="hevc", width=96, height=64, frames=21, gop=4, b_frames=2, open_gop=True, jitter=80, seed=13), 0)
+@example(Recipe(codec="mpeg4", width=96, height=64, frames=37, gop=2, b_frames=1, open_gop=True, jitter=0), 0)
 def test_frames_of_any_encoder_are_those_of_the_sequential_decode(recipe: Recipe, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         case = make(recipe, Path(folder), seed)

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.video import mp4
+from streamvid.video.edits import MOST_MOOV, part
 from streamvid.video.index import Int64
 
-MOST_MOOV: Final = 256 << 20
-"""Bytes of `moov` that are read into memory: enough for days of video."""
 _MOST_BOXES: Final = 1000
 """At the top of a file."""
 _MOST_ALIKE: Final = 1 << 20
@@ -43,8 +42,6 @@ _ENTRY_BYTES: Final = 86
 _UNITY: Final = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 _ROTATIONS: Final = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
 """By a, b, c, d of the display matrix (6.2.2): degrees clockwise."""
-_ONE: Final = (1, 0)
-"""An edit's media rate: 1.0."""
 
 
 class NotPlainError(ValueError):
@@ -285,17 +282,10 @@ class _Movie:
         found = None if edts is None else self._optional(self._children(*edts), b"elst")
         if found is None:
             return
-        start, end = found
-        wide = self._version(start)
-        (count,) = struct.unpack_from(">I", self._data, start + 4)
-        layout = struct.Struct(">Qqhh" if wide else ">Iihh")
-        _require(0 < count <= 2 and start + 8 + count * layout.size == end, "several edits")
-        edits = [layout.unpack_from(self._data, start + 8 + n * layout.size) for n in range(count)]
-        _require(all(edit[2:] == _ONE for edit in edits), "an edit at another speed")
-        _require(count == 1 or edits[0][1] == -1, "several edits")
-        length, begin = edits[-1][:2]
-        shown = begin + length * timescale // movie_scale
-        _require(0 <= begin <= int(pts.min()) and int(pts.max()) < shown, "an edit that hides frames")
+        edit = part(self._data, *found, movie_scale=movie_scale, scale=timescale)
+        if edit is None:
+            raise NotPlainError("several edits, or one at another speed")
+        _require(edit.begin <= int(pts.min()) and int(pts.max()) < edit.end, "an edit that hides frames")
 
     def _rotation(self, start: int, end: int) -> int:
         at = start + (52 if self._version(start) else 40)

@@ -66,12 +66,18 @@ class Look:
     rotation: int
 
 
-def open_video(source: Path) -> InputContainer:
-    """Open a local file, and nothing that it may refer to: playlists and the like could name any URL."""
+def open_video(source: Path, *, edits: bool = True) -> InputContainer:
+    """Open a local file, and nothing that it may refer to: playlists and the like could name any URL.
+
+    Args:
+        source: the file.
+        edits: let FFmpeg do what an MP4's edit lists say.
+    """
+    options = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
     return av.open(
         f"file:{source.absolute()}",
         "r",
-        options={"protocol_whitelist": "file", "format_whitelist": _FORMATS},
+        options=options if edits else {**options, "ignore_editlist": "1"},
         metadata_errors="replace",
     )
 
@@ -195,6 +201,11 @@ def _rotation(frame: VideoFrame) -> int:
 
 def packets(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
     """The track's packets from the first random access point on, without empty ones.
+
+    Args:
+        container: as `open_video` gives it.
+        stream: one of its tracks.
+        codec: of that track, one of CODECS.
 
     Raises:
         ValueError: one is damaged.

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -120,7 +121,7 @@ def _mux(source: Path, target: Path, about: Summary, times: Scan, first: Look, *
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
     options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if moov_first else {})}
     with (
-        closing(open_video(source)) as container,
+        closing(open_video(source, edits=times.edits)) as container,
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
     ):
         stream = video_stream(container)
@@ -129,7 +130,7 @@ def _mux(source: Path, target: Path, about: Summary, times: Scan, first: Look, *
         track.codec_context.width, track.codec_context.height = first.width, first.height
         if about.codec == "hevc" and not about.annex_b:
             track.codec_context.codec_tag = "hvc1"
-        for number, packet in enumerate(packets(container, stream, about.codec)):
+        for number, packet in enumerate(islice(packets(container, stream, about.codec), times.skipped, None)):
             if number == len(pts):
                 break
             packet.stream = track
@@ -181,7 +182,8 @@ def _write_vp8(source: Path, target: Path, times: Scan, first: Look) -> None:
         rotation=first.rotation,
         timescale=scale,
     )
-    with closing(open_video(source)) as container, target.open("wb") as file:
+    with closing(open_video(source, edits=times.edits)) as container, target.open("wb") as file:
         file.write(head)
-        for _, packet in zip(range(len(pts)), packets(container, video_stream(container), "vp8"), strict=False):
+        found = packets(container, video_stream(container), "vp8")
+        for packet in islice(found, times.skipped, times.skipped + len(pts)):
             file.write(packet)

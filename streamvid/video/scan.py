@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.video.edits import Edit, only_edit
 from streamvid.video.index import Int64
 from streamvid.video.probe import open_video, packets, video_stream
 
@@ -31,6 +33,8 @@ class Scan:
         hidden: bool [packets], cut off by an edit list.
         last_duration: what the last packet says of its duration, in ticks; 0 if nothing.
         time_base: seconds per tick, as (numerator, denominator).
+        edits: these are the file's packets if FFmpeg follows its edit lists; else if it does not.
+        skipped: of those, so many that come before them are not among them.
     """
 
     pts: Int64
@@ -39,6 +43,8 @@ class Scan:
     hidden: npt.NDArray[np.bool_]
     last_duration: int
     time_base: tuple[int, int]
+    edits: bool = True
+    skipped: int = 0
 
     def until_last_shown(self) -> Scan:
         """The packets worth keeping: behind the last visible one in decode order, nothing is needed.
@@ -82,42 +88,127 @@ def scan(source: Path, codec: str, *, trust_times: bool) -> Scan:
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be found out.
     """
+    found = _read(source, codec)
+    if not found.times:
+        raise ValueError("it holds no packet from which decoding could start")
+    edits, skipped, hidden = True, 0, np.array(found.discarded)
+    if len(found.times) < found.expected or hidden.any():
+        whole = _read(source, codec, edits=False)
+        if len(whole.times) < found.expected // 2:
+            raise ValueError(f"it is cut off: {len(whole.times)} of {found.expected} frames are there")
+        mended = _mended(found, whole, only_edit(source, found.track))
+        if mended is not None:
+            edits, (found, skipped, hidden) = False, mended
+    if None in found.times or (codec in _REORDERED and not trust_times):
+        pts, hidden = _order_by_decoding(source, codec, found.clock), np.zeros(len(found.times), dtype=bool)
+    else:
+        pts = np.array(found.times, dtype=np.int64)
+    return Scan(
+        pts=pts,
+        size=np.array(found.sizes, dtype=np.int64),
+        keyframe=np.array(found.keys),
+        hidden=hidden,
+        last_duration=found.last_duration,
+        time_base=found.time_base,
+        edits=edits,
+        skipped=skipped,
+    )
+
+
+@dataclass(frozen=True)
+class _Packets:
+    """What FFmpeg says of a track's packets, in decode order.
+
+    Attributes:
+        times, clock: their presentation and decode times; their numbers where there are no decode times.
+        places: where they lie in the file.
+        sizes, keys, discarded: as they come, discarded by an edit list.
+        last_duration, time_base: as in `Scan`.
+        expected: how many the container promises; 0 if it does not say.
+        track: the track's number in the container.
+    """
+
+    times: list[int | None]
+    clock: list[int]
+    places: list[int | None]
+    sizes: list[int]
+    keys: list[bool]
+    discarded: list[bool]
+    last_duration: int
+    time_base: tuple[int, int]
+    expected: int
+    track: int
+
+
+def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
     times: list[int | None] = []
     clock: list[int] = []
+    places: list[int | None] = []
     sizes: list[int] = []
     keys: list[bool] = []
     discarded: list[bool] = []
     duration = 0
-    with closing(open_video(source)) as container:
+    with closing(open_video(source, edits=edits)) as container:
         stream = video_stream(container)
         base = stream.time_base
         if base is None or base <= 0:
             raise ValueError("its time base is not positive")
+        track = stream.id
         expected = stream.frames if container.format.name.startswith("mov") else 0
         for number, packet in enumerate(packets(container, stream, codec)):
             times.append(packet.pts)
             clock.append(packet.dts if packet.dts is not None else number)
+            places.append(packet.pos)
             sizes.append(packet.size)
             keys.append(packet.is_keyframe)
             discarded.append(packet.is_discard)
             duration = packet.duration or duration
-        edited = any(discarded)
-    if not times:
-        raise ValueError("it holds no packet from which decoding could start")
-    if expected and len(times) < expected // 2 and not edited:
-        raise ValueError(f"it is cut off: {len(times)} of {expected} frames are there")
-    if None in times or (codec in _REORDERED and not trust_times):
-        pts, hidden = _order_by_decoding(source, codec, clock), np.zeros(len(times), dtype=bool)
-    else:
-        pts, hidden = np.array(times, dtype=np.int64), np.array(discarded)
-    return Scan(
-        pts=pts,
-        size=np.array(sizes, dtype=np.int64),
-        keyframe=np.array(keys),
-        hidden=hidden,
-        last_duration=duration,
-        time_base=(base.numerator, base.denominator),
+    return _Packets(
+        times, clock, places, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track
     )
+
+
+def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, npt.NDArray[np.bool_]] | None:
+    """The packets of a file, how many are left out before them, and which are hidden, if FFmpeg hides some that the
+    edit list shows.
+
+    It looks at decode times for where an edit ends (mov.c, mov_fix_index). So at times it leaves out a key frame there,
+    or pictures that are shown before it and decoded after it.
+
+    Args:
+        edited, whole: the packets as FFmpeg gives them with and without edit lists.
+        edit: what the edit list says, if that is one part of the track.
+
+    Returns:
+        None if nothing is lost, or that is not known.
+    """
+    number = {place: n for n, place in enumerate(whole.places)}
+    found = [number.get(place, -1) for place in edited.places]
+    if edit is None or -1 in found or len(set(found)) != len(found) or None in edited.times or None in whole.times:
+        return None
+    at, times = np.array(found), np.array(whole.times, dtype=np.int64)
+    moved = np.array(edited.times, dtype=np.int64) - times[at]
+    hidden = np.ones(len(times), dtype=bool)
+    hidden[at] = edited.discarded
+    lost = hidden & (times >= edit.begin) & (times < edit.end)
+    if moved.min() != moved.max() or not lost.any():
+        return None
+    hidden &= ~lost
+    # From the last key frame on that is shown, or would be, before all that is.
+    keys = np.flatnonzero(whole.keys)
+    before = keys[(keys <= np.argmin(hidden)) & (times[keys] <= times[~hidden].min())]
+    first = int(before[-1]) if len(before) else 0
+    rest = slice(first, None)
+    kept = replace(
+        whole,
+        times=(times + moved[0])[rest].tolist(),
+        clock=whole.clock[rest],
+        places=whole.places[rest],
+        sizes=whole.sizes[rest],
+        keys=whole.keys[rest],
+        discarded=whole.discarded[rest],
+    )
+    return kept, first, hidden[rest]
 
 
 def ordered_by_decoding(source: Path, codec: str, found: Scan) -> Scan:
@@ -132,24 +223,24 @@ def ordered_by_decoding(source: Path, codec: str, found: Scan) -> Scan:
     """
     if len(np.unique(found.pts)) != len(found.pts):
         raise ValueError("some of its frames are shown at the same time")
-    pts = _order_by_decoding(source, codec, found.pts.tolist())
+    pts = _order_by_decoding(source, codec, found.pts.tolist(), edits=found.edits, skipped=found.skipped)
     hidden = np.empty_like(found.hidden)
     hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
     return replace(found, pts=pts, hidden=hidden)
 
 
-def _order_by_decoding(source: Path, codec: str, times: list[int]) -> Int64:
+def _order_by_decoding(source: Path, codec: str, times: list[int], *, edits: bool = True, skipped: int = 0) -> Int64:
     """pts for a container that has none, or only decode times, or wrong ones: the decoder's order, on the clock of the
     packets.
 
     AVI stores no presentation times, and those that demuxers make up for it are wrong where frames are reordered.
     """
-    with closing(open_video(source)) as container:
+    with closing(open_video(source, edits=edits)) as container:
         stream = video_stream(container)
         context = stream.codec_context
         context.flags |= av.codec.context.Flags.copy_opaque
         order: list[int] = []
-        for number, packet in enumerate(packets(container, stream, codec)):
+        for number, packet in enumerate(islice(packets(container, stream, codec), skipped, None)):
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
