@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import av
 import numpy as np
@@ -200,10 +201,13 @@ def test_ten_clips_take_no_more_passes_than_one(tmp_path: Path, monkeypatch: pyt
     source = write(Recipe(frames=90, container="mkv"), tmp_path / "a.mkv")
     opened: list[Path] = []
     real = remux.open_video
+
+    def counted(path: Path, *, edits: bool = True) -> Any:
+        opened.append(path)
+        return real(path, edits=edits)
+
     for module in ("remux", "probe", "scan"):
-        monkeypatch.setattr(
-            f"streamvid.video.{module}.open_video", lambda path: opened.append(path) or real(path), raising=True
-        )
+        monkeypatch.setattr(f"streamvid.video.{module}.open_video", counted, raising=True)
     whole = store_clip(source, tmp_path, cut_only=True)
     passes = len(opened)
     source.unlink()
