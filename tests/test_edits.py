@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.stream.decode import decode_with_pyav
+from streamvid.video.convert import Conversion, convert
 from streamvid.video.edits import Edit, only_edit, part
 from streamvid.video.remux import store_through_ffmpeg
 from tests.reference import sequential, slice_of
@@ -43,6 +44,17 @@ def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, every[numbers[row]])
     # No more is kept before the first than it needs.
     assert clip.index.size.sum() <= sum(_sizes(source)[max(0, numbers[0] - 2 * recipe.gop) :])
+
+
+@pytest.mark.parametrize("recipe", LOST)
+def test_and_what_is_converted_without_being_stored(recipe: Recipe, tmp_path: Path) -> None:
+    source = write(recipe, tmp_path / f"source.{recipe.container}")
+    convert(source, tmp_path / "converted.mp4", Conversion("mjpeg"))
+    clip = store_through_ffmpeg(tmp_path / "converted.mp4", tmp_path)
+    at = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(at, [float(t) for t in recipe.shown_at()], atol=0.0011)
+    pictures = decode_with_pyav(slice_of(clip, np.arange(len(at))))
+    assert [read_frame_number(picture) for picture in pictures] == recipe.shown()
 
 
 def _sizes(source: Path) -> list[int]:

@@ -18,6 +18,7 @@ import av
 import numpy as np
 
 from streamvid.errors import InputError, VideoError
+from streamvid.video.edits import only_edit
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, settings
 from streamvid.video.index import HIDDEN
 from streamvid.video.pictures import Fitter
@@ -95,7 +96,7 @@ def convert(
 
     Args:
         source: a clip that was stored by copying: its index says which frames are shown, and when. Or a file, for
-            codecs that cannot be stored: then FFmpeg says, edit lists included.
+            codecs that cannot be stored: then its times and its edit list say so.
         target: the MP4 to write.
         conversion: what to encode into.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
@@ -281,11 +282,15 @@ def _clip_frames(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 
 
 def _file_frames(source: Path) -> Iterator[tuple[VideoFrame, int]]:
-    """The frames that a player shows of a file that cannot be stored as it is."""
+    """The frames that the edit list shows of a file that cannot be stored as it is."""
     with closing(open_video(source)) as container:
+        shown = only_edit(source, video_stream(container).id)
+    # FFmpeg loses frames where an edit ends (`streamvid.video.scan`).
+    with closing(open_video(source, edits=shown is None)) as container:
         stream = video_stream(container)
         stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream)):
             if frame.pts is None or frame.is_corrupt:
                 raise ValueError(f"frame {number} of it is damaged or has no time")
-            yield frame, frame.pts
+            if shown is None or shown.begin <= frame.pts < shown.end:
+                yield frame, frame.pts
