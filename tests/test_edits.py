@@ -46,7 +46,10 @@ def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
     assert clip.index.size.sum() <= sum(_sizes(source)[max(0, numbers[0] - 2 * recipe.gop) :])
 
 
-@pytest.mark.parametrize("recipe", LOST)
+FRAGMENTED = Recipe(codec="mpeg4", frames=20, gop=5, b_frames=2, muxer=(("movflags", "frag_keyframe"),))
+
+
+@pytest.mark.parametrize("recipe", [*LOST, FRAGMENTED])
 def test_and_what_is_converted_without_being_stored(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / f"source.{recipe.container}")
     convert(source, tmp_path / "converted.mp4", Conversion("mjpeg"))
@@ -78,6 +81,7 @@ def elst(*edits: tuple[int, int, int, int], version: int = 0) -> bytes:
         ([(1000, 0, 2, 0)], None),
         ([(1000, 0, 0, 0)], None),
         ([(1000, -1, 1, 0)], None),
+        ([(0, 752, 1, 0)], None),
         ([(1, 0, 1, 0)] * 3, None),
         ([], None),
     ],

@@ -59,7 +59,7 @@ def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) ->
         movie_scale, scale: ticks per second of the movie and of the track.
 
     Returns:
-        None for several parts, and for one at another speed.
+        None for several parts, for one at another speed, and for one whose length is not known.
 
     Raises:
         struct.error, IndexError: the box is too short.
@@ -73,8 +73,11 @@ def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) ->
     if any(edit[2:] != _ONE for edit in edits) or any(edit[1] != -1 for edit in edits[:-1]):
         return None
     length, begin = edits[-1][:2]
+    # Of fragmented files the length is often not known, and then 0.
+    if begin < 0 or length <= 0:
+        return None
     # To the nearest tick, as FFmpeg rounds it.
-    return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale)) if begin >= 0 else None
+    return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale))
 
 
 def _movie(file: BinaryIO) -> bytes:
