@@ -295,6 +295,7 @@ def test_random_windows_reach_every_place_and_only_those(count: int, frames: int
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 64), draws)
+@example(164, 28, [0.0] * 40)
 def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: list[float]) -> None:
     clip = cfr(Fraction(25), Fraction(1, 1000), count)
     frames = min(frames, 40)

@@ -58,7 +58,8 @@ class Uniform(OneSample):
     def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> Slots:
         count = len(clip.pts)
         within = random if self.place == "random" else 0.5
-        position = ((np.arange(self.frames) + within) * (count / self.frames)).astype(np.int64)
+        # Divided last: a part that begins at a whole frame begins there in float64 too.
+        position = ((np.arange(self.frames) + within) * count / self.frames).astype(np.int64)
         return Slots(np.minimum(position, count - 1), count, in_ticks=False)
 
     def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
