@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -12,6 +12,7 @@ from streamvid.video import mp4
 MOST_MOOV: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
 _MOST_BOXES: Final = 1 << 16
+_NEVER: Final = 1 << 62
 _ONE: Final = (1, 0)
 """An edit's media rate: 1.0."""
 
@@ -36,8 +37,8 @@ def only_edit(source: Path, track: int) -> Edit | None:
         track: the track's number (`track_ID`).
 
     Returns:
-        None if the file is no MP4, or cannot be read, or the track has no edit list, or one of which `part` makes
-        nothing.
+        None if the file is no MP4, or cannot be read, or the track has no edit list, or one that is not followed here:
+        one of which `part` makes nothing, and in a fragmented file one that has an end.
 
     Raises:
         OSError: it cannot be opened.
@@ -59,7 +60,7 @@ def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) ->
         movie_scale, scale: ticks per second of the movie and of the track.
 
     Returns:
-        None for several parts, for one at another speed, and for one whose length is not known.
+        None for several parts, and for one at another speed. If the length is 0, what is shown is empty.
 
     Raises:
         struct.error, IndexError: the box is too short.
@@ -73,8 +74,7 @@ def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) ->
     if any(edit[2:] != _ONE for edit in edits) or any(edit[1] != -1 for edit in edits[:-1]):
         return None
     length, begin = edits[-1][:2]
-    # Of fragmented files the length is often not known, and then 0.
-    if begin < 0 or length <= 0:
+    if begin < 0:
         return None
     # To the nearest tick, as FFmpeg rounds it.
     return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale))
@@ -104,7 +104,8 @@ def _movie(file: BinaryIO) -> bytes:
 
 def _edit(movie: bytes, track: int) -> Edit | None:
     top = list(mp4.boxes(movie, 0, len(movie)))
-    header = {kind: start for kind, start, _ in top}[b"mvhd"]
+    starts = {kind: start for kind, start, _ in top}
+    header = starts[b"mvhd"]
     for kind, start, end in top:
         if kind != b"trak":
             continue
@@ -113,7 +114,11 @@ def _edit(movie: bytes, track: int) -> Edit | None:
         if struct.unpack_from(">I", movie, number + (20 if movie[number] == 1 else 12)) == (track,):
             elst = _children(movie, *trak[b"edts"])[b"elst"]
             mdhd, _ = _children(movie, *trak[b"mdia"])[b"mdhd"]
-            return part(movie, *elst, movie_scale=timescale(movie, header), scale=timescale(movie, mdhd))
+            found = part(movie, *elst, movie_scale=timescale(movie, header), scale=timescale(movie, mdhd))
+            if b"mvex" not in starts or found is None:
+                return found
+            # Fragments follow. Unless all of the track is shown, who knows whether the edit list counts them.
+            return replace(found, end=_NEVER) if found.end == found.begin else None
     return None
 
 

@@ -121,7 +121,6 @@ class _Packets:
 
     Attributes:
         times, clock: their presentation and decode times; their numbers where there are no decode times.
-        places: where they lie in the file.
         sizes, keys, discarded: as they come, discarded by an edit list.
         last_duration, time_base: as in `Scan`.
         expected: how many the container promises; 0 if it does not say.
@@ -130,7 +129,6 @@ class _Packets:
 
     times: list[int | None]
     clock: list[int]
-    places: list[int | None]
     sizes: list[int]
     keys: list[bool]
     discarded: list[bool]
@@ -143,7 +141,6 @@ class _Packets:
 def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
     times: list[int | None] = []
     clock: list[int] = []
-    places: list[int | None] = []
     sizes: list[int] = []
     keys: list[bool] = []
     discarded: list[bool] = []
@@ -158,14 +155,11 @@ def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
         for number, packet in enumerate(packets(container, stream, codec)):
             times.append(packet.pts)
             clock.append(packet.dts if packet.dts is not None else number)
-            places.append(packet.pos)
             sizes.append(packet.size)
             keys.append(packet.is_keyframe)
             discarded.append(packet.is_discard)
             duration = packet.duration or duration
-    return _Packets(
-        times, clock, places, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track
-    )
+    return _Packets(times, clock, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track)
 
 
 def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, npt.NDArray[np.bool_]] | None:
@@ -173,7 +167,7 @@ def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Pack
     edit list shows.
 
     It looks at decode times for where an edit ends (mov.c, mov_fix_index). So at times it leaves out a key frame there,
-    or pictures that are shown before it and decoded after it.
+    or pictures that are shown before it and decoded after it. Of fragmented files it may hide the first fragment.
 
     Args:
         edited, whole: the packets as FFmpeg gives them with and without edit lists.
@@ -182,33 +176,26 @@ def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Pack
     Returns:
         None if nothing is lost, or that is not known.
     """
-    number = {place: n for n, place in enumerate(whole.places)}
-    found = [number.get(place, -1) for place in edited.places]
-    if edit is None or -1 in found or len(set(found)) != len(found) or None in edited.times or None in whole.times:
+    if edit is None or None in whole.times:
         return None
-    at, times = np.array(found), np.array(whole.times, dtype=np.int64)
-    moved = np.array(edited.times, dtype=np.int64) - times[at]
-    hidden = np.ones(len(times), dtype=bool)
-    hidden[at] = edited.discarded
-    lost = hidden & (times >= edit.begin) & (times < edit.end)
-    if moved.min() != moved.max() or not lost.any():
+    times = np.array(whole.times, dtype=np.int64)
+    shown = (times >= edit.begin) & (times < edit.end)
+    if shown.sum() <= edited.discarded.count(False):
         return None
-    hidden &= ~lost
     # From the last key frame on that is shown, or would be, before all that is.
     keys = np.flatnonzero(whole.keys)
-    before = keys[(keys <= np.argmin(hidden)) & (times[keys] <= times[~hidden].min())]
+    before = keys[(keys <= np.argmax(shown)) & (times[keys] <= times[shown].min())]
     first = int(before[-1]) if len(before) else 0
     rest = slice(first, None)
     kept = replace(
         whole,
-        times=(times + moved[0])[rest].tolist(),
+        times=whole.times[rest],
         clock=whole.clock[rest],
-        places=whole.places[rest],
         sizes=whole.sizes[rest],
         keys=whole.keys[rest],
         discarded=whole.discarded[rest],
     )
-    return kept, first, hidden[rest]
+    return kept, first, ~shown[rest]
 
 
 def ordered_by_decoding(source: Path, codec: str, found: Scan) -> Scan:
