@@ -133,6 +133,34 @@ def test_noise_is_no_error(tmp_path_factory: pytest.TempPathFactory, noise: byte
         assert only_edit(file, track) is None
 
 
+def test_a_box_that_ends_nowhere_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "a.mp4"
+    for size in (2**63 - 1, 2**63, 2**64 - 1):
+        for kind in (b"free", b"moov"):
+            file.write_bytes(struct.pack(">I4sQ", 1, kind, size) + bytes(40))
+            assert only_edit(file, 1) is None
+
+
+@pytest.mark.parametrize("scale", [1, 2**32 - 1])
+def test_times_beyond_all_bounds(scale: int, tmp_path: Path) -> None:
+    """An edit list that says more than int64 holds, in a file that is whole but for that."""
+    recipe = Recipe(codec="mpeg4", frames=6, gop=3, b_frames=1, trim=1)
+    source = write(recipe, tmp_path / "a.mp4")
+    data = source.read_bytes()
+    at = data.index(b"elst") + 4
+    (begin,) = struct.unpack_from(">i", data, at + 12)
+    movie = data.index(b"mvhd") + 4 + 12
+    damaged = bytearray(data)
+    struct.pack_into(">I", damaged, movie, scale)
+    struct.pack_into(">I", damaged, at + 8, 2**32 - 1)
+    source.write_bytes(damaged)
+    shown = only_edit(source, 1)
+    assert shown is not None
+    assert shown.begin == begin > 0
+    clip = store_through_ffmpeg(source, tmp_path)
+    assert 0 < len(clip.index.visible) <= recipe.frames
+
+
 def test_damage_is_no_error(tmp_path: Path) -> None:
     """Bytes of a real header, changed one by one."""
     source = write(Recipe(frames=4, trim=1), tmp_path / "a.mp4")

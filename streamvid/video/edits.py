@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ def only_edit(source: Path, track: int) -> Edit | None:
 
     Returns:
         None if the file is no MP4, or cannot be read, or the track has no edit list, or one that is not followed here:
-        one of which `part` makes nothing, and in a fragmented file one that has an end.
+        one of which `part` makes nothing; in a fragmented file one that has an end, and in any other one that is empty.
 
     Raises:
         OSError: it cannot be opened.
@@ -82,12 +83,12 @@ def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) ->
 
 def _movie(file: BinaryIO) -> bytes:
     """The payload of the file's first `moov`; empty if none is found."""
-    at = 0
+    at, length = 0, os.fstat(file.fileno()).st_size
     for _ in range(_MOST_BOXES):
+        if at + 8 > length:
+            break
         file.seek(at)
         head = file.read(16)
-        if len(head) < 8:
-            break
         size, kind = struct.unpack_from(">I4s", head)
         payload = 8
         if size == 1 and len(head) == 16:
@@ -115,10 +116,10 @@ def _edit(movie: bytes, track: int) -> Edit | None:
             elst = _children(movie, *trak[b"edts"])[b"elst"]
             mdhd, _ = _children(movie, *trak[b"mdia"])[b"mdhd"]
             found = part(movie, *elst, movie_scale=timescale(movie, header), scale=timescale(movie, mdhd))
-            if b"mvex" not in starts or found is None:
-                return found
-            # Fragments follow. Unless all of the track is shown, who knows whether the edit list counts them.
-            return replace(found, end=_NEVER) if found.end == found.begin else None
+            if found is None or (found.end == found.begin) != (b"mvex" in starts):
+                # Nothing is shown, or fragments follow that the edit list need not count.
+                return None
+            return replace(found, end=_NEVER) if found.end == found.begin else found
     return None
 
 
