@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Sequence
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -18,7 +21,15 @@ from streamvid.commands.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUS
 from streamvid.errors import StreamvidError
 
 _AGAIN_SECONDS: Final = 0.05
-"""After which a signal that was dropped is sent once more."""
+"""After which a signal that was lost is sent once more."""
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Of Python's own exceptions it cannot be told when they are gone."""
+
+
+class _Terminated(SystemExit):
+    """SIGTERM: left as on Ctrl-C, so that temporary files are removed and worker processes end."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,13 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         force=True,
     )
     logging.getLogger("libav").setLevel(logging.ERROR)
-    # Leave as on Ctrl-C, so that temporary files are removed and worker processes end.
-    before = signal.signal(signal.SIGTERM, _terminate)
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda dropped: None if _sent_again(dropped.exc_value) else hook(dropped)
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        with _stoppable():
+            code: int = arguments.run(arguments)
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
@@ -56,9 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,21 +77,44 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sent_again(dropped: BaseException | None) -> bool:
-    """Whether it was a signal that Python dropped: what is raised in a finaliser or a callback goes no further, be it
-    Ctrl-C."""
-    if not isinstance(dropped, KeyboardInterrupt | SystemExit):
-        return False
-    number = signal.SIGINT if isinstance(dropped, KeyboardInterrupt) else signal.SIGTERM
-    # Not at once, which would be in there still.
-    timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
-    timer.daemon = True
-    timer.start()
-    return True
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise exceptions that are not lost.
 
+    They are raised wherever the main thread is. In a finaliser or a callback Python drops them, and so does some code
+    in C anywhere. So once such an exception is gone, and nobody has left, the signal is sent again.
+    """
+    leaving = False
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(TERMINATED)
+    def again(number: int) -> None:
+        # Not at once: that would be in the same finaliser, or in this callback.
+        time.sleep(_AGAIN_SECONDS)
+        if not leaving:
+            os.kill(os.getpid(), number)
+
+    def watched(number: int) -> BaseException:
+        error = _Interrupted() if number == signal.SIGINT else _Terminated(TERMINATED)
+        # A thread by hand: what it interrupts may hold the locks of `threading`.
+        weakref.finalize(error, _thread.start_new_thread, again, (number,)).atexit = False
+        return error
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise watched(number)  # without a name here, which would keep it alive
+
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda dropped: (
+        None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
+    )
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        leaving = True
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = hook
 
 
 if __name__ == "__main__":
