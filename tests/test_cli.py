@@ -161,7 +161,7 @@ class Slow:
         time.sleep(10)
 
 def run(arguments):
-    Slow()
+    WHERE
     time.sleep(30)
     return 0
 
@@ -171,11 +171,23 @@ sys.exit(cli.main(["info"]))
 """
 
 
+_FINALISER = "Slow()"
+_SWALLOWED = """
+    try:
+        Slow.__del__(None)
+    except BaseException:
+        pass"""
+
+
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_not_lost_in_a_finaliser(stop: signal.Signals, code: int) -> None:
-    """Python goes on after whatever is raised there."""
+@pytest.mark.parametrize("where", [_FINALISER, _SWALLOWED])
+def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> None:
+    """Python goes on after whatever is raised in a finaliser, and some libraries do anywhere."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _DROPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", _DROPPED.replace("WHERE", where)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "now\n"
