@@ -62,7 +62,7 @@ def main() -> None:
     print(f"the first frame of {one['key']}: {tuple(one['video'].shape)} {one['video'].dtype}")
 
     sampler = Moments(dataset, samples=options.batches * options.batch_size, frames=options.frames)
-    with sv.ProxyLoader(
+    with sv.GpuDataLoader(
         dataset,
         batch_size=options.batch_size,
         sampler=sampler,

@@ -3,100 +3,85 @@
     import streamvid as sv
     loader = sv.StreamLoader("datasets/mine", batch_size=16, sampling=sv.Window(frames=16, fps=8))
 
-Nothing heavy is imported before it is used: DALI and PyTorch load with the first loader.
+DALI and PyTorch are imported with the first loader, not with this package.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamvid.access.choice import At
-    from streamvid.access.dataset import ClipDataset
-    from streamvid.access.proxy import ProxyLoader
-    from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
-    from streamvid.inspection.verify import verify
-    from streamvid.packing.pack import pack
-    from streamvid.store.dataset import Dataset
-    from streamvid.stream.loader import LoaderStats, StreamLoader
-    from streamvid.stream.picks import All, ByClip, Frames, Keyframes, RandomFrames, Uniform
-    from streamvid.stream.sampling import ClipTimes, Sampling
-    from streamvid.stream.sources import Mix, Subset
-    from streamvid.stream.transform import Transform, Views
-    from streamvid.stream.windows import MultiRate, Window, Windows
-    from streamvid.video.slice import slice
+    from streamvid.dataset.dataset import Dataset as Dataset
+    from streamvid.errors import DatasetError as DatasetError
+    from streamvid.errors import InputError as InputError
+    from streamvid.errors import StreamvidError as StreamvidError
+    from streamvid.errors import VideoError as VideoError
+    from streamvid.inspection.verify import verify as verify
+    from streamvid.loader.clip_dataset import ClipDataset as ClipDataset
+    from streamvid.loader.clip_items import At as At
+    from streamvid.loader.gpu_loader import GpuDataLoader as GpuDataLoader
+    from streamvid.loader.stream_loader import LoaderStats as LoaderStats
+    from streamvid.loader.stream_loader import StreamLoader as StreamLoader
+    from streamvid.packing.pack import pack as pack
+    from streamvid.plan.inputs import Mix as Mix
+    from streamvid.plan.inputs import Subset as Subset
+    from streamvid.sampling.base import ClipTimes as ClipTimes
+    from streamvid.sampling.base import FrameSampler as FrameSampler
+    from streamvid.sampling.picks import All as All
+    from streamvid.sampling.picks import ByClip as ByClip
+    from streamvid.sampling.picks import Frames as Frames
+    from streamvid.sampling.picks import Keyframes as Keyframes
+    from streamvid.sampling.picks import RandomFrames as RandomFrames
+    from streamvid.sampling.picks import Uniform as Uniform
+    from streamvid.sampling.windows import MultiRate as MultiRate
+    from streamvid.sampling.windows import TiledWindows as TiledWindows
+    from streamvid.sampling.windows import Window as Window
+    from streamvid.transform.spec import Transform as Transform
+    from streamvid.transform.spec import Views as Views
+    from streamvid.video.packet_selection import slice as slice
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "All": "stream.picks",
-    "At": "access.choice",
-    "ByClip": "stream.picks",
-    "ClipDataset": "access.dataset",
-    "ClipTimes": "stream.sampling",
-    "Dataset": "store.dataset",
+_MODULE_OF = {
+    "All": "sampling.picks",
+    "At": "loader.clip_items",
+    "ByClip": "sampling.picks",
+    "ClipDataset": "loader.clip_dataset",
+    "ClipTimes": "sampling.base",
+    "Dataset": "dataset.dataset",
     "DatasetError": "errors",
-    "Frames": "stream.picks",
+    "FrameSampler": "sampling.base",
+    "Frames": "sampling.picks",
+    "GpuDataLoader": "loader.gpu_loader",
     "InputError": "errors",
-    "Keyframes": "stream.picks",
-    "LoaderStats": "stream.loader",
-    "MultiRate": "stream.windows",
-    "RandomFrames": "stream.picks",
-    "Mix": "stream.sources",
-    "ProxyLoader": "access.proxy",
-    "Sampling": "stream.sampling",
-    "StreamLoader": "stream.loader",
+    "Keyframes": "sampling.picks",
+    "LoaderStats": "loader.stream_loader",
+    "Mix": "plan.inputs",
+    "MultiRate": "sampling.windows",
+    "RandomFrames": "sampling.picks",
+    "StreamLoader": "loader.stream_loader",
     "StreamvidError": "errors",
-    "Subset": "stream.sources",
-    "Transform": "stream.transform",
-    "Uniform": "stream.picks",
+    "Subset": "plan.inputs",
+    "TiledWindows": "sampling.windows",
+    "Transform": "transform.spec",
+    "Uniform": "sampling.picks",
     "VideoError": "errors",
-    "Views": "stream.transform",
-    "Window": "stream.windows",
-    "Windows": "stream.windows",
+    "Views": "transform.spec",
+    "Window": "sampling.windows",
     "pack": "packing.pack",
-    "slice": "video.slice",
+    "slice": "video.packet_selection",
     "verify": "inspection.verify",
 }
 
-__all__ = [
-    "All",
-    "At",
-    "ByClip",
-    "ClipDataset",
-    "ClipTimes",
-    "Dataset",
-    "DatasetError",
-    "Frames",
-    "InputError",
-    "Keyframes",
-    "LoaderStats",
-    "Mix",
-    "MultiRate",
-    "ProxyLoader",
-    "RandomFrames",
-    "Sampling",
-    "StreamLoader",
-    "StreamvidError",
-    "Subset",
-    "Transform",
-    "Uniform",
-    "VideoError",
-    "Views",
-    "Window",
-    "Windows",
-    "pack",
-    "slice",
-    "verify",
-]
+__all__ = sorted(_MODULE_OF)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"streamvid.{_HOME[name]}"), name)
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"streamvid.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'streamvid' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -18,4 +18,4 @@ os.environ.setdefault("SVT_LOG", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.s3_server"]
+pytest_plugins = ["tests.support.s3_server"]

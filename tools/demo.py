@@ -35,7 +35,7 @@ def run_demo(videos: Path | None, out: Path, console: Console) -> None:
         labels = ["--labels", str(videos / "labels.csv")]
     else:
         labels = []
-    streamvid = [sys.executable, "-m", "streamvid.cli"]
+    streamvid = [sys.executable, "-m", "streamvid.cli.main"]
     _run("Packing", [*streamvid, "pack", str(videos), str(dataset), *labels, "--overwrite"], console)
     _run("Verifying", [*streamvid, "verify", str(dataset), "--decode"], console)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]

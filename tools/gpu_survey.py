@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
 from streamvid.errors import StreamvidError
-from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
-from streamvid.video.slice import EncodedSlice
-from streamvid.video.stored import StoredClip
-from tests.reference import slice_of, whole
+from streamvid.video.stored_clip import StoredClip
+from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from streamvid.errors import VideoError
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored_clip import StoredClip
 from tools.clips import Recipe, write
 from tools.recipes import Codec
 

@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.stream.mixture import Stream
-from streamvid.stream.order import Pool, Shuffle
-from streamvid.stream.plan import LastBatch, Plan, Position, Step
-from streamvid.stream.world import World
+from streamvid.plan.epoch_plan import LastBatch, Plan, Position, Step
+from streamvid.plan.mixture import Stream
+from streamvid.plan.permutation import Pool, Shuffle
+from streamvid.plan.world import World
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "multinode.md"
 CLIPS_IN_SHARD: Final = (3, 3, 3, 3, 3, 3, 2, 2)

@@ -1,1 +1,1 @@
-"""What is in a dataset, and whether it is whole."""
+"""What a dataset holds, what a sampling of it costs, and whether it is intact."""

@@ -15,12 +15,12 @@ import av
 import numpy as np
 import pyarrow as pa
 
+from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
 from streamvid.errors import InputError
-from streamvid.packing.typed import typed_columns
-from streamvid.store.clips import ClipTable
-from streamvid.store.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
-from streamvid.video import mp4
-from streamvid.video.index import HIDDEN, FrameIndex
+from streamvid.mp4 import boxes
+from streamvid.packing.typed_columns import typed_columns
+from streamvid.video.frame_index import HIDDEN, FrameIndex
 
 Wrong = tuple[str, int | None]
 """What is wrong, and with which row, if with one."""
@@ -149,7 +149,7 @@ def check_clip(
         yield "the SHA-256 of its mp4 is not the one in the parquet"
         return  # whatever else is wrong with it follows from that
     try:
-        if mp4.sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
+        if boxes.sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
             yield "the sample description in its mp4 is not the one in the parquet"
         if index is not None:
             yield from _check_packets(files["mp4"], clips, row, index, decode=decode, threads=threads)

@@ -17,16 +17,16 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.dataset.clip_table import ClipTable, ShardIndex, clip_table, read_index, read_scalars
+from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
+from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
-from streamvid.packing.progress import Progress
-from streamvid.packing.workers import WorkerCrashError, Workers
-from streamvid.store import storage
-from streamvid.store.clips import ClipTable, ShardIndex, clip_table, read_index, read_scalars
-from streamvid.store.dataset import read_manifest
-from streamvid.store.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
-from streamvid.store.paths import local_path
-from streamvid.store.schema import BLOCK, KINDS
+from streamvid.progress import Progress
+from streamvid.storage import filesystem
+from streamvid.storage.local_path import local_path
+from streamvid.workers import WorkerCrashError, Workers
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
 _NAMED: Final = 5
@@ -205,10 +205,10 @@ def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
 
 def _notes(path: str, manifest: Manifest) -> Iterator[str]:
     """What lies beside the dataset that readers do not see."""
-    folder = storage.join(path, SHARD_FOLDER)
+    folder = filesystem.join(path, SHARD_FOLDER)
     known = {entry.name for entry in manifest.shards}
     try:
-        files = storage.list_files(folder) if manifest.shards else []
+        files = filesystem.list_files(folder) if manifest.shards else []
     except DatasetError:  # storage that cannot be listed, such as HTTP; or no folder, which has been said
         files = []
     matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
@@ -218,7 +218,7 @@ def _notes(path: str, manifest: Manifest) -> Iterator[str]:
             f"{SHARD_FOLDER}/ holds {_named(strays)}, not named in dataset.json: "
             "left from a pack that has not finished, or of another version of the dataset"
         )
-    if storage.exists(storage.join(path, UNFINISHED_FILE)):
+    if filesystem.exists(filesystem.join(path, UNFINISHED_FILE)):
         yield f"there is {UNFINISHED_FILE}: packing to this place is under way, or was broken off"
 
 
@@ -266,10 +266,10 @@ def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> 
     """Reads parts of the tar: of the local file, or just one clip's files with their headers, all at once."""
     if "tar" in files:
         return _LocalFile(files["tar"]).read
-    url = storage.join(task.path, task.entry.file("tar"))
+    url = filesystem.join(task.path, task.entry.file("tar"))
     starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
     sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
-    blocks = storage.read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)])
+    blocks = filesystem.read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)])
 
     def read(start: int, size: int) -> bytes:
         for first, block in zip(starts, blocks, strict=True):
@@ -298,12 +298,12 @@ def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         files: dict[str, Path] = {}
         for extension in SHARD_EXTENSIONS:
-            source = storage.join(task.path, entry.file(extension))
-            if storage.is_local(source):
+            source = filesystem.join(task.path, entry.file(extension))
+            if filesystem.is_local(source):
                 files[extension] = Path(local_path(source))
-            elif (extension != "tar" or task.rows is None) and storage.exists(source):
+            elif (extension != "tar" or task.rows is None) and filesystem.exists(source):
                 files[extension] = Path(folder) / f"{entry.name}.{extension}"
-                storage.get_file(source, files[extension])
+                filesystem.get_file(source, files[extension])
         yield {extension: file for extension, file in files.items() if file.is_file()}
 
 
@@ -311,10 +311,10 @@ def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
     """Of a file of the shard, or None if it is missing."""
     if extension in files:
         return files[extension].stat().st_size
-    source = storage.join(task.path, task.entry.file(extension))
-    if storage.is_local(source) or not storage.exists(source):
+    source = filesystem.join(task.path, task.entry.file(extension))
+    if filesystem.is_local(source) or not filesystem.exists(source):
         return None
-    return storage.size(source)
+    return filesystem.size(source)
 
 
 def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:

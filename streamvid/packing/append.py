@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.commits import Rejected
+from streamvid.packing.inputs import SourceVideo, longer_keys
+from streamvid.packing.journal import Rejected
 from streamvid.packing.report import read_rejected
-from streamvid.packing.sources import Source, longer_keys
-from streamvid.store import storage
-from streamvid.store.dataset import Dataset
-from streamvid.store.manifest import FILE_NAME, Manifest
+from streamvid.storage import filesystem
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ def read_base(destination: str) -> Base:
         InputError: there is none.
         DatasetError: it is damaged.
     """
-    path = storage.join(destination, FILE_NAME)
-    if not storage.exists(path):
-        raise InputError(f"there is no dataset at {storage.redact(destination)} to add to: leave out --append")
-    data = storage.read_bytes(path)
+    path = filesystem.join(destination, FILE_NAME)
+    if not filesystem.exists(path):
+        raise InputError(f"there is no dataset at {filesystem.redact(destination)} to add to: leave out --append")
+    data = filesystem.read_bytes(path)
     dataset = Dataset.open(destination)
-    manifest = Manifest.from_json(data, path=storage.redact(path))
+    manifest = Manifest.from_json(data, path=filesystem.redact(path))
     if manifest != dataset.manifest:
         raise InputError(
-            f"the dataset at {storage.redact(destination)} changed while it was being read: run this again"
+            f"the dataset at {filesystem.redact(destination)} changed while it was being read: run this again"
         )
     return Base(
         manifest,
@@ -69,7 +69,7 @@ def read_base(destination: str) -> Base:
     )
 
 
-def new_sources(sources: Sequence[Source], base: Base) -> list[Source]:
+def new_sources(sources: Sequence[SourceVideo], base: Base) -> list[SourceVideo]:
     """The sources that are not in the dataset yet, with keys that are not either.
 
     A key that is taken, or that begins a taken one where clips cut from another video may follow, gets digits of the

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.commits import (
+from streamvid.packing.job import differences
+from streamvid.packing.journal import (
     PROGRESS_FOLDER,
-    Commits,
     FinishedElsewhereError,
+    Journal,
     claimed,
     read_if_there,
     unfinished_text,
 )
-from streamvid.packing.job import differences
-from streamvid.store import storage
-from streamvid.store.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
-from streamvid.store.paths import local_path, remove_file
+from streamvid.storage import filesystem
+from streamvid.storage.local_path import local_path, remove_file
 
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
@@ -73,10 +73,10 @@ def survey(destination: str) -> Standing:
     Raises:
         InputError: something that no `pack` left there, and that would be lost or mistaken.
     """
-    shown = storage.redact(destination)
-    if storage.is_local(destination) and os.path.isfile(local_path(destination)):
+    shown = filesystem.redact(destination)
+    if filesystem.is_local(destination) and os.path.isfile(local_path(destination)):
         raise InputError(f"{shown} is a file: name a folder to pack into")
-    manifest = read_if_there(storage.join(destination, FILE_NAME))
+    manifest = read_if_there(filesystem.join(destination, FILE_NAME))
     holder = claimed(destination)
     if manifest is not None and FORMAT.encode() not in manifest:
         raise InputError(f"{shown} holds a {FILE_NAME} that is not streamvid's: choose another destination")
@@ -85,7 +85,7 @@ def survey(destination: str) -> Standing:
     report = None
     if manifest is not None:
         with suppress(ValueError, RecursionError):
-            document = json.loads(read_if_there(storage.join(destination, REPORT_FILE)) or b"null")
+            document = json.loads(read_if_there(filesystem.join(destination, REPORT_FILE)) or b"null")
             if isinstance(document, dict) and document.get("dataset_sha256") == hashlib.sha256(manifest).hexdigest():
                 report = document
     return Standing(manifest, holder, report)
@@ -110,7 +110,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
         FinishedElsewhereError: another process has just finished the same pack.
         InputError: it belongs to another pack, or there is a dataset already and `overwrite` is False.
     """
-    shown = storage.redact(destination)
+    shown = filesystem.redact(destination)
     standing = survey(destination)
     append = base is not None
     if standing.made_by == fingerprint and (not overwrite or standing.claimed == fingerprint):
@@ -123,8 +123,8 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if holder is not None and holder == standing.made_by:
         tidy(destination, holder)  # it finished, and was killed while it cleared up
         holder = None
-    unfinished = storage.join(destination, UNFINISHED_FILE)
-    if holder is None and not storage.create_bytes(unfinished, unfinished_text(fingerprint)):
+    unfinished = filesystem.join(destination, UNFINISHED_FILE)
+    if holder is None and not filesystem.create_bytes(unfinished, unfinished_text(fingerprint)):
         holder = claimed(destination)
     if holder is not None and holder != fingerprint:
         if not overwrite:
@@ -133,12 +133,12 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
                 f"a pack to {shown} with other {differences(holder, fingerprint)} is running or was broken off: let "
                 f"it finish, run its command again, or {anew}"
             )
-        storage.write_bytes(unfinished, unfinished_text(fingerprint))
+        filesystem.write_bytes(unfinished, unfinished_text(fingerprint))
     resumed = holder == fingerprint
     if not resumed:
         _clear(destination, everything=not append)
     elif standing.manifest is not None and not append:
-        remove_file(storage.join(destination, FILE_NAME))  # of the dataset that this pack replaces
+        remove_file(filesystem.join(destination, FILE_NAME))  # of the dataset that this pack replaces
     return resumed
 
 
@@ -146,7 +146,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
 def working(destination: str) -> Iterator[Path]:
     """A local folder for temporary files, on the same file system as the destination if that is local."""
     prefix, parent = ("streamvid-pack-", None)
-    if storage.is_local(destination):
+    if filesystem.is_local(destination):
         prefix, parent = (_WORK_PREFIX, local_path(destination))
         os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
@@ -155,7 +155,7 @@ def working(destination: str) -> Iterator[Path]:
 
 def sweep(destination: str) -> None:
     """Remove the temporary files that killed processes left at a local destination. Nobody may be packing there."""
-    if not storage.is_local(destination):
+    if not filesystem.is_local(destination):
         return
     root = Path(local_path(destination))
     for folder in (root, root / PROGRESS_FOLDER):
@@ -179,27 +179,27 @@ def finish(
         report: what pack-report.json is to say besides.
 
     Raises:
-        FinishedElsewhereError: as from `Commits.check`.
+        FinishedElsewhereError: as from `Journal.check`.
         InputError: as from there, or shards are gone or of another size.
     """
-    Commits(destination, fingerprint).check()
+    Journal(destination, fingerprint).check()
     named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in SHARD_EXTENSIONS}
-    there = storage.list_details(storage.join(destination, SHARD_FOLDER))
+    there = filesystem.list_details(filesystem.join(destination, SHARD_FOLDER))
     # A pack that was driven out may have come through late, or another may have been clearing up while this one began.
     sizes_agree = all(there[f"{s.name}.tar"].size == s.bytes for s in manifest.shards if f"{s.name}.tar" in there)
     if not (named <= there.keys() and sizes_agree):
-        shown = storage.redact(destination)
+        shown = filesystem.redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     _remove([path for path in _shard_files(destination) if path.rpartition("/")[2] not in named])
     if rejected is not None:
-        storage.write_bytes(storage.join(destination, REJECTED_FILE), rejected)
+        filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
     else:
-        remove_file(storage.join(destination, REJECTED_FILE))
+        remove_file(filesystem.join(destination, REJECTED_FILE))
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-    storage.write_bytes(storage.join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
-    storage.write_bytes(storage.join(destination, FILE_NAME), data)
+    filesystem.write_bytes(filesystem.join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
+    filesystem.write_bytes(filesystem.join(destination, FILE_NAME), data)
     tidy(destination, fingerprint)
 
 
@@ -207,27 +207,27 @@ def give_up(destination: str, fingerprint: str, rejected: bytes | None) -> None:
     """End a pack that has made no clip: all that it leaves is rejected.parquet.
 
     Raises:
-        FinishedElsewhereError, InputError: as from `Commits.check`.
+        FinishedElsewhereError, InputError: as from `Journal.check`.
     """
-    Commits(destination, fingerprint).check()
+    Journal(destination, fingerprint).check()
     if rejected is not None:
-        storage.write_bytes(storage.join(destination, REJECTED_FILE), rejected)
+        filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
     tidy(destination, fingerprint)
 
 
 def tidy(destination: str, fingerprint: str) -> None:
     """Remove what tells of a pack's progress; unfinished.txt last, and only if it is this pack's."""
     _remove(_progress_files(destination))
-    if storage.is_local(destination):
+    if filesystem.is_local(destination):
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
     if claimed(destination) == fingerprint:
-        remove_file(storage.join(destination, UNFINISHED_FILE))
+        remove_file(filesystem.join(destination, UNFINISHED_FILE))
 
 
 def base_name(path: str) -> str:
     """The last component of a path or URL."""
-    return os.path.basename(os.path.abspath(local_path(path)) if storage.is_local(path) else path.rstrip("/"))
+    return os.path.basename(os.path.abspath(local_path(path)) if filesystem.is_local(path) else path.rstrip("/"))
 
 
 def _clear(destination: str, *, everything: bool) -> None:
@@ -235,22 +235,24 @@ def _clear(destination: str, *, everything: bool) -> None:
     if everything:
         # dataset.json first: without it, nothing of what is half removed or half written is taken for a dataset.
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
-            remove_file(storage.join(destination, leftover))
+            remove_file(filesystem.join(destination, leftover))
     _remove(_progress_files(destination))
     if everything:
         _remove(_shard_files(destination))
 
 
 def _shard_files(destination: str) -> list[str]:
-    folder = storage.join(destination, SHARD_FOLDER)
-    names = sorted(storage.list_details(folder))
-    return [storage.join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
+    folder = filesystem.join(destination, SHARD_FOLDER)
+    names = sorted(filesystem.list_details(folder))
+    return [filesystem.join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
 
 
 def _progress_files(destination: str) -> list[str]:
-    folder = storage.join(destination, PROGRESS_FOLDER)
+    folder = filesystem.join(destination, PROGRESS_FOLDER)
     pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}")
-    return [storage.join(folder, name) for name in sorted(storage.list_details(folder)) if pattern.fullmatch(name)]
+    return [
+        filesystem.join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)
+    ]
 
 
 def _remove(paths: Iterable[str]) -> None:
@@ -265,7 +267,7 @@ def locked(destination: str) -> Iterator[None]:
     Raises:
         InputError: another process is packing there, or the folder cannot be made.
     """
-    if not storage.is_local(destination):
+    if not filesystem.is_local(destination):
         yield
         return
     folder = local_path(destination)

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import av
 import numpy as np
 
+from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.errors import InputError, VideoError
-from streamvid.store import storage
-from streamvid.store.paths import local_path
-from streamvid.video.jpeg import check_jpeg, orientation
+from streamvid.storage import filesystem
+from streamvid.storage.local_path import local_path
 from streamvid.video.probe import MAX_SIDE
-from streamvid.video.remux import blaming_the_video
+from streamvid.video.remux import as_video_error
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-    from streamvid.video.convert import Conversion
+    from streamvid.video.transcode import TranscodeOptions
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +90,15 @@ def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
         return
     remote = False
     for path in paths:
-        if is_sequence(path) and not (remote and not storage.is_local(path)):
-            remote = remote or not storage.is_local(path)
+        if is_sequence(path) and not (remote and not filesystem.is_local(path)):
+            remote = remote or not filesystem.is_local(path)
             if not any(name.lower() in TIMES_FILES for name in _files(path)):
-                raise InputError(_NO_TIMES.format(storage.redact(path)))
+                raise InputError(_NO_TIMES.format(filesystem.redact(path)))
 
 
-def sequence_video(folder: str, place: Path, *, fps: Fraction | None, conversion: Conversion) -> tuple[Path, bool]:
+def sequence_video(
+    folder: str, place: Path, *, fps: Fraction | None, conversion: TranscodeOptions
+) -> tuple[Path, bool]:
     """Make a video file of a folder of images.
 
     Args:
@@ -121,33 +123,33 @@ def sequence_video(folder: str, place: Path, *, fps: Fraction | None, conversion
         twice = next(n for n, m in pairwise(numbers) if n == m)
         raise VideoError(f"two of its images have the number {twice}: rename or remove one")
     if missing := numbers[-1] - numbers[0] + 1 - len(numbers):
-        log.info("%s: %d numbers are missing between its images", storage.redact(folder), missing)
+        log.info("%s: %d numbers are missing between its images", filesystem.redact(folder), missing)
     base, ticks, end = _times(files, len(names), fps, folder)
     images = _images([files[name] for name in names])
     kind = _DECODERS[posixpath.splitext(names[0])[1].lower()]
     target = place / "images.mp4"
     if kind == "mjpeg":
-        with blaming_the_video():
+        with as_video_error():
             _copy(names, images, target, base, ticks, end)
         return target, False
-    from streamvid.video.convert import Footage, encode
+    from streamvid.video.transcode import Footage, encode
 
     rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
     frames = zip(_decoded(names, images, kind), ticks, strict=True)
-    with blaming_the_video():
+    with as_video_error():
         encode(Footage(frames, base, rate, end=end), target, conversion)
     return target, True
 
 
 def _files(folder: str) -> dict[str, str]:
     """Name → path of the files that lie directly in the folder."""
-    if storage.is_local(folder):
+    if filesystem.is_local(folder):
         try:
             with os.scandir(local_path(folder)) as entries:
                 return {entry.name: entry.path for entry in entries if entry.is_file()}
         except OSError as error:
             raise VideoError(f"its folder cannot be read: {error.strerror}") from error
-    return {posixpath.basename(path): path for path in storage.list_files(folder)}
+    return {posixpath.basename(path): path for path in filesystem.list_files(folder)}
 
 
 def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str) -> tuple[Fraction, list[int], int]:
@@ -159,7 +161,7 @@ def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str)
             usual = int(np.median(np.diff(ticks)))
             return _MICROSECONDS, ticks, ticks[-1] + usual
     if fps is None:
-        raise InputError(_NO_TIMES.format(storage.redact(folder)))
+        raise InputError(_NO_TIMES.format(filesystem.redact(folder)))
     return 1 / fps, list(range(count)), count
 
 
@@ -192,7 +194,7 @@ def _is_number(text: str) -> bool:
 
 def _images(paths: Sequence[str]) -> Iterator[bytes]:
     """The files' bytes, in order. Remote ones are fetched some at a time."""
-    if not paths or storage.is_local(paths[0]):
+    if not paths or filesystem.is_local(paths[0]):
         yield from map(_read, paths)
         return
     yield _read(paths[0])  # alone: see `storage` on threads that make their first remote call
@@ -202,10 +204,10 @@ def _images(paths: Sequence[str]) -> Iterator[bytes]:
 
 
 def _read(path: str) -> bytes:
-    size = storage.size(path)
+    size = filesystem.size(path)
     if size > _MAX_BYTES:
         raise VideoError(f"{posixpath.basename(path)} is {size / 2**20:.0f} MiB large; the limit is 256")
-    return storage.read_bytes(path)
+    return filesystem.read_bytes(path)
 
 
 def _copy(

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamvid.packing.groups import Group
-from streamvid.packing.sources import KEY_MAX, Source
-from streamvid.packing.stamps import Stamp
-from streamvid.packing.treatment import Treatment
+from streamvid.packing.fingerprints import Fingerprint
+from streamvid.packing.inputs import KEY_MAX, SourceVideo
+from streamvid.packing.options import PackOptions
+from streamvid.packing.partition import Group
 
 _PARTS = ("videos", "options", "versions of streamvid or its libraries", "version of the dataset that is added to")
 """What the parts of a fingerprint are of."""
@@ -35,7 +35,7 @@ class Job:
 
     fingerprint: str
     shard_size: int
-    treatment: Treatment
+    treatment: PackOptions
     columns: pa.Schema
     versions: Mapping[str, str]
 
@@ -68,7 +68,7 @@ class Work:
 
     group: Group
     place: Place
-    sources: tuple[Source, ...]
+    sources: tuple[SourceVideo, ...]
     sizes: tuple[int, ...]
 
 
@@ -100,8 +100,8 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(
-    sources: Iterable[Source],
-    stamps: Iterable[Stamp],
+    sources: Iterable[SourceVideo],
+    stamps: Iterable[Fingerprint],
     *,
     options: Mapping[str, object],
     versions: Mapping[str, str],

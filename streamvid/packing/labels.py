@@ -12,10 +12,10 @@ from typing import Final
 import pyarrow as pa
 
 from streamvid.errors import InputError
-from streamvid.packing.sources import Source
-from streamvid.packing.tables import dump_json, other_columns, raw_labels, read_table, video_column
-from streamvid.store import storage
-from streamvid.store.paths import local_path
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_table, video_column
+from streamvid.storage import filesystem
+from streamvid.storage.local_path import local_path
 
 _NAMED: Final = 3
 """Missing videos and surplus rows that are named; the others are counted."""
@@ -34,7 +34,7 @@ class Classes:
         return label
 
 
-def classes_of(sources: Sequence[Source]) -> Classes:
+def classes_of(sources: Sequence[SourceVideo]) -> Classes:
     """The classes that the sources' labels make up; names in order of the alphabet.
 
     Raises:
@@ -80,7 +80,7 @@ class Join:
         return said
 
 
-def attach_labels(sources: Sequence[Source], path: str) -> tuple[list[Source], Join]:
+def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
     """Give the sources the labels, and other columns, of a list.
 
     A row that names no video is an error here: a label that goes astray leaves a clip without one, and the training
@@ -96,7 +96,7 @@ def attach_labels(sources: Sequence[Source], path: str) -> tuple[list[Source], J
         InputError: the list cannot be read, has no such columns, names a video that is not there or more than one,
             or one twice.
     """
-    shown = storage.redact(path)
+    shown = filesystem.redact(path)
     table = read_table(path)
     if "label" not in table.schema.names:
         raise InputError(
@@ -117,7 +117,7 @@ def attach_labels(sources: Sequence[Source], path: str) -> tuple[list[Source], J
     ], join
 
 
-def attach_metadata(sources: Sequence[Source], path: str) -> tuple[list[Source], Join]:
+def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
     """Give the sources the columns of a list.
 
     Rows that name no video are only counted: such lists often describe more videos than are packed. A list of which
@@ -131,7 +131,7 @@ def attach_metadata(sources: Sequence[Source], path: str) -> tuple[list[Source],
         InputError: the list cannot be read, has no column that names videos, or a column `label`; a row may name more
             than one video, two rows name the same, or none names any.
     """
-    shown = storage.redact(path)
+    shown = filesystem.redact(path)
     table = read_table(path)
     if "label" in table.schema.names:
         raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
@@ -147,9 +147,9 @@ def attach_metadata(sources: Sequence[Source], path: str) -> tuple[list[Source],
     ], join
 
 
-def _join(sources: Sequence[Source], table: pa.Table, path: str) -> tuple[list[str], list[int], Join]:
+def _join(sources: Sequence[SourceVideo], table: pa.Table, path: str) -> tuple[list[str], list[int], Join]:
     """The other columns of each row as JSON; for each source its row, or -1; and how it went."""
-    shown = storage.redact(path)
+    shown = filesystem.redact(path)
     column, cells = video_column(table, ("path", "video", "key"), shown)
     extra = other_columns(table, (column, "label", "key"), shown)
     find = Finder(sources, posixpath.dirname(path))
@@ -193,10 +193,10 @@ class Finder:
     """Looks videos up by what a person may call them, from the most exact meaning to the least. A table of names is
     made when something is first looked for in it: lists mostly name all videos in the same way."""
 
-    def __init__(self, sources: Sequence[Source], folder: str) -> None:
+    def __init__(self, sources: Sequence[SourceVideo], folder: str) -> None:
         self._sources = sources
         self._folder = folder
-        self._tables: dict[Callable[[Source], str], dict[str, int | list[int]]] = {}
+        self._tables: dict[Callable[[SourceVideo], str], dict[str, int | list[int]]] = {}
 
     def by_key(self, key: str) -> list[int]:
         """The position of the source with that key."""
@@ -212,7 +212,7 @@ class Finder:
                     return found
         return []
 
-    def _called(self, name: Callable[[Source], str], wanted: str) -> list[int]:
+    def _called(self, name: Callable[[SourceVideo], str], wanted: str) -> list[int]:
         table = self._tables.get(name)
         if table is None:
             table = self._tables[name] = {}
@@ -228,28 +228,28 @@ class Finder:
 
 
 def _whole(path: str) -> str:
-    return local_path(path) if storage.is_local(path) else path
+    return local_path(path) if filesystem.is_local(path) else path
 
 
-def _key(source: Source) -> str:
+def _key(source: SourceVideo) -> str:
     return source.key
 
 
-def _path(source: Source) -> str:
+def _path(source: SourceVideo) -> str:
     return source.path
 
 
-def _name(source: Source) -> str:
+def _name(source: SourceVideo) -> str:
     return source.name
 
 
-def _stem(source: Source) -> str:
+def _stem(source: SourceVideo) -> str:
     return posixpath.splitext(source.name)[0]
 
 
-def _base(source: Source) -> str:
+def _base(source: SourceVideo) -> str:
     return posixpath.basename(source.name)
 
 
-def _base_stem(source: Source) -> str:
+def _base_stem(source: SourceVideo) -> str:
     return posixpath.splitext(posixpath.basename(source.name))[0]

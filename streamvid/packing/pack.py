@@ -1,6 +1,6 @@
 """Packs videos into a dataset: finds them, shares them out in groups, has them packed, and finishes the dataset.
 
-Killed anywhere, the same call goes on where it was: see `streamvid.packing.commits`.
+Killed anywhere, the same call goes on where it was: see `streamvid.packing.journal`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import Base, read_base
-from streamvid.packing.commits import Commits, FinishedElsewhereError, Record, Rejected, chain, claimed
-from streamvid.packing.destination import (
-    TAKEN,
-    claim,
-    finish,
-    give_up,
-    locked,
-    survey,
-    sweep,
-    tidy,
-    working,
-)
-from streamvid.packing.groups import Group
+from streamvid.packing.destination import TAKEN, claim, finish, give_up, locked, survey, sweep, tidy, working
+from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job import Place, Work
-from streamvid.packing.local import pack_groups
-from streamvid.packing.on_ray import pack_groups_on_ray
-from streamvid.packing.order import Order, take_order
-from streamvid.packing.progress import PackProgress
+from streamvid.packing.job_spec import JobSpec, plan_job
+from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, Rejected, chain, claimed
+from streamvid.packing.options import PackOptions
+from streamvid.packing.partition import Group
 from streamvid.packing.report import PackReport, read_rejected, rejected_parquet, report_document
-from streamvid.packing.sources import Source
-from streamvid.packing.treatment import Treatment
-from streamvid.store import storage
-from streamvid.store.manifest import FILE_NAME, Manifest
+from streamvid.packing.run_local import pack_groups
+from streamvid.packing.run_ray import pack_groups_on_ray
+from streamvid.progress import PackProgress
+from streamvid.storage import filesystem
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +52,7 @@ def pack(
     address: str | None = None,
     overwrite: bool = False,
     append: bool = False,
-    treatment: Treatment = Treatment(),  # noqa: B008 - a frozen value
+    treatment: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
     progress: bool = True,
 ) -> PackReport:
     """Pack videos into a dataset. The same inputs and options give the same bytes, however and wherever it is run.
@@ -70,11 +60,11 @@ def pack(
     A call that was killed goes on where it was when it is made again.
 
     Args:
-        inputs: files, folders, globs and lists, see `streamvid.packing.sources.find_sources`.
+        inputs: files, folders, globs and lists, see `streamvid.packing.inputs.find_sources`.
         destination: a folder or an object-store prefix.
         labels: a list of labels, see `streamvid.packing.labels.attach_labels`.
         metadata: lists of further columns, see `streamvid.packing.labels.attach_metadata`.
-        cuts: a list of clips to cut out of the videos, see `streamvid.packing.cuts.attach_cuts`.
+        cuts: a list of clips to cut out of the videos, see `streamvid.packing.cut_list.attach_cuts`.
         shard_size: bytes of tar that a shard does not pass, unless a single clip is larger.
         name: the dataset's name; the destination's last component by default.
         workers: processes that read videos; one per core by default. For the local engine.
@@ -95,8 +85,8 @@ def pack(
     _check_options(destination, shard_size, workers, engine, address, overwrite, append)
     standing = survey(destination)
     if standing.manifest is not None and standing.report is None and not (overwrite or append or standing.claimed):
-        raise InputError(TAKEN.format(storage.redact(destination)))
-    order = take_order(
+        raise InputError(TAKEN.format(filesystem.redact(destination)))
+    order = plan_job(
         [os.fspath(given) for given in inputs],
         destination,
         labels=None if labels is None else os.fspath(labels),
@@ -137,7 +127,7 @@ class _Done:
 
 
 def _run(
-    order: Order,
+    order: JobSpec,
     destination: str,
     resumed: bool,
     workers: int | None,
@@ -148,7 +138,7 @@ def _run(
     """Have all groups packed that are not."""
     if order.unlabelled:
         log.warning("%d of %d videos have no label", order.unlabelled, len(order.sources))
-    left = Commits(destination, order.job.fingerprint).read() if resumed else {}
+    left = Journal(destination, order.job.fingerprint).read() if resumed else {}
     records: dict[int, Record] = {}
     places: list[tuple[Group, Place]] = []
     sizes = [stamp.size for stamp in order.stamps]
@@ -189,7 +179,7 @@ def _totals(records: Sequence[Record]) -> tuple[int, int, int]:
     )
 
 
-def _finish(order: Order, destination: str, done: _Done, started: float) -> PackReport:
+def _finish(order: JobSpec, destination: str, done: _Done, started: float) -> PackReport:
     """Make a dataset of the shards."""
     records = [done.records[number] for number in sorted(done.records)]
     added = tuple(record.entry for record in records if record.entry is not None)
@@ -235,7 +225,7 @@ def _finish(order: Order, destination: str, done: _Done, started: float) -> Pack
     return replace(report, clips=clips, bytes=size, resumed=done.resumed)
 
 
-def _all_rejected(base: Base | None, sources: Sequence[Source], rejected: Sequence[Rejected]) -> list[Rejected]:
+def _all_rejected(base: Base | None, sources: Sequence[SourceVideo], rejected: Sequence[Rejected]) -> list[Rejected]:
     """What rejected.parquet says: of a dataset that is added to also what it said of other videos."""
     if base is None:
         return list(rejected)
@@ -244,7 +234,7 @@ def _all_rejected(base: Base | None, sources: Sequence[Source], rejected: Sequen
 
 
 def _report(
-    order: Order, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
+    order: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
 ) -> PackReport:
     return PackReport(
         destination,
@@ -258,14 +248,14 @@ def _report(
     )
 
 
-def _was_there(destination: str, order: Order, started: float) -> PackReport:
-    path = storage.join(destination, FILE_NAME)
-    manifest = Manifest.from_json(storage.read_bytes(path), path=storage.redact(path))
+def _was_there(destination: str, order: JobSpec, started: float) -> PackReport:
+    path = filesystem.join(destination, FILE_NAME)
+    manifest = Manifest.from_json(filesystem.read_bytes(path), path=filesystem.redact(path))
     report = _report(order, destination, manifest, tuple(read_rejected(destination)), started)
     return replace(report, was_there=True)
 
 
-def _nothing_new(destination: str, order: Order, started: float) -> PackReport:
+def _nothing_new(destination: str, order: JobSpec, started: float) -> PackReport:
     """All videos are in the dataset that they were to be added to."""
     assert order.base is not None
     standing = survey(destination)

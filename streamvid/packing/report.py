@@ -11,13 +11,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamvid.packing.commits import Rejected
+from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.packing.destination import REJECTED_FILE
 from streamvid.packing.job import plain
+from streamvid.packing.journal import Rejected
 from streamvid.packing.labels import Join
-from streamvid.store import storage
-from streamvid.store.manifest import Manifest, ShardEntry
-from streamvid.store.memory import arrow_reader
+from streamvid.storage import filesystem
+from streamvid.storage.arrow_buffers import arrow_reader
 
 _REASONS: Final = 50
 """Reasons that pack-report.json counts one by one, the most frequent first."""
@@ -114,11 +114,11 @@ def rejected_parquet(rejected: Sequence[Rejected]) -> bytes | None:
 
 def read_rejected(destination: str) -> list[Rejected]:
     """The rows of rejected.parquet; none if there is none, or nothing that can be read."""
-    path = storage.join(destination, REJECTED_FILE)
-    if not storage.exists(path):
+    path = filesystem.join(destination, REJECTED_FILE)
+    if not filesystem.exists(path):
         return []
     try:
-        table = pq.read_table(arrow_reader(storage.read_bytes(path)), columns=["source", "reason"])
+        table = pq.read_table(arrow_reader(filesystem.read_bytes(path)), columns=["source", "reason"])
     except (pa.ArrowException, OSError, ValueError):
         return []
     return [Rejected(str(row["source"]), str(row["reason"])) for row in table.to_pylist()]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import InputError
-from streamvid.packing.treatment import Scenes, Treatment
-from streamvid.video.stored import StoredClip
+from streamvid.packing.options import PackOptions, Scenes
+from streamvid.video.stored_clip import StoredClip
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -41,7 +41,7 @@ def need_scenedetect() -> None:
         ) from error
 
 
-def scene_versions(treatment: Treatment) -> dict[str, str]:
+def scene_versions(treatment: PackOptions) -> dict[str, str]:
     """The versions of the libraries that decide where scenes begin, if scenes are looked for."""
     if not isinstance(treatment.cutting, Scenes):
         return {}

@@ -1,1 +1,1 @@
-"""One video: its packets, their index, the MP4 that holds them, and slices of it."""
+"""One video: its packets, their frame index, the MP4 that holds them, selections of packets, transcoding."""

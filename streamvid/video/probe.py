@@ -17,7 +17,7 @@ import av
 from av.video.reformatter import ColorRange, Colorspace
 
 from streamvid.errors import VideoError
-from streamvid.video.plain import PlainTrack
+from streamvid.mp4.reader import PlainTrack
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -37,7 +37,7 @@ class OtherCodecError(VideoError):
 
 
 @dataclass(frozen=True)
-class Summary:
+class StreamInfo:
     """What the container's headers say and can be trusted with.
 
     Attributes:
@@ -54,7 +54,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Look:
+class FrameFormat:
     """What the first decoded frame says; the container's headers may say something else. The fields are columns of
     docs/format.md."""
 
@@ -97,7 +97,7 @@ def video_stream(container: InputContainer) -> VideoStream:
     return streams[0]
 
 
-def summary(source: Path) -> Summary:
+def summary(source: Path) -> StreamInfo:
     """Read the headers.
 
     Raises:
@@ -113,10 +113,10 @@ def summary(source: Path) -> Summary:
         # avcC and hvcC begin with their version, 1; Annex B begins with a start code (ISO/IEC 14496-15).
         extradata = context.extradata or b""
         annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
-        return Summary(codec, context.profile or "", annex_b, container.format.name.split(",")[0])
+        return StreamInfo(codec, context.profile or "", annex_b, container.format.name.split(",")[0])
 
 
-def look(source: Path) -> Look:
+def probe_first_frame(source: Path) -> FrameFormat:
     """Decode the first frame that is shown.
 
     Raises:
@@ -128,8 +128,8 @@ def look(source: Path) -> Look:
         return _look(next(iter(container.decode(stream)), None))
 
 
-def look_at_packet(track: PlainTrack, packet: bytes) -> tuple[Look, str]:
-    """What `look` says, and the profile as in `Summary`, from the first packet of a track alone.
+def probe_packet(track: PlainTrack, packet: bytes) -> tuple[FrameFormat, str]:
+    """What `look` says, and the profile as in `StreamInfo`, from the first packet of a track alone.
 
     Raises:
         ValueError: it does not decode to a frame by itself, or to one that is too large.
@@ -155,12 +155,12 @@ _DECODERS: Final = {"av1": "libdav1d"}
 """FFmpeg's own AV1 decoder needs hardware."""
 
 
-def _look(frame: VideoFrame | None) -> Look:
+def _look(frame: VideoFrame | None) -> FrameFormat:
     if frame is None:
         raise ValueError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
         raise ValueError(f"its frames are {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
-    return Look(
+    return FrameFormat(
         width=frame.width,
         height=frame.height,
         pix_fmt=frame.format.name,

@@ -1,6 +1,6 @@
 """One video file → one stored clip: its video track copied packet by packet into an MP4, and the frame index of that.
 
-Nothing is re-encoded. Plain MP4 and MOV files need no demuxer (`streamvid.video.plainclip`); all others, and all that
+Nothing is re-encoded. Plain MP4 and MOV files need no demuxer (`streamvid.video.ingest`); all others, and all that
 is odd or damaged, go through FFmpeg.
 """
 
@@ -17,13 +17,13 @@ import av
 import numpy as np
 
 from streamvid.errors import VideoError
-from streamvid.video import mp4
-from streamvid.video.clipfile import clip_header
-from streamvid.video.indexing import index_clip
-from streamvid.video.plainclip import store_plain
-from streamvid.video.probe import Look, Summary, look, open_video, packets, summary, video_stream
-from streamvid.video.scan import Scan, decode_times, ordered_by_decoding, scan
-from streamvid.video.stored import UNORDERED, StoredClip
+from streamvid.mp4 import boxes
+from streamvid.mp4.writer import clip_header
+from streamvid.video.clip_index import index_clip
+from streamvid.video.ingest import ingest_by_tables
+from streamvid.video.probe import FrameFormat, StreamInfo, open_video, packets, probe_first_frame, summary, video_stream
+from streamvid.video.stored_clip import UNORDERED, StoredClip
+from streamvid.video.timestamps import PacketTimes, decode_times, ordered_by_decoding, scan_packet_times
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +34,19 @@ def store_clip(source: Path, folder: Path, *, cut_only: bool = False) -> StoredC
     Args:
         source: a local video file in any container that FFmpeg knows.
         folder: where the MP4 is written; the caller owns and removes it.
-        cut_only: the clip is for `streamvid.video.cut.cut_clip` alone. Then there may be no MP4: the clip's `mp4` is
+        cut_only: the clip is for `streamvid.video.trim.trim_clip` alone. Then there may be no MP4: the clip's `mp4` is
             the source, and its index holds places in that.
 
     Raises:
         VideoError: the file holds no video, is damaged, or holds a video that cannot be stored frame by frame.
     """
-    clip = plain_clip(source, cut_only=cut_only)
+    clip = ingest_plain(source, cut_only=cut_only)
     if clip is not None:
         return clip.as_file(folder / "clip.mp4")
     return store_through_ffmpeg(source, folder, moov_first=not cut_only)
 
 
-def plain_clip(source: Path, *, cut_only: bool = False) -> StoredClip | None:
+def ingest_plain(source: Path, *, cut_only: bool = False) -> StoredClip | None:
     """The video track of a plain file as a clip whose MP4 is not written: see `StoredClip.parts`. None: the file is
     for `store_through_ffmpeg`. Nothing can be said against it yet.
 
@@ -55,7 +55,7 @@ def plain_clip(source: Path, *, cut_only: bool = False) -> StoredClip | None:
         cut_only: as for `store_clip`.
     """
     try:
-        return store_plain(source, cut_only=cut_only)
+        return ingest_by_tables(source, cut_only=cut_only)
     except (ValueError, ArithmeticError) as reason:
         log.debug("%s is left to FFmpeg: %s", source, reason)
         return None
@@ -72,12 +72,12 @@ def store_through_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True)
     Raises:
         VideoError: as for `store_clip`.
     """
-    with blaming_the_video():
+    with as_video_error():
         about = summary(source)
-        first = look(source)
-        times = scan(source, about.codec, trust_times=about.container != "avi")
+        first = probe_first_frame(source)
+        times = scan_packet_times(source, about.codec, trust_times=about.container != "avi")
 
-        def store(times: Scan) -> StoredClip:
+        def store(times: PacketTimes) -> StoredClip:
             target = folder / "clip.mp4"
             if about.codec == "vp8":
                 _write_vp8(source, target, times, first)
@@ -100,7 +100,7 @@ def store_through_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True)
 
 
 @contextmanager
-def blaming_the_video() -> Iterator[None]:
+def as_video_error() -> Iterator[None]:
     """What FFmpeg and the readers of bitstreams raise, as errors of the video.
 
     Raises:
@@ -114,7 +114,9 @@ def blaming_the_video() -> Iterator[None]:
         raise VideoError(str(error)) from error
 
 
-def _mux(source: Path, target: Path, about: Summary, times: Scan, first: Look, *, moov_first: bool) -> None:
+def _mux(
+    source: Path, target: Path, about: StreamInfo, times: PacketTimes, first: FrameFormat, *, moov_first: bool
+) -> None:
     """Copy the scanned packets into an MP4 with nothing in it that varies between runs."""
     pts = times.pts - times.origin
     dts = decode_times(times.pts) - times.origin
@@ -146,25 +148,25 @@ def _end_edit(target: Path, ticks: int, time_base: tuple[int, int]) -> None:
     to them."""
     with target.open("r+b") as file:
         head = bytearray(_movie_header(file.read(1 << 26)))
-        if mp4.limit_edit(head, ticks * time_base[0] / time_base[1]):
+        if boxes.limit_edit(head, ticks * time_base[0] / time_base[1]):
             file.seek(0)
             file.write(head)
 
 
 def _movie_header(start: bytes) -> bytes:
     """The part of an MP4 before its `mdat`."""
-    for kind, payload, _ in mp4.boxes(start, 0, len(start)):
+    for kind, payload, _ in boxes.boxes(start, 0, len(start)):
         if kind == b"mdat":
             return start[: payload - 8]
     return start
 
 
-def _write_vp8(source: Path, target: Path, times: Scan, first: Look) -> None:
+def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameFormat) -> None:
     """FFmpeg reads VP8 from MP4 but does not write it: the track by our own writer, at the source's times.
 
     The sample entry follows "VP Codec ISO Media File Format Binding" 1.0: `vp08` with a `vpcC` box.
     """
-    vpcc = mp4.full_box(
+    vpcc = boxes.full_box(
         b"vpcC", bytes([0, 10, 8 << 4 | 1 << 1 | (first.color_range == "pc"), 2, 2, 2]), bytes(2), version=1
     )
     base = times.time_base
@@ -172,7 +174,7 @@ def _write_vp8(source: Path, target: Path, times: Scan, first: Look) -> None:
     pts = (times.pts - times.origin) * base[0] * scale // base[1]
     end = int(pts[~times.hidden].max()) + max(1, times.last_frame_ticks() * base[0] * scale // base[1])
     head = clip_header(
-        mp4.visual_sample_description(b"vp08", vpcc, width=first.width, height=first.height),
+        boxes.visual_sample_description(b"vp08", vpcc, width=first.width, height=first.height),
         pts=pts,
         sizes=times.size,
         sync=times.keyframe,

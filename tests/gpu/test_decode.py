@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamvid.stream.decode import GpuDecoder, decode_with_pyav
+from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
-from tests.reference import slice_of, whole
+from streamvid.video.stored_clip import StoredClip
+from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 from tools.gpu_survey import arrays
 

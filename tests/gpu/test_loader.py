@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.bitstream.annexb import CODECS
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.packing.treatment import Treatment
-from streamvid.stream.decode import decode_with_pyav
-from streamvid.video.annexb import CODECS
 from streamvid.video.remux import store_clip
-from tests.reference import whole
+from tests.support.reference import whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 
 HARD = hard_recipes()
@@ -26,7 +26,7 @@ ALONE = """
 import sys
 from pathlib import Path
 import numpy as np
-from streamvid.stream.decode import GpuDecoder
+from streamvid.decode.decoders import GpuDecoder
 from streamvid.video.remux import store_clip
 from tests.reference import whole
 from tools.gpu_survey import arrays
@@ -39,7 +39,7 @@ def packed(names: Sequence[str], folder: Path) -> str:
     (folder / "videos").mkdir()
     for name in names:
         write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack([str(folder / "videos")], str(folder / "dataset"), treatment=Treatment("any"), progress=False)
+    pack([str(folder / "videos")], str(folder / "dataset"), treatment=PackOptions("any"), progress=False)
     return str(folder / "dataset")
 
 
@@ -81,7 +81,7 @@ def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
         container = "webm" if codec == "vp8" else "mp4"
         recipe = Recipe(codec=codec, container=container, height=height, frames=20, seed=n)  # type: ignore[arg-type]
         sources[f"{n}-{height}"] = write(recipe, tmp_path / "videos" / f"{n}-{height}.{container}")
-    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), treatment=Treatment("any"), progress=False)
+    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), treatment=PackOptions("any"), progress=False)
     script = f"""
 import numpy as np
 import streamvid as sv

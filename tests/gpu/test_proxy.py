@@ -1,4 +1,4 @@
-"""ProxyLoader and ClipDataset on a machine with a GPU: a StreamLoader's batches on the same device, and Motion JPEG."""
+"""GpuDataLoader and ClipDataset on a GPU: a StreamLoader's batches on the same device, and Motion JPEG."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from torch.utils.data import DataLoader, default_collate
 
 import streamvid as sv
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.packing.treatment import Treatment
-from streamvid.stream.decode import decode_with_pyav
-from tests.test_clip_dataset import same
+from tests.loader.test_clip_dataset import same
 from tools.clips import hard_recipes, write
 
 HARD = hard_recipes()
@@ -28,7 +28,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "videos").mkdir()
     for name in NAMES:
         write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack([str(folder / "videos")], str(folder / "set"), shard_size=200_000, treatment=Treatment("any"), progress=False)
+    pack(
+        [str(folder / "videos")], str(folder / "set"), shard_size=200_000, treatment=PackOptions("any"), progress=False
+    )
     return str(folder / "set")
 
 
@@ -37,7 +39,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, st
     ds = sv.ClipDataset(dataset, **OPTIONS)
     with (
         sv.StreamLoader(dataset, batch_size=3, shuffle=False, device="cuda", **OPTIONS) as stream,
-        sv.ProxyLoader(
+        sv.GpuDataLoader(
             ds, batch_size=3, num_workers=num_workers, multiprocessing_context=start, device="cuda"
         ) as proxy,
     ):  # fmt: skip
@@ -50,7 +52,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, st
 def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, caplog: pytest.LogCaptureFixture) -> None:
     ds = sv.ClipDataset(dataset, transform=sv.Transform(resize=(96, 128), layout="FHWC", dtype="uint8"))
     items = [sv.At("mjpeg_avi", frames=[0, 3]), sv.At("h264", frames=[5]), sv.At("mjpeg_avi", frames=[1])]
-    with sv.ProxyLoader(ds, batch_size=3, sampler=items, num_workers=1, device="cuda") as proxy:
+    with sv.GpuDataLoader(ds, batch_size=3, sampler=items, num_workers=1, device="cuda") as proxy:
         (batch,) = proxy
     assert "mjpeg are decoded on the CPU" in caplog.text
     assert batch["mask"].tolist() == [[True, True], [True, False], [True, False]]
@@ -59,7 +61,7 @@ def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, cap
         difference = (batch["video"][place, : len(alone)].cpu().float() - alone.float()).abs().mean()
         assert difference < 6, item  # resized on another device; other frames differ by more
     plain = sv.ClipDataset(sv.Subset(dataset, keys=["mjpeg_avi"]))
-    with sv.ProxyLoader(plain, batch_size=1, sampler=[items[0]], device="cuda") as proxy:
+    with sv.GpuDataLoader(plain, batch_size=1, sampler=[items[0]], device="cuda") as proxy:
         (batch,) = proxy
     np.testing.assert_array_equal(batch["video"][0].cpu().numpy(), decode_with_pyav(plain.encoded(items[0])))
 

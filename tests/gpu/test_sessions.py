@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from streamvid.decode.cpu_assist import CpuAssistWorker
+from streamvid.decode.decode_job import is_supported, session_key
+from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
+from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
+from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError
-from streamvid.stream.decode import GpuDecoder, decode_with_pyav
-from streamvid.stream.engine import Engine
-from streamvid.stream.runs import kind_of, takes
-from streamvid.stream.sessions import Sessions, open_sessions
-from streamvid.stream.spare import SpareCore
-from streamvid.video import indexing
+from streamvid.video import clip_index
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
-from tests.reference import slice_of, whole
+from streamvid.video.stored_clip import StoredClip
+from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, write
 from tools.damage import lie_about_order
 from tools.gpu_survey import arrays
@@ -78,20 +78,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Stocked
 
 
 @pytest.fixture
-def sessions() -> Sessions:
-    opened = open_sessions(0, threads=12)
+def sessions() -> NvdecSessionPool:
+    opened = open_session_pool(0, threads=12)
     assert opened is not None
     return opened
 
 
 @pytest.fixture(params=[(1, 0), (7, 0), (0, 3), (2, 3)], ids=["one", "all", "spare", "both"])
-def workers(request: pytest.FixtureRequest) -> Sessions:
+def workers(request: pytest.FixtureRequest) -> NvdecSessionPool:
     """Engines alone, cores of the CPU alone, and both at once."""
     engines, spare_cores = request.param
-    return Sessions(device_id=0, engines=engines, spare_cores=spare_cores)
+    return NvdecSessionPool(device_id=0, engines=engines, spare_cores=spare_cores)
 
 
-def agree(sessions: Sessions, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
+def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
     """Random frames of clips in random order, several batches at a time, are those of stock DALI."""
     clips, references = [clip for clip, _ in made], [reference for _, reference in made]
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def agree(sessions: Sessions, made: list[Stocked], *, each: int, rounds: int, se
     sessions.close()
 
 
-def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocked], workers: Sessions) -> None:
+def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocked], workers: NvdecSessionPool) -> None:
     recipes = [
         Recipe(frames=40, gop=10, b_frames=3, crf=28),
         Recipe(frames=40, gop=40, b_frames=2, width=416, height=180, crf=40),
@@ -121,12 +121,12 @@ def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocke
         ),
     ]
     clips = [made(replace(recipe, seed=n)) for n, recipe in enumerate(recipes)]
-    assert all(takes(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips)
+    assert all(is_supported(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips)
     agree(workers, clips, each=3, rounds=4, seed=5)
 
 
 def test_streams_that_keep_more_pictures_get_a_decoder_for_them(
-    made: Callable[[Recipe], Stocked], workers: Sessions
+    made: Callable[[Recipe], Stocked], workers: NvdecSessionPool
 ) -> None:
     """Parameter sets differ in all that may matter; the kinds are few."""
     params: list[tuple[tuple[str, str], ...]] = [
@@ -148,13 +148,13 @@ def test_streams_that_keep_more_pictures_get_a_decoder_for_them(
         for n, more in enumerate(more_hevc)
     ]
     assert len({clip.stsd for clip, _ in clips}) >= 13
-    kinds = {kind_of(clip.codec, clip.stsd, clip.width, clip.height)[0] for clip, _ in clips}
+    kinds = {session_key(clip.codec, clip.stsd, clip.width, clip.height)[0] for clip, _ in clips}
     assert len(kinds) <= 3
     agree(workers, clips, each=2, rounds=3, seed=9)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, sessions: Sessions) -> None:
+def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clips = [
         stored(Recipe(codec=codec, width=w, height=h, frames=12, gop=6, seed=n, crf=20), tmp_path / f"{w}x{h}")  # type: ignore[arg-type]
         for n, (w, h) in enumerate(SIZES)
@@ -183,7 +183,7 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
     assert len({clip.stsd for clip in clips}) == len(clips)
     references = [stock(clip) for clip in clips]
     # A single engine: all go through the same decoder.
-    sessions = Sessions(device_id=0, engines=1)
+    sessions = NvdecSessionPool(device_id=0, engines=1)
     rng = np.random.default_rng(3)
     for _ in range(5):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 2))
@@ -194,7 +194,7 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
     sessions.close()
 
 
-def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: Sessions) -> None:
+def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clip = stored(Recipe(frames=48, gop=12), tmp_path / "clip")
     reference = stock(clip)
     starts = [[n + k for k in range(9)] for n in range(0, 32, 4)]
@@ -205,7 +205,7 @@ def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: Sessions) -
     sessions.close()
 
 
-def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: Sessions) -> None:
+def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clip = stored(Recipe(frames=24, gop=12), tmp_path / "clip")
     good = whole(clip)
     cut = replace(good, name="cut", frames=np.append(good.frames, 1000))
@@ -228,13 +228,13 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     data = good.data.copy()
     data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
     torn = replace(good, name="torn", data=data)
-    alone = Sessions(device_id=0, engines=1)
+    alone = NvdecSessionPool(device_id=0, engines=1)
     (reference,) = alone.submit([torn])()
     expected = reference.cpu()
     alone.close()
     assert not np.array_equal(expected.numpy(), stock(clip)), "nothing is damaged"
-    both = Sessions(device_id=0, engines=1, spare_cores=3)
-    with caplog.at_level(logging.DEBUG, logger="streamvid.stream.spare"):
+    both = NvdecSessionPool(device_id=0, engines=1, spare_cores=3)
+    with caplog.at_level(logging.DEBUG, logger="streamvid.decode.cpu_assist"):
         got = both.submit([torn] * 12 + [good] * 2)()
     assert "left to an engine" in caplog.text
     for pictures in got[:12]:
@@ -253,15 +253,15 @@ def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
         for n in range(4)
     ]
     expected = [stock(clip) for clip in clips]
-    convert, calls = SpareCore._convert, count(1)
+    convert, calls = CpuAssistWorker._convert, count(1)
 
-    def fails_at_times(core: SpareCore) -> None:
+    def fails_at_times(core: CpuAssistWorker) -> None:
         if len(core._staged) > 1 and next(calls) % 2:
             raise RuntimeError("CUDA error: out of memory")
         convert(core)
 
-    monkeypatch.setattr(SpareCore, "_convert", fails_at_times)
-    sessions = Sessions(device_id=0, engines=1, spare_cores=2)
+    monkeypatch.setattr(CpuAssistWorker, "_convert", fails_at_times)
+    sessions = NvdecSessionPool(device_id=0, engines=1, spare_cores=2)
     got = sessions.submit([whole(clip) for clip in clips] * 8)()
     assert next(calls) > 1
     for n, pictures in enumerate(got):
@@ -274,7 +274,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     recipe = Recipe(width=320, height=192, frames=30, gop=30, b_frames=3, style="texture")
     good = stored(recipe, tmp_path / "good")
     reference = decode_with_pyav(whole(good))
-    monkeypatch.setattr(indexing, "_ordered", lambda kinds, pts: True)
+    monkeypatch.setattr(clip_index, "_ordered", lambda kinds, pts: True)
     (tmp_path / "lying").mkdir()
     lying = store_clip(lie_about_order(good.mp4, tmp_path / "lying.mp4"), tmp_path / "lying")
     shown = np.argsort(np.argsort(good.index.pts))
@@ -294,7 +294,7 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
 ) -> None:
     """Frames are told apart by their order: one too few or too many must not go unnoticed."""
     clips = [made(Recipe(frames=n, gop=12, b_frames=2, seed=n)) for n in (20, 30, 40)]
-    opened, calls = Engine._open, count(1)
+    opened, calls = NvdecWorker._open, count(1)
 
     class Lossy:
         def __init__(self, decoder: Any) -> None:
@@ -307,8 +307,8 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
                 frames[-1:] = [frames[-1]] * 2 if twice else []
             return frames
 
-    monkeypatch.setattr(Engine, "_open", lambda engine, kind: Lossy(opened(engine, kind)))
-    sessions = Sessions(device_id=0, engines=1)
+    monkeypatch.setattr(NvdecWorker, "_open", lambda engine, kind: Lossy(opened(engine, kind)))
+    sessions = NvdecSessionPool(device_id=0, engines=1)
     for _ in range(4):
         got = sessions.submit([whole(clip) for clip, _ in clips])()
         for (_, reference), pictures in zip(clips, got, strict=True):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.stream.decode import GpuDecoder
-from tests.reference import slice_of, whole
+from streamvid.decode.decoders import GpuDecoder
+from tests.support.reference import slice_of, whole
 from tools.gpu_survey import arrays
 from tools.slice_cases import Case, cases
 

@@ -12,9 +12,9 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.pack import pack
-from streamvid.stream.transform import DRAWS, Transform, Views
-from tests.test_augment import EVERYTHING, RAW
-from tests.views import Array, Clip, clip, draws, torch_batches, video
+from streamvid.transform.spec import DRAWS, Transform, Views
+from tests.support.views import Array, Clip, clip, draws, torch_batches, video
+from tests.transform.test_params import EVERYTHING, RAW
 from tools.clips import Recipe, write
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -10,7 +10,7 @@ from tools.bench.report import Check, Row
 from tools.bench.timing import Timing
 
 STREAMING: Final = "streamvid, StreamLoader"
-RANDOM: Final = "streamvid, ProxyLoader"
+RANDOM: Final = "streamvid, GpuDataLoader"
 WHOLE: Final = "whole file, fn.decoders.video"
 WHOLE_VP9: Final = "whole file of VP9, fn.decoders.video"
 NVC: Final = "PyNvVideoCodec SimpleDecoder"

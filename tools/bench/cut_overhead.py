@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from streamvid.packing.spans import Span, fixed_spans, scene_spans
-from streamvid.packing.treatment import FixedLength
-from streamvid.video.cut import cut_packets
+from streamvid.packing.frame_spans import FrameSpan, fixed_spans, scene_spans
+from streamvid.packing.options import FixedLength
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.trim import cut_packets
 from tools.clips import Recipe, write
 
 _FPS = 30
@@ -58,7 +58,7 @@ def main() -> None:
                 print(f"| {title} | {what} | {' | '.join(_cost(whole, spans))} |", flush=True)
 
 
-def _cuts(whole: StoredClip) -> dict[str, list[Span]]:
+def _cuts(whole: StoredClip) -> dict[str, list[FrameSpan]]:
     frames = len(whole.index.visible)
     rng = np.random.default_rng(0)
     length, step = 10 * _FPS, 5 * _FPS
@@ -68,12 +68,12 @@ def _cuts(whole: StoredClip) -> dict[str, list[Span]]:
         "at changes": scenes,
         "10 s, one after the other": fixed_spans(whole, FixedLength(10)),
         "2 s, one after the other": fixed_spans(whole, FixedLength(2)),
-        "10 s, every 5 s": [Span(n, n + length) for n in range(0, frames - length + 1, step)],
-        "ten of 10 s anywhere": [Span(n, n + length) for n in starts],
+        "10 s, every 5 s": [FrameSpan(n, n + length) for n in range(0, frames - length + 1, step)],
+        "ten of 10 s anywhere": [FrameSpan(n, n + length) for n in starts],
     }
 
 
-def _cost(whole: StoredClip, spans: Sequence[Span]) -> list[str]:
+def _cost(whole: StoredClip, spans: Sequence[FrameSpan]) -> list[str]:
     """Bytes stored against the bytes of the packets that some clip stores, each counted once."""
     sizes, index = whole.index.size, whole.index
     stored = hidden = hidden_bytes = packets = 0

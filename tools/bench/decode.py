@@ -14,7 +14,7 @@ Batches of windows of 16 frames at random places, the same packets three ways:
 Frames of the first batch are compared with stock's, bit for bit. Memory is what the GPU has less while batches run,
 against the frames of the two batches that are alive at a time. Other rows, below the table:
 
-- loop, proxy: a StreamLoader or a ProxyLoader in a loop that only sums each batch, against the decoder alone on the
+- loop, proxy: a StreamLoader or a GpuDataLoader in a loop that only sums each batch, against the decoder alone on the
   same windows;
 - sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike;
 - grouped: a StreamLoader over clips of 8 sizes, with `group_by_size` and without.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from streamvid.video.remux import store_clip
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored_clip import StoredClip
 from tools.clips import Recipe, write
 
 FRAMES: Final = 400

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.stream.decode import DaliDecoder, GpuDecoder
-from streamvid.video.annexb import parameters, to_annex_b
-from streamvid.video.slice import EncodedSlice
-from streamvid.video.stored import StoredClip
+from streamvid.bitstream.annexb import parameters, to_annex_b
+from streamvid.decode.decoders import DaliDecoder, GpuDecoder
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.stored_clip import StoredClip
 
 ENGINES: Final = 7
 STOCK_BATCH: Final = 64
@@ -59,7 +59,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def finished(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> list[float]:
-    """When each batch was ready, in seconds; one batch ahead, as `streamvid.stream.run` does it."""
+    """When each batch was ready, in seconds; one batch ahead, as `streamvid.loader.epoch_pipeline` does it."""
     started = time.perf_counter()
     begun: list[Callable[[], list[Any]]] = []
     times = []

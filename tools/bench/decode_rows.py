@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.stream.decode import GpuDecoder
-from streamvid.video.slice import EncodedSlice
-from streamvid.video.stored import StoredClip
-from tests.reference import slice_of
+from streamvid.decode.decoders import GpuDecoder
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.stored_clip import StoredClip
+from tests.support.reference import slice_of
 from tools.bench import decode_clips as clips
 from tools.bench.apart import emit
 from tools.bench.decode_parts import STOCK_BATCH, Limit, Memory, Stock, equal, finished, our_seconds
@@ -29,7 +29,7 @@ _BATCHES: Final = 3
 _LOOPS: Final = 16
 """Batches of an epoch of the loop."""
 _WORKERS: Final = 4
-"""Processes of a ProxyLoader."""
+"""Processes of a GpuDataLoader."""
 _LOOP_ROUNDS: Final = 2
 """Epochs that are timed at most, after one that is not."""
 _ROW_SECONDS: Final = 5.0
@@ -41,7 +41,7 @@ class Case:
     """A row.
 
     Attributes:
-        row: "windows", "loop", "proxy" (the loop with a ProxyLoader), "sets" (mixed parameter sets), "sizes" (mixed
+        row: "windows", "loop", "proxy" (the loop with a GpuDataLoader), "sets" (mixed parameter sets), "sizes" (mixed
             sizes) or "grouped" (likewise).
         kind: of the clips.
         gop: frames from key frame to key frame.
@@ -144,13 +144,13 @@ class Bench:
         return self._looped(case, used[0], loader)
 
     def _proxy(self, case: Case, used: list[StoredClip]) -> dict[str, Any]:
-        """Likewise with a ProxyLoader, whose workers read and slice."""
+        """Likewise with a GpuDataLoader, whose workers read and slice."""
         import streamvid as sv
 
         span = np.arange(0, WINDOW * case.stride, case.stride)
         last = len(used[0].index.visible) - int(span[-1])
         starts = np.random.default_rng(0).integers(0, last, _LOOPS * case.batch).tolist()
-        loader = sv.ProxyLoader(
+        loader = sv.GpuDataLoader(
             sv.ClipDataset(self._packed(case)),
             batch_size=case.batch,
             sampler=[sv.At(0, frames=(start + span).tolist()) for start in starts],

@@ -2,10 +2,10 @@
 
     python -m tools.bench.gop [--quick] [--codec CODEC] [--json FILE] [VIDEO…]
 
-The same footage is converted with `streamvid.video.convert` at the same quality and several GOP lengths. Then
+The same footage is converted with `streamvid.video.transcode` at the same quality and several GOP lengths. Then
 samples of 16 frames are taken at random places: all in a row, every eighth, and a second apart. What has to be decoded
-for each is counted, not timed: the packets of `streamvid.video.slice.minimal`. Without VIDEO, the footage is made:
-shapes that move over a gradient, with a cut every three seconds.
+for each is counted, not timed: the packets of `streamvid.video.packet_selection.select_packets`. Without VIDEO, the
+footage is made: shapes that move over a gradient, with a cut every three seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.video.convert import Conversion, convert
 from streamvid.video.encoders import TARGETS, Target
-from streamvid.video.index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
-from streamvid.video.slice import minimal
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions, transcode
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
 
@@ -57,7 +57,7 @@ def decoded_per_frame(index: FrameIndex, draw: Callable[[np.random.Generator], I
     decoded = delivered = 0
     for _ in range(SAMPLES):
         frames = draw(rng)
-        decoded += len(minimal(index, frames).offsets)
+        decoded += len(select_packets(index, frames).offsets)
         delivered += len(frames)
     return decoded / delivered
 
@@ -69,7 +69,7 @@ def measure(source: StoredClip, codec: Target, name: str, folder: Path) -> list[
     rows: list[Row] = []
     for gop in GOPS:
         file = folder / f"{name}-{gop}.mp4"
-        convert(source, file, Conversion(codec=codec, gop=gop))
+        transcode(source, file, TranscodeOptions(codec=codec, gop=gop))
         clip = stored(file, folder / f"{name}-{gop}")
         rows.append(
             {

@@ -23,10 +23,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streamvid.packing.shards import write_parquet
-from streamvid.packing.typed import typed_columns
-from streamvid.store.manifest import Manifest, ShardEntry
-from streamvid.video.index import FrameIndex
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.packing.shard_writer import write_parquet
+from streamvid.packing.typed_columns import typed_columns
+from streamvid.video.frame_index import FrameIndex
 from tools.bench.report import Check, Report, Row, arguments, finish
 
 CLIPS: Final = 1_000_000
@@ -40,10 +40,10 @@ _PEAK: Final = (
     "import pathlib; print(next(l.split()[1] for l in pathlib.Path('/proc/self/status').read_text().splitlines()"
     " if l.startswith('VmHWM:')))"
 )
-_OPEN: Final = f"import sys; from streamvid.store.dataset import Dataset; Dataset.open(sys.argv[1]); {_PEAK}"
+_OPEN: Final = f"import sys; from streamvid.dataset.dataset import Dataset; Dataset.open(sys.argv[1]); {_PEAK}"
 _INFO: Final = (
-    "import sys; from streamvid.cli import main; sys.stdout = sys.stderr; assert main(['info', *sys.argv[1:]]) == 0; "
-    f"sys.stdout = sys.__stdout__; {_PEAK}"
+    "import sys; from streamvid.cli.main import main; sys.stdout = sys.stderr; "
+    f"assert main(['info', *sys.argv[1:]]) == 0; sys.stdout = sys.__stdout__; {_PEAK}"
 )
 
 

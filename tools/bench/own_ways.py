@@ -38,12 +38,12 @@ def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
 
 
 def proxy_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
-    """A ProxyLoader over a ClipDataset, which is asked for just those frames."""
+    """A GpuDataLoader over a ClipDataset, which is asked for just those frames."""
     import streamvid as sv
 
     opened = sv.ClipDataset(dataset, transform=_transform())
     wanted: list[Any] = []
-    loader = sv.ProxyLoader(
+    loader = sv.GpuDataLoader(
         opened,
         batch_size=min(BATCH, clips),
         sampler=wanted,

@@ -35,8 +35,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import SHARD_SIZE, pack
-from streamvid.packing.treatment import Treatment
 from tools.bench.long_video import repeat
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
@@ -100,7 +100,7 @@ def timed(seconds: list[float]) -> Iterator[None]:
     seconds.append(time.perf_counter() - started)
 
 
-def pack_all(treatment: Treatment) -> Callable[[Path, Path], None]:
+def pack_all(treatment: PackOptions) -> Callable[[Path, Path], None]:
     """Packing as users do it, with one worker."""
 
     def run(source: Path, target: Path) -> None:
@@ -165,8 +165,8 @@ def _sync(path: Path) -> None:
 def measure(source: Path, folder: Path, rounds: int) -> dict[str, float]:
     """Median seconds of each way to pack a folder."""
     ways: dict[str, Callable[[Path, Path], None]] = {
-        "any": pack_all(Treatment(suits="any")),
-        "gpu": pack_all(Treatment()),
+        "any": pack_all(PackOptions(suits="any")),
+        "gpu": pack_all(PackOptions()),
         "copy": copy,
         "copy, summed": copy_summed,
         "ffmpeg": ffmpeg_and_shard_writer,

@@ -26,18 +26,18 @@ from typing import Final
 import numpy as np
 
 import streamvid as sv
+from streamvid.bitstream.packet_info import classify
+from streamvid.color.yuv_to_rgb import RgbConverter
+from streamvid.dataset.dataset import Dataset
+from streamvid.decode.cpu import ReusableCodecContext, decode_frames, split_at_keyframes
+from streamvid.decode.decode_job import split_at_idr
+from streamvid.fetch import plan_samples
+from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
-from streamvid.store.access import ShardAccess
-from streamvid.store.dataset import Dataset
-from streamvid.stream import samples
-from streamvid.stream.place import Placement, Placer, Scratch, resize_alone
-from streamvid.stream.plan import Step
-from streamvid.stream.rgb import RgbConverter
-from streamvid.stream.runs import cut
-from streamvid.stream.software import KeptDecoder, pictures, pieces
-from streamvid.video.bitstream import classify
-from streamvid.video.slice import EncodedSlice
-from tests.reference import slice_of
+from streamvid.plan.epoch_plan import Step
+from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, resize_alone
+from streamvid.video.packet_selection import EncodedSlice
+from tests.support.reference import slice_of
 from tools.bench import decode_clips as clips
 from tools.bench.report import Report, Row, arguments, finish, machine
 
@@ -64,12 +64,12 @@ def kept_decoder(name: str, folder: Path, work: Path, rounds: int) -> Row:
     """Pieces of a clip's slices, by either way."""
     clip = clips.stored(name, folder, work)
     parts = [slice_of(clip, start + WINDOW) for start in range(0, 240, 24)]
-    jobs = [(part, piece) for part in parts for piece in pieces(part)]
-    kept = KeptDecoder()
+    jobs = [(part, piece) for part in parts for piece in split_at_keyframes(part)]
+    kept = ReusableCodecContext()
 
-    def decode(decoder: KeptDecoder | None) -> None:
+    def decode(decoder: ReusableCodecContext | None) -> None:
         for part, piece in jobs:
-            for _ in pictures(part, piece, decoder=decoder):
+            for _ in decode_frames(part, piece, decoder=decoder):
                 pass
 
     before, after = in_turn([lambda: decode(None), lambda: decode(kept)], rounds)
@@ -80,10 +80,10 @@ def kept_decoder(name: str, folder: Path, work: Path, rounds: int) -> Row:
 def resizing(name: str, folder: Path, work: Path, rounds: int) -> Row:
     """One frame, again and again, in all threads."""
     clip = clips.stored(name, folder, work)
-    ((_, frame),) = pictures(slice_of(clip, [0]))
+    ((_, frame),) = decode_frames(slice_of(clip, [0]))
     planes = RgbConverter()(frame, full_range=False)
-    whole = Placement(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
-    placer = Placer(whole, height=clip.height, width=clip.width, scratch=Scratch())
+    whole = CropBox(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
+    placer = CropResizer(whole, height=clip.height, width=clip.width, scratch=Scratch())
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(cores) as helped, ThreadPoolExecutor(cores, initializer=resize_alone) as alone:
 
@@ -98,12 +98,12 @@ def frames(name: str, folder: Path, work: Path, rounds: int) -> list[Row]:
     """Slices decoded, decoded and made RGB, and that and resized."""
     clip = clips.stored(name, folder, work)
     parts = [slice_of(clip, start + WINDOW) for start in range(0, 240, 24)]
-    whole = Placement(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
-    kept, convert = KeptDecoder(), RgbConverter()
-    placer = Placer(whole, height=clip.height, width=clip.width, scratch=Scratch())
+    whole = CropBox(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
+    kept, convert = ReusableCodecContext(), RgbConverter()
+    placer = CropResizer(whole, height=clip.height, width=clip.width, scratch=Scratch())
 
     def draw(part: EncodedSlice, stages: int) -> None:
-        for _, frame in pictures(part, decoder=kept):
+        for _, frame in decode_frames(part, decoder=kept):
             planes = convert(frame, full_range=False) if stages > 1 else None
             if planes is not None and stages > 2:
                 placer(planes)
@@ -138,15 +138,15 @@ def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
     packed = work / "packed"
     pack([clips.source(name, folder)], packed, progress=False)
     dataset = Dataset.open(str(packed))
-    recipe = samples.Recipe(sv.Window(len(WINDOW)), "edge", sv.Transform(), 0)
+    recipe = plan_samples.SampleSpec(sv.Window(len(WINDOW)), "edge", sv.Transform(), 0)
     access = ShardAccess(dataset, cache=None, limit_bytes=0)
 
     def batch(number: int) -> None:
         # The first sample of the first clip, each in another pass.
         items = np.zeros(BATCH, dtype=np.int64)
         step = Step(items, number * BATCH + np.arange(BATCH), items == 0)
-        (encoded,) = samples.encode(dataset, [samples.choose(dataset, step, recipe)], recipe, access)
-        cut(encoded.slices, [(None, 0)] * BATCH)
+        (encoded,) = plan_samples.encode(dataset, [plan_samples.plan_samples(dataset, step, recipe)], recipe, access)
+        split_at_idr(encoded.slices, [(None, 0)] * BATCH)
 
     (taken,) = in_turn([lambda: [batch(number) for number in range(4)]], rounds)
     return {"what": f"reading a batch of {BATCH}, {name}", "before ms": "-", "now ms": taken / 4, "ratio": "-"}

@@ -21,10 +21,10 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.stream.mixture import Stream
-from streamvid.stream.order import SHUFFLES, Pool, Shuffle
-from streamvid.stream.plan import Layout, Plan, Position, Segment
-from streamvid.stream.world import World
+from streamvid.plan.epoch_plan import Plan, Position, Topology, TopologyRun
+from streamvid.plan.mixture import Stream
+from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
+from streamvid.plan.world import World
 from tools.bench.report import Check, Report, Row, arguments, finish
 
 CLIPS: Final = 10_000_000
@@ -127,9 +127,9 @@ def make_plan(case: Case) -> Plan:
 def _halfway(case: Case, plan: Plan) -> Position:
     """In epoch 0, half of it done by another number of ranks."""
     nodes = case.nodes // 2 or 2
-    before = Layout(nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH, plan.group)
+    before = Topology(nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH, plan.group)
     start = plan.start(0)
-    done = Segment(before, case.clips // 2 // (before.lanes * before.share))
+    done = TopologyRun(before, case.clips // 2 // (before.lanes * before.share))
     return Position(start.epoch, start.first, start.size, (done,))
 
 

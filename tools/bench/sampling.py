@@ -17,13 +17,13 @@ from typing import Final
 import numpy as np
 
 import streamvid as sv
-from streamvid.stream.sampling import select
+from streamvid.sampling.base import select
 from tools.bench.report import Check, Report, Row, arguments, finish
 
 BAR: Final = 20.0
 """Microseconds a clip (issue 4)."""
 FRAMES: Final = 16
-SAMPLERS: Final[dict[str, sv.Sampling]] = {
+SAMPLERS: Final[dict[str, sv.FrameSampler]] = {
     "Window, stride": sv.Window(FRAMES, stride=4),
     "Window, fps": sv.Window(FRAMES, fps=8),
     "Window, fps, center": sv.Window(FRAMES, fps=8, place="center"),
@@ -32,8 +32,8 @@ SAMPLERS: Final[dict[str, sv.Sampling]] = {
     "Window, span": sv.Window(FRAMES, span=(1.0, 4.0)),
     "Window, 5 even": sv.Window(FRAMES, fps=8, place="even", windows=5),
     "MultiRate": sv.MultiRate([(4, 1.0), (FRAMES - 4, 4.0)]),
-    "Windows, stride": sv.Windows(FRAMES, stride=2),
-    "Windows, fps": sv.Windows(FRAMES, fps=8),
+    "Windows, stride": sv.TiledWindows(FRAMES, stride=2),
+    "Windows, fps": sv.TiledWindows(FRAMES, fps=8),
     "Uniform": sv.Uniform(FRAMES),
     "Uniform, random": sv.Uniform(FRAMES, place="random"),
     "Keyframes": sv.Keyframes(FRAMES // 4),
@@ -58,7 +58,7 @@ def clip(frames: int) -> sv.ClipTimes:
     )
 
 
-def cost(sampler: sv.Sampling, frames: int, *, calls: int, rounds: int) -> float:
+def cost(sampler: sv.FrameSampler, frames: int, *, calls: int, rounds: int) -> float:
     """Microseconds per call, in the best round."""
     times = clip(frames)
     count = max(1, int(sampler.samples(np.array([frames]), np.array([times.duration]), times.tick)[0]))

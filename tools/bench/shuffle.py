@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.stream.kinds import Kinds
-from streamvid.stream.mixture import Stream
-from streamvid.stream.order import Pool, Shuffle
-from streamvid.stream.plan import Plan
-from streamvid.stream.world import World
-from streamvid.video.index import Int64
+from streamvid.plan.bucket_key import BucketKeys
+from streamvid.plan.epoch_plan import Plan
+from streamvid.plan.mixture import Stream
+from streamvid.plan.permutation import Pool, Shuffle
+from streamvid.plan.world import World
+from streamvid.video.frame_index import Int64
 from tools.bench.report import Report, Row, arguments, finish
 
 SHARDS: Final = 1000
@@ -37,7 +37,7 @@ BATCH: Final = 64
 RUN: Final = 100
 BLOCK_SHARDS: Final = 16
 OPEN: Final = 4
-"""Kinds whose decoders stay open."""
+"""BucketKeys whose decoders stay open."""
 ORDERS: Final[tuple[tuple[Shuffle, int], ...]] = (
     ("full", 0), ("full", 1), ("full", 16), ("full", 64), ("full", 256), ("block", 0), ("block", 64), ("none", 0),
 )  # fmt: skip
@@ -55,7 +55,7 @@ class Clips:
     """
 
     classes: Int64
-    kinds: Kinds
+    kinds: BucketKeys
     pixels: Int64
 
 

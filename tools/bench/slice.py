@@ -31,10 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 import streamvid as sv
-from streamvid.video.index import DISPOSABLE, FrameIndex
+from streamvid.video.frame_index import DISPOSABLE, FrameIndex
+from streamvid.video.packet_selection import Slice, ranges, select_packets
 from streamvid.video.remux import store_clip
-from streamvid.video.slice import Slice, minimal, ranges
-from streamvid.video.stored import StoredClip
+from streamvid.video.stored_clip import StoredClip
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
 
@@ -48,7 +48,7 @@ MOST_US: Final = 200.0
 FLATNESS: Final = 1.2
 """The longest video's time against the shortest's, issue 5."""
 BUCKET_GAP, BUCKET_WASTE = 1 << 20, 0.15
-"""What is read over a bucket rather than asked for separately: `streamvid.video.slice.ranges`."""
+"""What is read over a bucket rather than asked for separately: `streamvid.video.packet_selection.ranges`."""
 LENGTHS: Final = (60, 300, 3000)
 
 Int64 = npt.NDArray[np.int64]
@@ -119,11 +119,11 @@ def measure(path: Path, clip: StoredClip, seconds: int, *, rounds: int) -> Row:
     view = memoryview(data)
     # At about two thirds of the video, and in the same pictures whatever its length.
     frames = np.arange(WANTED) * FPS + (len(index) - WANTED * FPS) * 2 // 3 // (PATTERN * GOP) * (PATTERN * GOP) + 200
-    part = minimal(index, frames)
+    part = select_packets(index, frames)
 
     def first() -> Slice:
         fresh = FrameIndex(index.pts, index.offset, index.size, index.flags)
-        return minimal(fresh, frames)
+        return select_packets(fresh, frames)
 
     def ours() -> int:
         small, _ = sv.slice(index, frames, lambda start, end: view[start:end], stsd=clip.stsd)
@@ -153,7 +153,7 @@ def measure(path: Path, clip: StoredClip, seconds: int, *, rounds: int) -> Row:
         ]
         whole, copy, mux = in_turn(ways, rounds)
         # Apart from the others, as it empties the processor's caches for those.
-        again, fresh = in_turn([lambda: minimal(index, frames), first], max(3, rounds // 5))
+        again, fresh = in_turn([lambda: select_packets(index, frames), first], max(3, rounds // 5))
         (seek,) = in_turn([lambda: sought(path, firsts, lasts, needed)], max(3, rounds // 20))
     return {
         "video, s": seconds,
@@ -175,7 +175,7 @@ def reads(index: FrameIndex, seconds: float) -> tuple[str, float]:
     rng, step = np.random.default_rng(0), round(seconds * FPS)
     counts = []
     for start in rng.integers(0, len(index) - WANTED * step, 100).tolist():
-        part = minimal(index, start + step * np.arange(WANTED))
+        part = select_packets(index, start + step * np.arange(WANTED))
         spans = ranges(part, gap=BUCKET_GAP, waste=BUCKET_WASTE)
         read, needed = (spans[:, 1] - spans[:, 0]).sum(), part.sizes.sum()
         counts.append((len(spans), len(np.unique(part.gops)), len(ranges(part, gap=0)), read / needed))

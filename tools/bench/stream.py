@@ -24,14 +24,14 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
+from streamvid.decode.decoders import CpuDecoder, Decoder, GpuDecoder
+from streamvid.fetch import plan_samples
+from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
-from streamvid.store.access import ShardAccess
-from streamvid.stream import samples
-from streamvid.stream.decode import CpuDecoder, Decoder, GpuDecoder
-from streamvid.stream.mixture import Stream
-from streamvid.stream.plan import Plan, Pool
-from streamvid.stream.world import World, find_device
-from streamvid.video.slice import EncodedSlice
+from streamvid.plan.epoch_plan import Plan, Pool
+from streamvid.plan.mixture import Stream
+from streamvid.plan.world import World, find_device
+from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
 
@@ -212,10 +212,10 @@ class Bench:
         clips = np.arange(len(self._dataset), dtype=np.int64)
         stream = Stream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
         plan = Plan(stream, self._size.batch, World(0, 1))
-        recipe = samples.Recipe(SAMPLING, "edge", TRANSFORM, SEED)
+        recipe = plan_samples.SampleSpec(SAMPLING, "edge", TRANSFORM, SEED)
         access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
-        chosen = [samples.choose(self._dataset, rest.step(n), recipe) for n in range(rest.steps)]
-        return [batch.slices for batch in samples.encode(self._dataset, chosen, recipe, access)]
+        chosen = [plan_samples.plan_samples(self._dataset, rest.step(n), recipe) for n in range(rest.steps)]
+        return [batch.slices for batch in plan_samples.encode(self._dataset, chosen, recipe, access)]
 
     def _decoder(self) -> Decoder:
         threads = len(os.sched_getaffinity(0))

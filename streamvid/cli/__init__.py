@@ -1,0 +1,1 @@
+"""The command `streamvid`, a module for each subcommand."""

@@ -1,0 +1,111 @@
+"""`streamvid pack`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from streamvid.cli.cut_options import add_cutting_options, cutting_of
+from streamvid.cli.output import SHOWN, console, parse_size, printable
+from streamvid.cli.transcode_options import add_converting_options, conversion_of, warn_of_unsuited
+from streamvid.errors import InputError
+
+if TYPE_CHECKING:
+    from streamvid.packing.report import PackReport
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser("pack", help="pack videos into a dataset", description="Pack videos into a dataset.")
+    command.add_argument(
+        "inputs", nargs="+", metavar="INPUT", help="file, folder, 'glob', or list (.csv, .jsonl, .parquet)"
+    )
+    command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix to pack into")
+    command.add_argument("--labels", metavar="LIST", help=".csv, .jsonl or .parquet with columns path and label")
+    command.add_argument(
+        "--metadata", metavar="LIST", action="append", default=[], help="list of further columns; may be given again"
+    )
+    command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
+    command.add_argument("--name", help="name of the dataset; by default that of its folder")
+    command.add_argument("--workers", type=int, metavar="N", help="processes; by default one per core")
+    command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to pack; default local")
+    command.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; by default the one of this machine"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace what is there")
+    command.add_argument("--append", action="store_true", help="add the videos to the dataset that is there")
+    add_cutting_options(command)
+    add_converting_options(command)
+    command.set_defaults(run=_run)
+
+
+# The rest is imported when the command runs, so that a wrong option is reported at once.
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from streamvid.packing.options import PackOptions
+    from streamvid.packing.pack import pack
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
+    report = pack(
+        arguments.inputs,
+        arguments.destination,
+        labels=arguments.labels,
+        metadata=arguments.metadata,
+        cuts=arguments.cuts,
+        treatment=PackOptions(
+            suits=arguments.suits,
+            cutting=cutting_of(arguments),
+            exact=arguments.exact_cuts == "reencode",
+            conversion=conversion_of(arguments),
+            fps=arguments.fps,
+        ),
+        shard_size=arguments.shard_size,
+        name=arguments.name,
+        workers=arguments.workers,
+        engine=arguments.engine,
+        address=arguments.address,
+        overwrite=arguments.overwrite,
+        append=arguments.append,
+    )
+    _print_summary(report)
+    if arguments.suits == "any":
+        warn_of_unsuited(arguments.destination, console())
+    return 0
+
+
+def _print_summary(report: PackReport) -> None:
+    from streamvid.inspection.describe import counted, in_bytes, in_time
+    from streamvid.packing.destination import REJECTED_FILE
+    from streamvid.storage.filesystem import join, redact
+
+    manifest, shown = report.manifest, redact(report.destination)
+    out = console()
+    whole = (
+        f"{counted(manifest.clips, 'clip')} ({manifest.frames:,} frames, {in_time(manifest.seconds)}) in "
+        f"{counted(len(manifest.shards), 'shard')}, {in_bytes(manifest.tar_bytes)}"
+    )
+    if report.was_there:
+        out.print(f"nothing to do: {shown} has these videos already: {whole}")
+    elif manifest.revision:
+        out.print(
+            f"added {counted(report.clips, 'clip')}, {in_bytes(report.bytes)}, in {in_time(report.elapsed)} to "
+            f"{shown}, which now has {whole}"
+        )
+    else:
+        out.print(f"packed {whole}, at {shown} in {in_time(report.elapsed)}")
+    if report.resumed:
+        out.print(f"{counted(report.resumed, 'clip')} of these had been packed before it was broken off")
+    if report.skipped:
+        out.print(f"skipped {counted(report.skipped, 'video')} that the dataset had already")
+    for one in report.joins:
+        for sentence in one.sentences():
+            out.print(printable(sentence))
+    if report.rejected:
+        where = redact(join(report.destination, REJECTED_FILE))
+        out.print(f"rejected {counted(len(report.rejected), 'video')}, listed in {where}:")
+        for rejected in report.rejected[:SHOWN]:
+            out.print(f"  {printable(rejected.source)}: {printable(rejected.reason)}")
+        if len(report.rejected) > SHOWN:
+            out.print(f"  and {len(report.rejected) - SHOWN:,} more")

@@ -1,0 +1,74 @@
+"""`streamvid verify`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+
+from rich.table import Table
+
+from streamvid.cli.output import FAILED, SHOWN, console, printable
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser(
+        "verify", help="check a dataset", description="Check a dataset; exit code 1 if damaged."
+    )
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument("--decode", action="store_true", help="decode every frame as well")
+    command.add_argument(
+        "--sample", type=parse_share, metavar="SHARE", help="check so many of the clips, such as 1%%, drawn at random"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample: other numbers, other clips")
+    command.add_argument("--workers", type=int, metavar="N", help="processes; by default one per core")
+    command.set_defaults(run=_run)
+
+
+def parse_share(text: str) -> float:
+    """``1%`` or ``0.5 %`` → 0.01 or 0.005."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*%\s*", text)
+    share = float(match.group(1)) / 100 if match else 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of the clips; write 1%, or up to 100%")
+    return share
+
+
+# The rest is imported when the command runs, so that a wrong option is reported at once.
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.describe import counted, in_bytes, in_time
+    from streamvid.inspection.verify import verify
+
+    report = verify(
+        arguments.dataset,
+        decode=arguments.decode,
+        sample=arguments.sample,
+        seed=arguments.seed,
+        workers=arguments.workers,
+    )
+    manifest = report.manifest
+    out = console()
+    what = "every frame decoded" if report.decoded else "files, indexes and packets checked"
+    if arguments.sample is not None:
+        what = f"indexes checked, and of {counted(report.checked, 'clip')} {what}"
+    out.print(
+        f"{counted(manifest.clips, 'clip')} in {counted(len(manifest.shards), 'shard')}, "
+        f"{in_bytes(manifest.tar_bytes)}: {what} in {in_time(report.elapsed)}"
+    )
+    for note in report.notes:
+        out.print(f"note: {printable(note)}")
+    if report.ok:
+        out.print("no problems")
+        return 0
+    damaged = Counter(problem.shard for problem in report.problems if problem.shard)
+    out.print(f"{counted(len(report.problems), 'problem')} in {counted(len(damaged), 'shard')}:")
+    table = Table("shard", "clip", "problem", box=None, pad_edge=False)
+    for problem in report.problems[:SHOWN]:
+        table.add_row(problem.shard, printable(problem.clip), printable(problem.what))
+    out.print(table)
+    if len(report.problems) > SHOWN:
+        out.print(f"and {len(report.problems) - SHOWN:,} more")
+    return FAILED

@@ -1,0 +1,1 @@
+"""YUV → RGB, on the CPU and on the GPU."""

@@ -1,0 +1,1 @@
+"""A packed dataset: its manifest, its rows as columns, its clips' frame indexes."""

@@ -1,0 +1,282 @@
+"""Which clips take part, and how often: by a condition, by keys, by weights. docs/selecting.md has examples."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from streamvid.dataset.columns import Columns, check_labels, is_number
+from streamvid.dataset.where import evaluate
+from streamvid.errors import InputError, StreamvidError
+from streamvid.storage import filesystem
+from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.video.frame_index import Int64
+
+if TYPE_CHECKING:
+    from streamvid.dataset.clip_source import ClipSource
+
+Floats = npt.NDArray[np.float64]
+Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[["ClipSource", Int64], npt.ArrayLike]
+
+BALANCED: Final = "balanced"
+MAX_WEIGHT: Final = 2000
+"""The largest weight. Items count repeats up to `streamvid.plan.sample_id.MAX_REPEATS`, a little more."""
+_NO_FIELD = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
+
+
+def select_rows(
+    dataset: ClipSource,
+    *,
+    where: str | pc.Expression | None = None,
+    keys: Sequence[str] | str | os.PathLike[str] | None = None,
+) -> Int64:
+    """The clips that fulfil a condition and are in a list, as far as either is given.
+
+    Args:
+        dataset: one dataset or several joined.
+        where: a condition on columns: text such as ``'label in (0, 3) and seconds >= 2.5'``, in which every question
+            about a missing value is false; or a pyarrow.compute expression, with Arrow's rules for null.
+        keys: a list of keys, or the path or URL of a file of them: .csv or .parquet with a column `key`, else text
+            with one key per line. It does not matter how often, and in which order, a key comes.
+
+    Returns:
+        int64 [clips], row numbers, rising; there may be none.
+
+    Raises:
+        InputError: the condition cannot be understood or names a column that is not there; a key is not in the
+            dataset; the file cannot be read. Quotes the part or the key.
+        DatasetError: the condition needs the metadata, and those of a clip are damaged.
+    """
+    chosen = np.ones(len(dataset), dtype=bool)
+    if keys is not None:
+        chosen &= _with_keys(dataset, keys)
+    if where is not None:
+        chosen &= matches(dataset, where)
+    return np.flatnonzero(chosen).astype(np.int64)
+
+
+def matches(dataset: ClipSource, where: str | pc.Expression) -> npt.NDArray[np.bool_]:
+    """bool [clips]: which clips fulfil a condition; as `select_rows`."""
+    if isinstance(where, str):
+        return evaluate(where, dataset.columns)
+    if isinstance(where, pc.Expression):
+        return _by_expression(where, dataset.columns)
+    raise InputError(f"where must be text or a pyarrow.compute expression, it is {where!r}")
+
+
+def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Floats:
+    """How often each clip comes in an epoch, on average.
+
+    Args:
+        dataset: one dataset or several joined.
+        rows: int64 [n], the clips that take part.
+        weights: one of
+
+            - a mapping from class names or label numbers to weights; 1 for labels not named and for clips without
+              one, for which the key None stands;
+            - "balanced": 1 / (clips with the label), scaled so that the mean over `rows` is 1;
+            - the name of a column of numbers;
+            - an array with one number per clip **of the dataset**, [len(dataset)];
+            - a function of dataset and rows that returns one number per row, [n].
+
+    Returns:
+        float64 [n], each from 0 to `MAX_WEIGHT`, at least one above 0 unless there are no rows.
+
+    Raises:
+        InputError: a weight is missing, negative, not finite or too large; a label, class or column is not there;
+            the shape is wrong; all weights are 0.
+        DatasetError: metadata are needed, and those of a clip are damaged.
+    """
+    if isinstance(weights, str):
+        result = _balanced(dataset, rows) if weights == BALANCED else _column(dataset, rows, weights)
+    elif isinstance(weights, Mapping):
+        result = _by_label(dataset, rows, weights)
+    elif callable(weights):
+        result = _numbers(weights(dataset, rows), len(rows), "the function of weights gave", "rows")
+    else:
+        result = _numbers(weights, len(dataset), "weights have", "clips of the dataset")[rows]
+    wrong = ~((result >= 0) & (result <= MAX_WEIGHT))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        said = "has no weight" if math.isnan(result[at]) else f"has weight {result[at]:g}"
+        raise InputError(
+            f"clip {dataset.key(int(rows[at]))!r} {said}: weights must be numbers from 0 to {MAX_WEIGHT}; "
+            "correct it, or leave the clip out with a filter"
+        )
+    if len(rows) and not result.any():
+        raise InputError(f"the weights of all {len(rows)} clips are 0: give some clip a weight above 0")
+    return result
+
+
+def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
+    if isinstance(keys, str | os.PathLike):
+        shown = f" of {filesystem.redact(os.fspath(keys))}"
+        wanted: Sequence[str] = _read_keys(os.fspath(keys))
+    else:
+        shown, wanted = "", list(keys)
+    for key in wanted:
+        if not isinstance(key, str):
+            raise InputError(f"keys must be texts, one of them is {key!r}: write it in quotes")
+    there = set(wanted)
+    found = np.fromiter((key in there for key in dataset.clips.key), dtype=bool, count=len(dataset))
+    if int(found.sum()) < len(there):
+        known = set(dataset.clips.key)
+        unknown = [key for key in dict.fromkeys(wanted) if key not in known]
+        raise InputError(_unknown_keys(dataset, unknown, f"{len(there)} keys{shown}"))
+    return found
+
+
+def _unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> str:
+    some = ", ".join(repr(key[:100]) for key in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+    # Of several datasets joined, a key that two have is written with the dataset's name.
+    longer = [key for key in dataset.clips.key if key.endswith(f"/{unknown[0]}")]
+    remedy = f"write {' or '.join(map(repr, longer[:3]))}" if longer else "correct them or drop them"
+    return f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}"
+
+
+def _read_keys(path: str) -> list[str]:
+    shown = filesystem.redact(path)
+    try:
+        data = filesystem.read_bytes(path)
+    except StreamvidError as error:
+        raise InputError(f"cannot read the keys: {error}; a single key is given as a list, ['…']") from error
+    kind = os.path.splitext(path)[1].lower()
+    try:
+        if kind == ".csv":
+            options = pa.csv.ConvertOptions(column_types={"key": pa.string()}, strings_can_be_null=False)
+            parse = pa.csv.ParseOptions(newlines_in_values=True)
+            table = pa.csv.read_csv(arrow_reader(data), convert_options=options, parse_options=parse)
+        elif kind == ".parquet":
+            table = pq.read_table(arrow_reader(data))
+        else:
+            lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
+            return [line for line in lines if line]
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"cannot read the keys in {shown}: {reason}") from error
+    if table.schema.names.count("key") != 1:
+        raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")
+    keys = table["key"]
+    if pa.types.is_dictionary(keys.type):
+        keys = keys.cast(keys.type.value_type)
+    if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)):
+        raise InputError(f"the column 'key' of {shown} holds {keys.type}, not text")
+    return [key for key in keys.to_pylist() if key]
+
+
+def _by_expression(where: pc.Expression, columns: Columns) -> npt.NDArray[np.bool_]:
+    try:
+        try:
+            return _filtered(where, columns, columns.built_in)
+        except pa.ArrowInvalid as error:
+            if not _NO_FIELD.search(str(error)):
+                raise
+        # A column is missing, so the metadata have to be read.
+        return _filtered(where, columns, columns.names)
+    except (pa.ArrowException, TypeError) as error:
+        missing = _NO_FIELD.search(str(error))
+        if missing:
+            name = missing.group(1)
+            raise InputError(f"there is no column {name!r} for {where}: {columns.hint(name)}") from error
+        raise InputError(f"the expression {where} does not fit: {str(error).splitlines()[0]}") from error
+
+
+def _filtered(where: pc.Expression, columns: Columns, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    number = "row"
+    while number in names:
+        number += "_"
+    table = columns.table(names).append_column(number, pa.array(np.arange(len(columns))))
+    found = np.zeros(len(columns), dtype=bool)
+    found[table.filter(where)[number].to_numpy()] = True
+    return found
+
+
+def _balanced(dataset: ClipSource, rows: Int64) -> Floats:
+    labels = dataset.clips.label[rows]
+    if (labels < 0).any():
+        without = int((labels < 0).sum())
+        key = dataset.key(int(rows[np.argmax(labels < 0)]))
+        raise InputError(
+            f"{without} of {len(rows)} clips, such as {key!r}, have no label to balance by: "
+            "leave them out with where='label is not None', or give other weights"
+        )
+    _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    return np.asarray(len(rows) / (len(counts) * counts.astype(np.float64)))[which.ravel()]
+
+
+def _column(dataset: ClipSource, rows: Int64, name: str) -> Floats:
+    try:
+        column = dataset.columns.get(name)
+    except InputError as error:
+        raise InputError(f"weights: {error}; or {BALANCED!r}") from error
+    if not is_number(column):
+        raise InputError(f"weights: column {name!r} holds {column.type}, not numbers")
+    values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(values, dtype=np.float64)[rows]
+
+
+def _by_label(dataset: ClipSource, rows: Int64, weights: Mapping[Any, float]) -> Floats:
+    numbers = {name: number for number, name in enumerate(dataset.classes or ())}
+    labels = check_labels(dataset.clips, dataset.classes) if dataset.classes is not None else dataset.clips.label
+    there = set(numbers.values()) if dataset.classes is not None else set(np.unique(labels[labels >= 0]).tolist())
+    found: dict[int, float] = {}
+    for name, weight in weights.items():
+        number = -1 if name is None else _label_number(name, numbers, there)
+        if number in found:
+            raise InputError(f"weights name label {number} twice, the second time as {name!r}: name it once")
+        found[number] = _weight(name, weight)
+    own, which = np.unique(labels[rows], return_inverse=True)
+    return np.array([found.get(number, 1.0) for number in own.tolist()], dtype=np.float64)[which.ravel()]
+
+
+def _label_number(name: Any, numbers: Mapping[str, int], there: set[int]) -> int:
+    if isinstance(name, str):
+        if name in numbers:
+            return numbers[name]
+        if not numbers:
+            raise InputError(f"weights name class {name!r}, but the labels of this dataset are numbers: use those")
+        close = get_close_matches(name, numbers, 1)
+        meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list(numbers)[:20])}"
+        raise InputError(f"weights name class {name!r}, which is not in the dataset: {meant}")
+    try:
+        number = operator.index(name)
+    except TypeError:
+        raise InputError(f"weights must be by label number or class name, one of them is by {name!r}") from None
+    if isinstance(name, bool) or number not in there:
+        raise InputError(f"weights name label {name!r}, which no clip of the dataset has: drop it or correct it")
+    return number
+
+
+def _weight(name: Any, weight: Any) -> float:
+    try:
+        number = float("nan") if isinstance(weight, str | bool) else float(weight)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number <= MAX_WEIGHT:
+        raise InputError(f"the weight of {name!r} must be a number from 0 to {MAX_WEIGHT}, it is {weight!r}")
+    return number
+
+
+def _numbers(values: npt.ArrayLike, count: int, who: str, what: str) -> Floats:
+    try:
+        array = np.asarray(values)
+        numeric = array.dtype.kind in "iuf"
+    except ValueError:
+        numeric = False
+    if not numeric:
+        raise InputError(f"{who} no numbers: weights are numbers, one each for the {count} {what}")
+    if array.shape != (count,):
+        raise InputError(f"{who} shape {list(array.shape)}, but there are {count} {what}: one number each is needed")
+    return array.astype(np.float64)

@@ -1,0 +1,1 @@
+"""Packets → frames: NVDEC, DALI's decoder, or FFmpeg on the CPU."""

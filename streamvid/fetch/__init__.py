@@ -1,0 +1,1 @@
+"""Frames that are wanted → byte ranges of shards → packets for a decoder."""

@@ -1,0 +1,78 @@
+"""Shards as local files: where they lie, or out of the cache of a remote dataset."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.storage import filesystem
+from streamvid.storage.shard_cache import ShardCache
+
+_SHARE: Final = 16
+"""A rank holds and fetches ahead at most this part of the cache each, so that the ranks of a node fit it together."""
+
+
+class ShardAccess:
+    """Opens a dataset's shards.
+
+    Args:
+        dataset: local or remote, or several of both kinds.
+        cache: for remote ones.
+        limit_bytes: the cache's limit.
+    """
+
+    def __init__(self, dataset: ClipSource, *, cache: ShardCache | None, limit_bytes: int) -> None:
+        self._dataset = dataset
+        self._cache = cache
+        self._share = limit_bytes // _SHARE
+
+    def groups(self, shards: Iterable[int]) -> list[list[int]]:
+        """The shards in groups that may be open at the same time: all of a local dataset, some of a remote one."""
+        groups: list[list[int]] = []
+        taken = 0
+        for number in shards:
+            size = self._fetched_bytes(number)
+            if not groups or taken + size > self._share:
+                groups.append([])
+                taken = 0
+            groups[-1].append(number)
+            taken += size
+        return groups
+
+    @contextlib.contextmanager
+    def open(self, shards: Sequence[int]) -> Iterator[list[str]]:
+        """Local paths of the shards, which stay there inside the `with`.
+
+        Raises:
+            DatasetError: one of a remote dataset cannot be fetched, or is damaged.
+        """
+        with contextlib.ExitStack() as leases:
+            paths = []
+            for number in shards:
+                path, entry = self._dataset.shard_path(number), self._dataset.shard(number)
+                if self._cache is not None and not filesystem.is_local(path):
+                    lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
+                    path = str(leases.enter_context(lease).path)
+                paths.append(path)
+            yield paths
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Start fetching shards in the order of need, as many as this rank's share of the cache holds."""
+        if self._cache is None:
+            return
+        taken = 0
+        for number in dict.fromkeys(shards):
+            entry = self._dataset.shard(number)
+            size = self._fetched_bytes(number)
+            taken += size
+            if taken > self._share:
+                return
+            if size:
+                self._cache.prefetch(self._dataset.shard_path(number), size=size, sha256=entry.sha256)
+
+    def _fetched_bytes(self, number: int) -> int:
+        """What opening a shard takes of the cache: nothing for a local one."""
+        local = self._cache is None or filesystem.is_local(self._dataset.shard_path(number))
+        return 0 if local else self._dataset.shard(number).bytes

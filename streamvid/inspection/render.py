@@ -1,0 +1,99 @@
+"""A dataset's numbers as text for a terminal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Group
+from rich.table import Table
+
+from streamvid.cli.output import printable
+from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread, counted, in_bytes, in_time
+from streamvid.inspection.sampling_cost import SamplingCost
+from streamvid.storage.filesystem import redact
+
+_SHOWN: Final = 8
+"""Different values of a property that are listed; the rest is summed up."""
+_BAR: Final = 40
+"""Characters of the longest bar."""
+
+
+def render(info: Info, cost: SamplingCost | None = None, sampling: str = "") -> Group:
+    """What rich prints of a dataset.
+
+    Args:
+        info: the dataset.
+        cost: what a way of sampling costs, if that was asked for.
+        sampling: that way, in words.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    labels = "none"
+    if info.labelled:
+        labels = (
+            f"{counted(info.labelled, 'clip')}, {counted(info.classes, 'class', 'classes')}: {_listed(info.labels)}"
+        )
+    rows = {
+        "dataset": f"{info.name} ({redact(info.path)})",
+        "clips": f"{info.clips:,} in {counted(info.shards, 'shard')}",
+        "frames": f"{info.frames:,}",
+        "duration": in_time(info.seconds),
+        "size": in_bytes(info.bytes),
+        "labels": labels,
+        "columns": ", ".join(f"{name} ({kind})" for name, kind in info.columns) or "none",
+        "codecs": _listed(info.codecs),
+        "pixel formats": _listed(info.formats),
+        "frame sizes": _listed(info.sizes) + (f"; {info.rotated:,} rotated" if info.rotated else ""),
+        "kinds of streams": f"{info.kinds:,} (of size, codec, pixel format and parameter sets)",
+        "frames per second": _in_words(info.fps),
+        "seconds per clip": _in_words(info.duration),
+        "": _bars(info.durations),
+        "packets per random access": _in_words(info.gop),
+        "hidden packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
+        "refused by GPUs": _notes(info.gpu.refused),
+        "decoded on the CPU": _notes(info.gpu.on_cpu),
+        "slow on GPUs": _notes(info.gpu.slow),
+    }
+    if cost is not None:
+        rows |= _cost(cost, sampling)
+    for name, value in rows.items():
+        table.add_row(name, "\n".join(printable(line) for line in value.split("\n")))
+    return Group(table)
+
+
+def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:
+    share = 100 * cost.bytes / cost.whole_bytes
+    return {
+        "sampling": f"{sampling}; means over {counted(cost.looked_at, 'clip')}",
+        "  read per clip": f"{in_bytes(round(cost.bytes))} in {cost.reads:.1f} reads, {share:.0f} % of the whole clip",
+        "  decoded per clip": f"{cost.packets:.1f} packets for {cost.frames:.1f} frames: "
+        f"{cost.decoded_per_frame:.2f} per frame; whole clips: {cost.whole_packets / cost.frames:.2f}",
+    }
+
+
+def _bars(histogram: Histogram) -> str:
+    most = max(histogram.counts, default=0)
+    pairs = list(zip(histogram.edges[:-1], histogram.edges[1:], strict=True))
+    texts = [f"{low:.4g} to {high:.4g}" for low, high in pairs]
+    width = max(map(len, texts), default=0)
+    return "\n".join(
+        f"{text:>{width}}  {'#' * -(-_BAR * count // most) if count else ''} {count:,}"
+        for text, count in zip(texts, histogram.counts, strict=True)
+    )
+
+
+def _notes(notes: tuple[GpuNote, ...]) -> str:
+    shown = [f"{counted(note.clips, 'clip')} of {note.what} ({note.why})" for note in notes[:_SHOWN]]
+    rest = sum(note.clips for note in notes[_SHOWN:])
+    return "; ".join([*shown, f"{rest:,} others"] if rest else shown) or "none"
+
+
+def _listed(counts: Counts) -> str:
+    shown = [f"{name} ({count:,})" for name, count in counts[:_SHOWN]]
+    rest = sum(count for _, count in counts[_SHOWN:])
+    return ", ".join([*shown, f"{len(counts) - _SHOWN} others ({rest:,})"] if rest else shown)
+
+
+def _in_words(spread: Spread) -> str:
+    return f"{spread.least:.4g} to {spread.greatest:.4g}, median {spread.median:.4g}"

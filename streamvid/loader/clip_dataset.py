@@ -1,0 +1,222 @@
+"""`ClipDataset`: a packed dataset for PyTorch's own DataLoader, any Sampler, and single frames by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError
+from streamvid.fetch.indexed_dataset import IndexedDataset, open_indexed
+from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec, encoded_batch
+from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve, same_length
+from streamvid.loader.local_decoder import LocalDecoder
+from streamvid.plan.inputs import Place, Subset, make_pools, open_source
+from streamvid.sampling.base import PADS, FrameSampler, Pad
+from streamvid.sampling.picks import All
+from streamvid.transform.dali_renderer import ABOUT, about
+from streamvid.transform.output_size import output_sizes
+from streamvid.transform.spec import TAKEN, Transform, Views, by_view
+from streamvid.video.frame_index import Int64
+from streamvid.video.packet_selection import EncodedSlice
+
+
+class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """A packed dataset, map-style: `ds[7]`, `ds["key"]`, `ds[At("key", frames=[0, 5])]`, or `ds.get`.
+
+    Each gives a dict as one clip of a StreamLoader's batch: the same names, dtypes and values, without the batch's
+    dimension. `torch.utils.data.default_collate` makes a batch of them. Frames are decoded where it is called, with
+    one thread; `GpuDataLoader` decodes in the main process instead, on a GPU if there is one.
+
+    It may be pickled, and used in workers by any start method; pickled it is small, as its rows are opened again where
+    it arrives. Nothing is read but what is asked for: the clip's frame index and the packets of its frames.
+
+    Args:
+        dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
+        sampling: which frames `ds[i]` and `ds["key"]` show. Without it, frames must be given.
+        pad: as in `StreamLoader`. With "none", clips that are too short are left out of the numbering.
+        transform: as in `StreamLoader`.
+        columns: metadata to put into samples.
+        seed: of places and augmentation, which also depend on the epoch and on the item.
+
+    Raises:
+        InputError: an option that cannot be, by itself or with this dataset.
+        DatasetError: a dataset that is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        dataset: Subset | Place,
+        *,
+        sampling: FrameSampler | None = None,
+        pad: Pad = "edge",
+        transform: Transform | Views | Mapping[str, Transform] | None = None,
+        columns: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        if pad not in PADS:
+            raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
+        if sampling is not None and (isinstance(sampling, type) or not hasattr(sampling, "lay_out")):
+            raise InputError(f"sampling must be such as Window(frames=16, fps=8), it is {sampling!r}")
+        if isinstance(transform, Mapping):
+            transform = Views(transform)
+        if transform is not None and not isinstance(transform, Transform | Views):
+            raise InputError(f"transform must be a Transform, or a dict of them by name, it is {transform!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed must be a whole number, it is {seed!r}")
+        self._can_sample = sampling is not None
+        self._recipe = SampleSpec(sampling or All(), pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self.dataset, self._items = _open(dataset, self._recipe)
+        self._columns = self._check_columns(columns)
+        # In shared memory, so that workers that stay for several epochs see it change.
+        self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
+        rotates = bool(self.dataset.clips.rotation.any())
+        self._decoder = LocalDecoder(self._recipe.transform, rotates=rotates, has_blanks=pad in ("constant", "none"))
+
+    def __len__(self) -> int:
+        """How many samples there are: of each clip one, or as many as the sampling takes."""
+        return len(self.dataset) if self._items is None else len(self._items)
+
+    def __getitem__(self, item: Item) -> dict[str, Any]:
+        """A sample.
+
+        Args:
+            item: a number from 0, negative from the end; a key (the clip's first sample); or `At`.
+
+        Raises:
+            KeyError, IndexError: there is no such clip, sample or frame.
+            DatasetError, VideoError: it is damaged. Names the clip.
+        """
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+        """Several samples, read side by side: what DataLoader's workers call for a batch."""
+        wanted = self.look_up(items)
+        samples = choose(self.dataset, wanted, self._recipe, self.epoch)
+        slices = self.dataset.read_slices(samples)
+        made = []
+        for sample, part in zip(samples, slices, strict=True):
+            batch = encoded_batch(self.dataset, [sample], [part], self._recipe)
+            self._check_sizes(batch.clips)
+            made.append(self._sample(batch))
+        return made
+
+    def get(
+        self, clip: str | int, *, frames: Iterable[int] | None = None, seconds: Iterable[float] | None = None
+    ) -> dict[str, Any]:
+        """Frames of a clip, by number or by instant: see `At`. Errors as from `ds[…]`.
+
+        Args:
+            clip: its key, or its row number.
+            frames: frame numbers, counted from 0, in any order and with repeats.
+            seconds: instants counted from the first frame; each shows the frame on screen then.
+        """
+        return self[At(clip, frames, seconds)]
+
+    def encoded(self, item: Item) -> EncodedSlice:
+        """The packets of an item's frames, not decoded.
+
+        `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
+        order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
+        """
+        samples = choose(self.dataset, self.look_up([item]), self._recipe, self.epoch)
+        return self.dataset.read_slices(samples)[0]
+
+    def encode(self, items: Sequence[Item]) -> EncodedBatch:
+        """A batch of items, read but not decoded, padded to the longest of them.
+
+        Raises:
+            InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
+        """
+        samples = same_length(choose(self.dataset, self.look_up(items), self._recipe, self.epoch), self._recipe)
+        self._check_sizes(np.array([sample.clip for sample in samples], dtype=np.int64))
+        return encoded_batch(self.dataset, samples, self.dataset.read_slices(samples), self._recipe)
+
+    def look_up(self, items: Sequence[Item]) -> list[ResolvedItem]:
+        """What items stand for; errors as from `ds[…]`."""
+        return [resolve(self.dataset, self._items, item, can_sample=self._can_sample) for item in items]
+
+    @property
+    def recipe(self) -> SampleSpec:
+        """What is made of every clip."""
+        return self._recipe
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the metadata in samples."""
+        return self._columns
+
+    @property
+    def rows(self) -> Int64:
+        """int64 [clips]: rows of the clips that have samples, rising."""
+        if self._items is None:
+            return np.arange(len(self.dataset), dtype=np.int64)
+        from streamvid.plan.sample_id import rows_of
+
+        return np.unique(rows_of(self._items.numpy()))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that random numbers are drawn for."""
+        return int(self._epoch[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw other random numbers from now on, also in workers that are running: call it before each epoch."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
+        self._epoch[0] = epoch
+
+    def _sample(self, batch: EncodedBatch) -> dict[str, Any]:
+        """The dict of one clip."""
+        row = int(batch.clips[0])
+        sample = self._decoder.run(batch)
+        sample |= {name: torch.as_tensor(column[0]) for name, column in zip(ABOUT, about(batch), strict=True)}
+        sample["epoch"] = torch.tensor(self.epoch)
+        sample["key"] = self.dataset.key(row)
+        for name in self._columns:
+            values = self.dataset.columns.batch(name, [row])
+            sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]
+        return sample
+
+    def _check_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(columns, str):
+            raise InputError(f"columns must be a list of names, it is {columns!r}")
+        for name in columns:
+            if name in {*TAKEN, *by_view(self._recipe.transform)}:
+                raise InputError(f"samples have {name!r} already: leave it out of columns")
+            self.dataset.columns.batch(name, [0])
+        return tuple(columns)
+
+    def _check_sizes(self, rows: Int64) -> None:
+        clips = self.dataset.clips
+        lying = (clips.rotation[rows] % 180) != 0
+        heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
+        widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
+        output_sizes(self._recipe.transform, heights, widths, [clips.key[row] for row in rows.tolist()])
+
+
+def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[IndexedDataset, torch.Tensor | None]:
+    """The dataset, and the items that take part, int64 [samples]; None if every clip gives one."""
+    subset = what if isinstance(what, Subset) else Subset(what)
+    if not isinstance(subset.dataset, Dataset | str | os.PathLike):
+        raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset, it is {subset.dataset!r}")
+    if subset.weights is not None:
+        raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
+    path = subset.dataset.path if isinstance(subset.dataset, Dataset) else os.fspath(subset.dataset)
+    dataset = open_indexed(path)
+    source = open_source(Subset(dataset, subset.where, subset.keys), lambda _: dataset)
+    (pool,) = make_pools(source, recipe.sampling, recipe.pad).pools
+    if np.array_equal(pool.items, np.arange(len(dataset))):
+        return dataset, None
+    # In shared memory: workers that are spawned do not get a copy each.
+    return dataset, _shared(torch.from_numpy(np.ascontiguousarray(pool.items)))
+
+
+def _shared(tensor: Any) -> Any:
+    """The tensor in shared memory; PyTorch has no types for that."""
+    return tensor.share_memory_()

@@ -1,0 +1,202 @@
+"""Items that a Sampler names → samples: which clip, which of its frames, and the random numbers for it."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.errors import InputError
+from streamvid.fetch.indexed_dataset import IndexedDataset
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
+from streamvid.plan.permutation import AUGMENT, draws
+from streamvid.plan.sample_id import row_of, sample_of
+from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, lengthen, select
+from streamvid.sampling.picks import WITHIN, whole_ticks
+from streamvid.storage import filesystem
+from streamvid.video.packet_selection import ranges
+
+REMOTE_GAP_BYTES: Final = 1 << 20
+"""From a bucket, reading this much too much costs less than another request."""
+REMOTE_WASTE: Final = 0.15
+"""But all that is read too much stays below this share of what is needed."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Some frames of a clip: what a Sampler may yield instead of a number, and a dataset take.
+
+    Attributes:
+        clip: a key, or a row number of the dataset (the `clip` of a batch); negative ones count from the end.
+        frames: frame numbers, counted from 0, in any order and with repeats.
+        seconds: instead, instants counted from the clip's first frame; each shows the frame on screen then.
+    """
+
+    clip: str | int
+    frames: Iterable[int] | None = None
+    seconds: Iterable[float] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.frames is None) == (self.seconds is None):
+            raise InputError("At takes frames or seconds, one of the two: At('key', frames=[0, 5])")
+        for name in ("frames", "seconds"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _numbers(getattr(self, name), name))
+
+
+Item = int | str | At
+"""What a dataset is asked for: a number from 0 to its length, a key, or frames of a clip."""
+
+
+@dataclass(frozen=True)
+class ResolvedItem:
+    """An item, looked up.
+
+    Attributes:
+        row: the clip.
+        number: the item's own number, for its random numbers; see `streamvid.plan.sample_id`.
+        at: the frames, if the item says them.
+    """
+
+    row: int
+    number: int
+    at: At | None
+
+
+def resolve(dataset: IndexedDataset, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
+    """Find out what an item stands for.
+
+    Args:
+        dataset: the clips.
+        items: numbers, the samples of the dataset; None for one of each clip.
+        item: see `Item`.
+        can_sample: whether frames may be left to the dataset's sampling.
+
+    Raises:
+        KeyError, IndexError: there is no such clip or sample.
+        InputError: it is no item, or needs a sampling.
+    """
+    if isinstance(item, At):
+        row = _row(dataset, item.clip)
+        # Frames of the same clip are augmented differently if they are different ones.
+        which = zlib.crc32(repr((item.frames, item.seconds)).encode())
+        return ResolvedItem(row, row | (which & 0x7FFFFFFF) << 32, item)
+    if isinstance(item, str):
+        wanted = ResolvedItem(row := _row(dataset, item), row, None)
+    else:
+        number = _index(item, "an item")
+        count = len(dataset) if items is None else len(items)
+        if not -count <= number < count:
+            raise IndexError(f"item {number} of {count}")
+        number = number % count if items is None else int(items[number])
+        wanted = ResolvedItem(row_of(number), number, None)
+    if not can_sample:
+        raise InputError("without a sampling, frames must be given: ds.get(key, frames=[…]), At(key, frames=[…])")
+    return wanted
+
+
+def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: SampleSpec, epoch: int) -> list[SamplePlan]:
+    """Choose the frames of items, and find their packets. Frame indexes are read side by side.
+
+    Raises:
+        DatasetError: an index is damaged.
+        IndexError: a clip has not the frames asked for.
+        InputError: a clip is too short, and padding is off.
+    """
+    samples = []
+    for one, index in zip(wanted, dataset.load_indexes([one.row for one in wanted]), strict=True):
+        times = clip_times(dataset, one.row, index)
+        selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, recipe, epoch)
+        random = draws(recipe.seed, epoch, one.number, recipe.transform.draws, purpose=AUGMENT)
+        sample = make_sample(index, one.row, True, selection, random)
+        samples.append(_with_spans(dataset, sample))
+    return samples
+
+
+def same_length(samples: Sequence[SamplePlan], recipe: SampleSpec) -> list[SamplePlan]:
+    """Pad samples to the longest of them."""
+    slots = max(len(sample.selection.frames) for sample in samples)
+    return [
+        SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans)
+        for s in samples
+    ]
+
+
+def _row(dataset: IndexedDataset, clip: object) -> int:
+    if isinstance(clip, str):
+        return dataset.row(clip)
+    row = _index(clip, "a clip")
+    if not -len(dataset) <= row < len(dataset):
+        raise IndexError(f"clip {row} of {len(dataset)}")
+    return row % len(dataset)
+
+
+def _index(value: Any, what: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{what} is a number, a key or At(key, frames=[…]); this is {value!r}"[:300]) from None
+
+
+def _numbers(values: Any, name: str) -> tuple[Any, ...]:
+    """Frame numbers or instants as a tuple of Python's numbers."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list of numbers, it is {values!r}"[:300])
+    listed = values.tolist() if hasattr(values, "tolist") else list(values)
+    if not listed:
+        raise InputError(f"{name} is empty: give at least one")
+    kinds = int | np.integer if name == "frames" else int | float | np.integer | np.floating
+    for value in listed:
+        if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
+            kind = "whole numbers" if name == "frames" else "numbers of seconds"
+            raise InputError(f"{name} must be {kind}, one of them is {value!r}"[:300])
+    return tuple(int(value) if name == "frames" else float(value) for value in listed)
+
+
+def _given(clip: ClipTimes, at: At) -> Selection:
+    """The frames that an item says itself."""
+    count = len(clip.pts)
+    if at.frames is not None:
+        wrong = [number for number in at.frames if not 0 <= number < count]
+        if wrong:
+            raise IndexError(f"clip {clip.key!r} has {count} frames, counted from 0; asked for frame {wrong[0]}")
+        frames = np.array(tuple(at.frames), dtype=np.int64)
+    else:
+        assert at.seconds is not None
+        seconds = np.array(tuple(at.seconds), dtype=np.float64)
+        # A clip of one frame may have no duration.
+        end_tick = max(clip.duration, int(clip.pts[-1]) + 1)
+        bad = (seconds < 0) | (seconds / float(clip.tick) > end_tick - WITHIN)
+        if bad.any():
+            end = float(end_tick * clip.tick)
+            raise IndexError(
+                f"clip {clip.key!r} is {end:g} s long; asked for {float(seconds[np.argmax(bad)]):g} s, "
+                "and an instant must lie before the end"
+            )
+        frames = frame_displayed_at(clip.pts, whole_ticks(seconds, clip.tick))
+    shown_at = np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
+    return Selection(frames, np.ones(len(frames), dtype=bool), shown_at)
+
+
+def _sampled(clip: ClipTimes, item: int, recipe: SampleSpec, epoch: int) -> Selection:
+    random = draws(recipe.seed, epoch, item, recipe.sampling.draws)
+    try:
+        return select(recipe.sampling, clip, random, recipe.pad, sample=sample_of(item))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"clip {clip.key!r} is too short for {recipe.sampling}: pad it, or leave it out") from error
+
+
+def _with_spans(dataset: IndexedDataset, sample: SamplePlan) -> SamplePlan:
+    """With the byte ranges that suit where the shard lies."""
+    if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
+        return sample
+    spans = ranges(sample.part, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE)
+    return SamplePlan(sample.clip, sample.valid, sample.selection, sample.random, sample.part, spans)

@@ -1,0 +1,269 @@
+"""`GpuDataLoader`: PyTorch's samplers and workers in front, this library's decoders behind."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from streamvid.errors import InputError, StreamvidError
+from streamvid.fetch.plan_samples import EncodedBatch
+from streamvid.loader.background import Background
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.loader.clip_items import At, Item
+from streamvid.loader.decode_and_render import DecodeAndRender
+from streamvid.loader.preflight import check_decodable
+from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
+from streamvid.loader.stream_loader import LoaderStats
+from streamvid.loader.worker_pipeline import begin
+from streamvid.plan.epoch_plan import check_whole
+from streamvid.plan.world import find_cores, find_device
+from streamvid.video.packet_selection import EncodedSlice
+
+_AHEAD: Final = 2
+"""Batches that are read ahead where there are no workers."""
+_PROBE_FRAMES: Final = 3
+
+
+class GpuDataLoader:
+    """A DataLoader whose workers read and whose main process decodes.
+
+    The workers look up frames and read their packets: that is all they do, and all that crosses to the main process
+    are packets. There they are decoded and transformed as a StreamLoader does it, on a GPU or on the CPU. Batches are
+    those of a StreamLoader: the same dict, dtypes and device.
+
+    NVIDIA's DALI Proxy has the same shape. This is none of it: it needs no CUDA build of PyTorch, works with any start
+    method and without workers, raises where a stage dies instead of waiting, and decodes the slices of a batch
+    together rather than each as a stream of its own, which is what makes a GPU's decoder fast.
+
+    Every iteration is an epoch, counted from 0 for random numbers; a sampler's own epoch is its owner's to set, or set
+    by `set_epoch`. Use it in a `with`, or call `close`.
+
+    Args:
+        dataset: whose clips; `sampling`, `pad`, `transform`, `columns` and `seed` are its own.
+        batch_size: clips per batch. With a `batch_sampler` the most that it gives, if it does not say so itself.
+        sampler: which items, in which order: numbers, keys or `At`, in any mixture. Default: all, in order.
+        batch_sampler: lists of them instead.
+        shuffle: without a sampler: in random order.
+        drop_last: leave out a last batch that is not full.
+        num_workers: processes that read; 0 reads in a thread.
+        device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
+        threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
+        **options: others of torch's DataLoader: multiprocessing_context, persistent_workers, prefetch_factor,
+            generator, worker_init_fn, timeout.
+
+    Raises:
+        InputError: an option that cannot be, or clips that the GPU cannot decode.
+    """
+
+    def __init__(
+        self,
+        dataset: ClipDataset,
+        *,
+        batch_size: int | None = None,
+        sampler: Iterable[Item] | None = None,
+        batch_sampler: Iterable[Sequence[Item]] | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        device: str | int | None = None,
+        threads: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(dataset, ClipDataset):
+            raise InputError(f"GpuDataLoader takes a ClipDataset, this is {dataset!r}"[:300])
+        for name in ("collate_fn", "pin_memory"):
+            if name in options:
+                raise InputError(f"GpuDataLoader makes its batches itself: leave out {name}")
+        if batch_size is None:
+            batch_size = getattr(batch_sampler, "batch_size", None)
+            if batch_size is None:
+                raise InputError("give batch_size: with a batch_sampler the most clips that it puts into a batch")
+        check_whole(batch_size, "batch_size")
+        if threads is not None:
+            check_whole(threads, "threads")
+        chosen: dict[str, Any] = {"batch_sampler": batch_sampler}
+        if batch_sampler is None:
+            chosen = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle, "drop_last": drop_last}
+        elif sampler is not None or shuffle or drop_last:
+            raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
+        self.dataset = dataset
+        self._samplers = (sampler, batch_sampler)
+        self._num_workers = num_workers
+        self._loader: Any = None
+        try:
+            self._loader = torch.utils.data.DataLoader(
+                _Slices(dataset, batch_size), collate_fn=_travelling, num_workers=num_workers, **chosen, **options
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(f"DataLoader refuses the options: {error}") from error
+        device_id = find_device(device)
+        if device_id is not None:
+            check_decodable(dataset.dataset, dataset.rows, device_id=device_id, probe=self._probe)
+        self._device = torch.device("cpu" if device_id is None else f"cuda:{device_id}")
+        self._stage = DecodeAndRender(
+            dataset.recipe,
+            device_id=device_id,
+            threads=threads or find_cores(),
+            max_batch=batch_size,
+            rotates=bool(dataset.dataset.clips.rotation.any()),
+        )
+        self._epoch = 0
+        self._stats = LoaderStats()
+
+    def __len__(self) -> int:
+        """Batches in an epoch, as far as the sampler tells."""
+        return len(self._loader)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next iteration will be."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be that epoch, for random numbers and for samplers that have a `set_epoch`."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
+        self._epoch = epoch
+        for sampler in self._samplers:
+            for one in (sampler, getattr(sampler, "sampler", None)):
+                set_epoch = getattr(one, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(epoch)
+
+    def stats(self) -> LoaderStats:
+        """What has been done so far."""
+        return self._stats
+
+    def close(self) -> None:
+        """End workers that were kept, and free threads and device memory."""
+        self._stage.close()
+        _shut_down(getattr(self._loader, "_iterator", None))
+        if self._loader is not None:
+            self._loader._iterator = None
+
+    def __enter__(self) -> GpuDataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return self._run(epoch)
+
+    def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
+        self.dataset.set_epoch(epoch)
+        batches = self._encoded()
+        delivered = self._stage.run(partial(begin, batches))
+        try:
+            while True:
+                started = time.perf_counter()
+                one = next(delivered, None)
+                waited = time.perf_counter() - started
+                if one is None:
+                    self._count(wait_seconds=waited)
+                    return
+                encoded, tensors = one
+                self._count(
+                    batches=1,
+                    clips=len(encoded.clips),
+                    frames=int(encoded.mask.sum()),
+                    bytes_read=encoded.bytes_read,
+                    wait_seconds=waited,
+                )
+                yield self._batch(encoded, tensors, epoch)
+        finally:
+            delivered.close()
+            batches.close()  # type: ignore[attr-defined]
+
+    def _encoded(self) -> Iterator[EncodedBatch]:
+        """What the workers made, in order."""
+        iterator = iter(self._loader)
+        # Without workers nothing reads ahead but a thread. With them PyTorch's iterator belongs into this one.
+        ahead = Background(iterator, depth=_AHEAD, name="streamvid-read") if self._num_workers == 0 else None
+        try:
+            for parcel in ahead or _watched(iterator):
+                batch = unpack(parcel) if isinstance(parcel, SharedBatch) else parcel
+                if isinstance(batch, Exception):
+                    raise batch
+                yield batch
+        finally:
+            if ahead is not None:
+                ahead.close()
+            elif not getattr(self._loader, "persistent_workers", False):
+                # Not left to its destructor: an exception's traceback may hold it for long.
+                _shut_down(iterator)
+
+    def _batch(self, encoded: EncodedBatch, batch: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """The tensors, and what else is known of their clips."""
+        source = self.dataset.dataset
+        batch["epoch"] = torch.full((len(encoded.clips),), epoch, dtype=torch.int64, device=self._device)
+        batch["key"] = [source.key(row) for row in encoded.clips.tolist()]
+        for name in self.dataset.columns:
+            values = source.columns.batch(name, encoded.clips)
+            batch[name] = torch.from_numpy(values).to(self._device) if isinstance(values, np.ndarray) else values
+        return batch
+
+    def _count(self, **more: float) -> None:
+        now = self._stats
+        self._stats = LoaderStats(**{name: getattr(now, name) + more.get(name, 0) for name in now.__dataclass_fields__})
+
+    def _probe(self, row: int) -> EncodedSlice:
+        """Some frames from all over a clip."""
+        count = int(self.dataset.dataset.clips.frames[row])
+        frames = np.unique(np.linspace(0, count - 1, _PROBE_FRAMES).astype(np.int64))
+        return self.dataset.encoded(At(row, frames=frames.tolist()))
+
+
+class _Slices(torch.utils.data.Dataset[Any]):
+    """What the workers see: lists of items → encoded batches. Whatever is wrong with items or clips is found here."""
+
+    def __init__(self, clips: ClipDataset, max_batch: int) -> None:
+        self._clips, self._max_batch = clips, max_batch
+
+    def __len__(self) -> int:
+        return len(self._clips)
+
+    def __getitem__(self, item: Item) -> Any:
+        return self.__getitems__([item])
+
+    def __getitems__(self, items: Sequence[Item]) -> EncodedBatch | Exception:
+        if not 1 <= len(items) <= self._max_batch:
+            return InputError(f"the batch sampler gave {len(items)} clips; batch_size says 1 to {self._max_batch}")
+        try:
+            return self._clips.encode(items)
+        except (StreamvidError, IndexError, KeyError) as error:
+            # PyTorch would wrap it into a traceback as text; the user gets the one sentence that it is.
+            return error.with_traceback(None)
+
+
+def _travelling(batch: Any) -> EncodedBatch | Exception | SharedBatch:
+    """Ready to cross to the main process, if this is another."""
+    return batch if torch.utils.data.get_worker_info() is None else pack(batch)
+
+
+def _watched(iterator: Any) -> Iterator[Any]:
+    """What PyTorch's iterator gives. It notices workers that die, but not while one of them hands on a batch."""
+    while True:
+        try:
+            value = next(iterator)
+        except StopIteration:
+            return
+        except (ConnectionError, EOFError) as error:  # a process that ends drops connections before it is gone
+            raise RuntimeError("a DataLoader worker died while it handed on a batch") from error
+        yield value
+
+
+def _shut_down(iterator: Any) -> None:
+    """End the workers of one of PyTorch's iterators and wait for them; there is no public way but its destructor."""
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
+        with contextlib.suppress(AttributeError):  # one that failed while it was being made
+            shut_down()

@@ -1,0 +1,224 @@
+"""Lists that people bring along: CSV, JSONL and Parquet files of videos, labels and whatever else, through pyarrow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from streamvid.errors import InputError, StreamvidError
+from streamvid.packing.typed_columns import NO_COLUMNS, united
+from streamvid.storage import filesystem
+from streamvid.storage.arrow_buffers import arrow_reader
+
+LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
+TEXT_COLUMNS: Final = ("path", "video", "key")
+"""Columns that name videos: text, even where all values look like numbers or dates."""
+_LABEL_KINDS: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+RESERVED_COLUMNS: Final = ("key", "source")
+"""What packing itself writes beside the other columns."""
+_ROWS_AT_ONCE: Final = 4096
+"""Rows that are Python objects at the same time: a list may have a million."""
+
+
+@dataclass(frozen=True)
+class List:
+    """A list that was read.
+
+    Attributes:
+        table: its rows. Dates and times of a CSV or JSONL are text in it, as they were written.
+        types: its columns with the types that they were found to have, dates and times too.
+    """
+
+    table: pa.Table
+    types: pa.Schema
+
+
+def is_list(path: str) -> bool:
+    """Whether the path is that of a list file, by its extension."""
+    return path.lower().endswith(LIST_EXTENSIONS)
+
+
+def read_table(path: str) -> pa.Table:
+    """Read a list, local or remote. Columns that name videos, dates and times come as text, the rest as inferred.
+
+    Raises:
+        InputError: the file cannot be read as what its extension says, or has a column twice.
+    """
+    return read_list(path).table
+
+
+def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Schema:
+    """The columns of metadata that a pack from these lists has, with their types: what `ShardWriter` takes.
+
+    Args:
+        lists: the paths of all lists that columns come from: lists of videos, of labels, of metadata, of cuts.
+        own: columns that packing itself adds to the metadata, such as where a clip was cut; their types hold.
+
+    Raises:
+        InputError: a list cannot be read.
+    """
+    schemas = [read_list(path).types for path in dict.fromkeys(lists)]
+    found = united([pa.schema([field for field in schema if field.name in _others(schema)]) for schema in schemas])
+    return pa.schema([*own, *[field for field in found if field.name not in own.names]])
+
+
+def _others(types: pa.Schema) -> list[str]:
+    """The columns that neither name videos nor label them."""
+    named = next((name for name in TEXT_COLUMNS if name in types.names), "")
+    return [name for name in types.names if name not in (named, "key", "label")]
+
+
+def read_list(path: str) -> List:
+    """Read a list with the types of its columns; otherwise as `read_table`."""
+    shown = filesystem.redact(path)
+    if not is_list(path):
+        raise InputError(f"{shown} is not a list: use a file that ends in {', '.join(LIST_EXTENSIONS)}")
+    try:
+        data = filesystem.read_bytes(path)
+    except StreamvidError as error:
+        raise InputError(str(error)) from error
+    try:
+        table = _parse(path.lower(), data, {})
+        types = table.schema.remove_metadata()
+        # Types are inferred, and "2024-01-01" becomes a date, which JSON cannot hold: such columns are read as text.
+        text: dict[str, pa.DataType] = {
+            field.name: pa.string()
+            for field in table.schema
+            if field.name in TEXT_COLUMNS or pa.types.is_temporal(field.type)
+        }
+        if text and not path.lower().endswith(".parquet"):
+            table = _parse(path.lower(), data, text)
+    except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"cannot read the list {shown}: {_first_line(error)}") from error
+    names = table.schema.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
+    return List(table, types)
+
+
+def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, list[str]]:
+    """The first of the columns `choices` that the table has: its name and its cells, one per row, none empty.
+
+    Raises:
+        InputError: there is none, it is not text, or a cell of it is empty.
+    """
+    for name in choices:
+        if name in table.schema.names:
+            return name, _text_column(table[name], name, shown)
+    wanted = " or ".join(repr(name) for name in choices)
+    raise InputError(f"{shown} has no column {wanted} but {', '.join(table.schema.names) or 'none'}: name one so")
+
+
+def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> list[str]:
+    """All columns but those consumed as one JSON object per row, in their order; NaN becomes null.
+
+    Raises:
+        InputError: a column has a name that packing uses, or holds what JSON cannot (binary data, for one).
+    """
+    names = [name for name in table.schema.names if name not in consumed]
+    for name in RESERVED_COLUMNS:
+        if name in names:
+            raise InputError(f"{shown} has a column {name!r}, a name that packing itself uses: rename it")
+    if not names:
+        return ["{}"] * table.num_rows
+    # Python has no nanoseconds.
+    coarse = [pa.timestamp("us", f.type.tz) if pa.types.is_timestamp(f.type) else f.type for f in table.schema]
+    table = table.cast(pa.schema(list(zip(table.schema.names, coarse, strict=True))), safe=False).select(names)
+    try:
+        return [
+            dump_json({name: _plain(value) for name, value in row.items()})
+            for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            for row in batch.to_pylist()
+        ]
+    except TypeError as error:
+        raise InputError(f"{shown} holds {error}, which JSON cannot: turn them into text or leave them out") from error
+
+
+def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
+    """The column `label`, all integers or all text; None where it is empty.
+
+    Raises:
+        InputError: it holds something else, or a negative number.
+    """
+    column = table["label"]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.string())
+    elif pa.types.is_floating(kind):
+        # A column of integers with gaps, as many tools write it.
+        whole = pc.if_else(pc.is_finite(column), column, None)
+        try:
+            column = whole.cast(pa.int64())
+        except pa.ArrowInvalid:
+            raise InputError(f"the column 'label' of {shown} holds fractions: use integers or text") from None
+    elif not any(is_kind(kind) for is_kind in _LABEL_KINDS):
+        raise InputError(f"the column 'label' of {shown} holds {kind}: use integers or text")
+    labels: list[int | str | None] = [None if label == "" else label for label in column.to_pylist()]
+    if any(isinstance(label, int) and not 0 <= label < 1 << 31 for label in labels):
+        raise InputError(f"the column 'label' of {shown} holds numbers below 0 or above 2^31: count classes from 0")
+    return labels
+
+
+def dump_json(value: Mapping[str, Any]) -> str:
+    """JSON as it is stored: compact, UTF-8 as it is, in the order given."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _parse(path: str, data: bytes, text: dict[str, pa.DataType]) -> pa.Table:
+    if path.endswith(".csv"):
+        return pa.csv.read_csv(
+            arrow_reader(data),
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(column_types=text, strings_can_be_null=False),
+        )
+    if path.endswith(".jsonl"):
+        schema = pa.schema(list(text.items())) if text else None
+        return pa.json.read_json(
+            arrow_reader(data),
+            read_options=pa.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),
+            parse_options=pa.json.ParseOptions(explicit_schema=schema),
+        )
+    return pq.read_table(arrow_reader(data))
+
+
+def _text_column(column: pa.ChunkedArray, name: str, shown: str) -> list[str]:
+    values: list[str] = []
+    for row, value in enumerate(column.to_pylist()):
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise InputError(f"row {row + 1} of {shown} has nothing in the column {name!r}: fill it in or drop the row")
+        if not isinstance(value, str):
+            raise InputError(
+                f"the column {name!r} of {shown} holds {column.type}, not text: name videos by their paths"
+            )
+        values.append(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} values")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,292 @@
+"""Writes shards: clips → tar, DALI index, Parquet rows. docs/format.md specifies all three."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from webdataset.writer import TarWriter
+
+from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, ShardEntry
+from streamvid.dataset.schema import (
+    BLOCK,
+    EXTENSIONS,
+    INDEX_TYPES,
+    KINDS,
+    MAX_FILE_BYTES,
+    SCALAR_SCHEMA,
+    SCHEMA,
+    idx_text,
+)
+from streamvid.packing.lists import dump_json
+from streamvid.packing.typed_columns import typed_columns
+from streamvid.storage import filesystem
+from streamvid.storage.local_path import move_file
+from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIndex
+from streamvid.video.stored_clip import StoredClip
+
+_OWNER: Final = "streamvid"
+
+
+@dataclass(frozen=True)
+class Described:
+    """What comes with a clip besides its video: its key, where it is from, its class number, and a JSON object."""
+
+    key: str
+    source: str
+    label: int | None
+    meta: str
+
+    def to_json(self) -> bytes:
+        """The ``<key>.json`` of the clip."""
+        label = {} if self.label is None else {"label": self.label}
+        own = {"key": self.key, "source": self.source, **label}
+        head = dump_json(own)
+        return (head if self.meta == "{}" else f"{head[:-1]},{self.meta[1:]}").encode()
+
+
+def tar_bytes(sizes: Sequence[int]) -> int:
+    """Size of a tar that holds files of these sizes, with its end padded to a record as tar has it."""
+    return _closed(sum(_member_bytes(size) for size in sizes))
+
+
+def _member_bytes(size: int) -> int:
+    """A file in a tar: its header, and its data in whole blocks."""
+    return BLOCK + math.ceil(size / BLOCK) * BLOCK
+
+
+def _closed(content: int) -> int:
+    return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
+
+
+class ShardWriter:
+    """Writes one shard into a local folder; `commit` puts it where it belongs. A context manager.
+
+    Until then the dataset does not change. Of a clip's MP4 only a piece at a time is in memory.
+    """
+
+    def __init__(self, number: int, folder: Path, *, columns: pa.Schema | None = None) -> None:
+        """Begin a shard.
+
+        Args:
+            number: its number in the dataset.
+            folder: an existing local folder for its files until `commit`.
+            columns: the names and types of all columns that clips' metadata have anywhere in the dataset, so that
+                every shard has the same; see `streamvid.packing.lists.meta_columns`. None: the metadata are
+                written as JSON alone.
+        """
+        self.name = f"{number:08d}"
+        self._columns = columns
+        self._folder = folder
+        self._path = folder / f"{self.name}.tar"
+        self._hashed = _HashingFile(self._path.open("wb", buffering=1 << 20))
+        self._tar = TarWriter(
+            self._hashed, user=_OWNER, group=_OWNER, encoder=False, mtime=0, format=tarfile.USTAR_FORMAT
+        )
+        # TarWriter's own tar is a stream, written in pieces of 10 KiB. This one writes the same bytes as they come.
+        self._tar.tarstream = tarfile.TarFile(fileobj=self._hashed, mode="w", format=tarfile.USTAR_FORMAT)
+        self._content = 0
+        self._rows: list[dict[str, int | str | bytes | None]] = []
+        self._indexes: list[FrameIndex] = []
+
+    @property
+    def clips(self) -> int:
+        """How many clips have been added."""
+        return len(self._rows)
+
+    def size_with(self, clip: StoredClip, described: Described) -> int:
+        """Bytes of the tar if this clip were its last."""
+        return _closed(self._content + sum(_member_bytes(size) for size in _file_sizes(clip, described)))
+
+    def add(self, clip: StoredClip, described: Described) -> None:
+        """Append a clip.
+
+        Raises:
+            ValueError: it is larger than a tar can hold, before anything of it was written.
+        """
+        if clip.mp4_bytes > MAX_FILE_BYTES:
+            raise ValueError("the mp4 is larger than a tar can hold")
+        offsets = [self._tar.tarstream.offset + BLOCK]
+        sha256 = self._add_video(clip, described.key)
+        sizes = [clip.mp4_bytes]
+        for extension, data in zip(EXTENSIONS[1:], (clip.index.to_npy(), described.to_json()), strict=True):
+            # One call per file: TarWriter sorts those of one call by extension.
+            start = self._tar.tarstream.offset
+            self._tar.write({"__key__": described.key, extension: data})
+            if self._tar.tarstream.offset != start + _member_bytes(len(data)):
+                raise AssertionError("a tar header of more than one block: not USTAR")
+            offsets.append(start + BLOCK)
+            sizes.append(len(data))
+        self._content += sum(_member_bytes(size) for size in sizes)
+        self._indexes.append(clip.index)
+        self._rows.append(
+            {
+                "key": described.key,
+                "source": described.source,
+                "label": described.label,
+                "meta": described.meta,
+                "codec": clip.codec,
+                "profile": clip.profile,
+                "pix_fmt": clip.pix_fmt,
+                "color_space": clip.color_space,
+                "color_range": clip.color_range,
+                "traits": clip.traits,
+                "width": clip.width,
+                "height": clip.height,
+                "rotation": clip.rotation,
+                "time_base_num": clip.time_base[0],
+                "time_base_den": clip.time_base[1],
+                "duration": clip.duration,
+                "frames": len(clip.index.visible),
+                "packets": len(clip.index),
+                "random_access": int(np.count_nonzero(clip.index.flags & RANDOM_ACCESS)),
+                **{
+                    name: value
+                    for kind, offset, size in zip(KINDS, offsets, sizes, strict=True)
+                    for name, value in ((f"{kind}_offset", offset), (f"{kind}_size", size))
+                },
+                "sha256": sha256,
+                "stsd": clip.stsd,
+            }
+        )
+
+    def _add_video(self, clip: StoredClip, key: str) -> str:
+        """Append a clip's MP4 as TarWriter would, but in pieces; gives its SHA-256."""
+        header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
+        header.size, header.mode, header.mtime = clip.mp4_bytes, self._tar.mode, self._tar.mtime
+        header.uname, header.gname = self._tar.user, self._tar.group
+        start = self._hashed.written
+        self._tar.tarstream.addfile(header)  # without its data
+        if self._hashed.written != start + BLOCK:
+            raise AssertionError("a tar header of more than one block: not USTAR")
+        checksum = hashlib.sha256()
+        for piece in clip.pieces():
+            self._hashed.write(piece)
+            if not clip.sha256:
+                checksum.update(piece)
+        self._hashed.write(bytes(-header.size % BLOCK))
+        if self._hashed.written != start + _member_bytes(header.size):
+            raise AssertionError("the mp4 is not as large as it was")
+        self._tar.tarstream.offset += self._hashed.written - start - BLOCK
+        return clip.sha256 or checksum.hexdigest()
+
+    def commit(self, destination: str) -> ShardEntry:
+        """Finish the shard and put it into the dataset at `destination`: tar, then idx, then parquet, each whole.
+
+        Raises:
+            StreamvidError: the destination cannot be written, or a clip's metadata do not fit the columns.
+        """
+        self.close()
+        self._check()
+        paths = {kind: self._folder / f"{self.name}.{kind}" for kind in SHARD_EXTENSIONS}
+        index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
+        paths["idx"].write_bytes(index.encode())
+        fields = None
+        if self._columns is not None:
+            metas, keys = ([str(row[name]) for row in self._rows] for name in ("meta", "key"))
+            fields = typed_columns(metas, self._columns, keys)
+        write_parquet(self._rows, self._indexes, paths["parquet"], fields)
+        sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
+        size = self._hashed.written
+        for kind, path in paths.items():
+            move_file(path, filesystem.join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
+        return ShardEntry(
+            name=self.name,
+            clips=len(self._rows),
+            frames=sum(len(index.visible) for index in self._indexes),
+            bytes=size,
+            sha256=self._hashed.hexdigest(),
+            idx_sha256=sums["idx"],
+            parquet_sha256=sums["parquet"],
+        )
+
+    def close(self) -> None:
+        """End the tar and close its file."""
+        if not self._hashed.closed:
+            self._tar.close()
+            self._hashed.close()
+
+    def _check(self) -> None:
+        """Cheap proof that the offsets are right: the size of the whole, and where the last clip's headers are."""
+        if self._hashed.written != _closed(self._content) or self._path.stat().st_size != self._hashed.written:
+            raise AssertionError("the tar is not as large as its files make it")
+        row = self._rows[-1]
+        with self._path.open("rb") as file:
+            for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
+                offset, size = row[f"{kind}_offset"], row[f"{kind}_size"]
+                assert isinstance(offset, int)
+                file.seek(offset - BLOCK)
+                header = tarfile.TarInfo.frombuf(file.read(BLOCK), "utf-8", "strict")
+                if (header.name, header.size) != (f"{row['key']!s}.{extension}", size):
+                    raise AssertionError("the tar's files are not where its index says")
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def write_parquet(
+    rows: Sequence[dict[str, int | str | bytes | None]],
+    indexes: Sequence[FrameIndex],
+    path: Path,
+    fields: pa.Table | None = None,
+) -> None:
+    """Write a shard's parquet: `rows` hold the scalar columns, `indexes` the lists, one each per clip; `fields` are
+    the columns that came with the clips, see `streamvid.packing.typed_columns.typed_columns`."""
+    columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCALAR_SCHEMA]
+    ends = pa.array(np.concatenate([[0], np.cumsum([len(index) for index in indexes])]), type=pa.int32())
+    for name in INDEX_TYPES:
+        field = SCHEMA.field(name)
+        values = np.concatenate([getattr(index, name) for index in indexes])
+        columns.append(pa.ListArray.from_arrays(ends, pa.array(values).cast(INDEX_TYPES[name]), type=field.type))
+    table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    if fields is not None:
+        for name in fields.column_names:
+            table = table.append_column(fields.schema.field(name), fields[name])
+    # One row group: a shard is read as a whole, and more would only cost requests.
+    pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
+
+
+def _file_sizes(clip: StoredClip, described: Described) -> list[int]:
+    return [clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())]
+
+
+class _HashingFile(io.RawIOBase):
+    """A file that is hashed as it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.written
+
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
+        self._file.write(data)
+        self._sha256.update(data)
+        self.written += len(data)
+        return len(data)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

@@ -1,0 +1,95 @@
+"""BucketKeys of clips: what one hardware decoder can decode, as a column of small integers.
+
+A decoder is opened for a codec, a size, a pixel format and, at the finest, parameter sets. The sample descriptions
+themselves say too much: most muxers write each file's bit rate into them (`btrt`), so that hardly two are equal.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamvid.bitstream.annexb import parameters
+from streamvid.dataset.clip_table import ClipTable
+from streamvid.mp4.boxes import codec_configuration
+from streamvid.video.frame_index import Int64
+
+BucketKeys = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+_CODEC_OF: Final = ((b"avcC", "h264"), (b"hvcC", "hevc"))
+
+
+def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
+    """The kind of every clip.
+
+    BucketKeys are numbered by size first (by area, then width), then codec, pixel format and parameter sets. So kinds
+    whose numbers are close are alike, and of two clips the same one comes first in any dataset that holds both.
+
+    Args:
+        clips: all clips' rows.
+        rows: int64, which of them matter; default: all.
+
+    Returns:
+        uint16 or uint32 [clips], numbers from 0 without gaps; 0 for rows that do not matter.
+    """
+    chosen = np.arange(len(clips)) if rows is None else rows
+    sets_of, sets = _parameter_sets(clips, clips.stsd_id[chosen])
+    combined = clips.width[chosen].astype(np.int64) << 32 | clips.height[chosen]
+    for codes in (clips.codec.codes[chosen], clips.pix_fmt.codes[chosen], sets_of):
+        # Numbered anew each time, so that the next column finds room in 64 bits.
+        combined = _numbered(combined) << 32 | codes
+    combined = _numbered(combined)
+    example = np.empty(int(combined.max(initial=-1)) + 1, dtype=np.int64)
+    example[combined] = np.arange(len(chosen))
+    keys = []
+    for n in example.tolist():
+        row = chosen[n]
+        width, height = int(clips.width[row]), int(clips.height[row])
+        keys.append((width * height, width, clips.codec[row], clips.pix_fmt[row], sets[sets_of[n]]))
+    numbers = np.empty(len(keys), dtype=np.uint16 if len(keys) <= 1 << 16 else np.uint32)
+    numbers[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
+    kinds = np.zeros(len(clips), dtype=numbers.dtype)
+    kinds[chosen] = numbers[combined]
+    return kinds
+
+
+def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[Int64, list[bytes]]:
+    """int64 [rows]: which of the different parameter sets each row has, and those; none is empty."""
+    used = np.unique(stsd_id)
+    number: dict[bytes, int] = {}
+    known: dict[tuple[str, bytes], int] = {}
+    of_used = []
+    for one in used.tolist():
+        stsd = clips.stsds[one]
+        configuration = _configuration(stsd)
+        if configuration not in known:
+            # Equal boxes are parsed once: there may be a sample description for every clip.
+            codec, _ = configuration
+            known[configuration] = number.setdefault(_sets(codec, stsd), len(number))
+        of_used.append(known[configuration])
+    return np.array(of_used, dtype=np.int64)[np.searchsorted(used, stsd_id)], list(number)
+
+
+def _configuration(stsd: bytes) -> tuple[str, bytes]:
+    """The codec, and the payload of the box that holds the parameter sets; both empty if there is none."""
+    for name, codec in _CODEC_OF:
+        with suppress(ValueError):
+            return codec, codec_configuration(stsd, name)
+    return "", b""
+
+
+def _sets(codec: str, stsd: bytes) -> bytes:
+    if codec:
+        with suppress(ValueError):
+            return parameters(codec, stsd).sets
+    return b""
+
+
+def _numbered(values: Int64) -> Int64:
+    """int64: equal values get equal numbers, from 0 in the order they come. By hashing, in linear time."""
+    encoded: Any = pa.array(values).dictionary_encode()
+    return np.asarray(encoded.indices.to_numpy(), dtype=np.int64)

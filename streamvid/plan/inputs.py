@@ -1,0 +1,216 @@
+"""What a loader streams: a dataset, a part of one, or a mixture of several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError
+from streamvid.plan.mixture import whole_weights
+from streamvid.plan.permutation import Pool
+from streamvid.plan.sample_id import MAX_SAMPLES, expand
+from streamvid.sampling.base import FrameSampler, Pad
+from streamvid.video.frame_index import Int64
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from streamvid.dataset.concat import ConcatDataset
+    from streamvid.dataset.selection import Weights
+
+Place = Dataset | str | os.PathLike[str]
+OpenDataset = Callable[[str], Dataset]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some clips of a dataset. docs/selecting.md has examples.
+
+    Attributes:
+        dataset: an open one, a folder or a URL.
+        where: a condition on columns, as text such as ``"seconds >= 2 and label in (0, 3)"`` or a pyarrow expression.
+        keys: only these clips: a list of keys, or a file of them.
+        weights: how often clips come in an epoch: by label or class, "balanced", a column, or an array.
+    """
+
+    dataset: Place
+    where: str | pc.Expression | None = None
+    keys: Sequence[str] | str | os.PathLike[str] | None = None
+    weights: Weights | None = None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Several datasets at once, by weight: of every 4096 items each gives its exact share, in random order.
+
+    A dataset that ends begins its next pass; `batch["epoch"]` says in which pass an item comes, `batch["dataset"]`
+    from which part.
+
+    Attributes:
+        parts: (dataset, weight) each; weights are shares of the items, and need not add up to 1.
+    """
+
+    parts: Sequence[tuple[Subset | Place, float]]
+
+    def __post_init__(self) -> None:
+        parts = tuple(self.parts.items()) if isinstance(self.parts, Mapping) else tuple(self.parts)
+        if not parts or any(not isinstance(part, tuple) or len(part) != 2 for part in parts):
+            raise InputError("Mix takes a list of (dataset, weight), at least one")
+        whole_weights([weight for _, weight in parts])
+        object.__setattr__(self, "parts", parts)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a loader streams, opened.
+
+    Attributes:
+        dataset: one dataset, or several as one.
+        subsets: what of each part is asked for.
+        first: int64 [parts], the first row of each part.
+        weights: the parts' shares, as whole numbers.
+    """
+
+    dataset: Dataset | ConcatDataset
+    subsets: tuple[Subset, ...]
+    first: Int64
+    weights: tuple[int, ...]
+
+    def checksums(self) -> list[str]:
+        """SHA-256 of every shard, in order."""
+        return [entry.sha256 for entry in self.dataset.shards]
+
+    def part_of(self, rows: Int64) -> Int64:
+        """int64 [rows]: which part each row belongs to."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+
+def open_source(what: Subset | Mix | Place, open_dataset: OpenDataset) -> Source:
+    """Open all datasets.
+
+    Raises:
+        DatasetError, InputError: one is missing or damaged, or they do not go together.
+    """
+    parts = what.parts if isinstance(what, Mix) else ((what, 1),)
+    subsets = tuple(part if isinstance(part, Subset) else Subset(part) for part, _ in parts)
+    datasets = []
+    for subset in subsets:
+        if not isinstance(subset.dataset, Dataset | str | os.PathLike):
+            raise InputError(f"dataset must be a path, a URL or a Dataset, it is {subset.dataset!r}")
+        opened = subset.dataset if isinstance(subset.dataset, Dataset) else open_dataset(os.fspath(subset.dataset))
+        datasets.append(opened)
+    first = np.cumsum([0, *(len(dataset) for dataset in datasets[:-1])]).astype(np.int64)
+    weights = whole_weights([weight for _, weight in parts])
+    if len(datasets) == 1:
+        return Source(datasets[0], subsets, first, weights)
+    from streamvid.dataset.concat import ConcatDataset
+
+    return Source(ConcatDataset(datasets), subsets, first, weights)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The items of every part, and what was left out.
+
+    Attributes:
+        pools: one per part.
+        short: clips that were left out because they are too short and padding is off.
+    """
+
+    pools: tuple[Pool, ...]
+    short: int
+
+    def rows(self) -> Int64:
+        """int64: all rows that take part, rising, each once."""
+        from streamvid.plan.sample_id import rows_of
+
+        return np.unique(np.concatenate([rows_of(pool.items) for pool in self.pools]))
+
+
+def make_pools(source: Source, sampling: FrameSampler, pad: Pad) -> Pools:
+    """The items that take part.
+
+    Raises:
+        InputError: a part has none, or what it is selected by does not fit it.
+    """
+    pools, short = [], 0
+    for part, subset in enumerate(source.subsets):
+        rows = _selected(source, part)
+        kept = rows
+        if pad == "none":
+            kept = rows[~_per_tick(source.dataset, rows, sampling.is_short, dtype=bool)]
+            short += len(rows) - len(kept)
+        if len(kept) == 0:
+            raise InputError(_nothing(subset, rows, sampling))
+        pools.append(_pool(source, part, rows, kept, sampling, whole=pad == "none"))
+    return Pools(tuple(pools), short)
+
+
+def _selected(source: Source, part: int) -> Int64:
+    """Rows of the joined dataset that a part's subset asks for."""
+    subset = source.subsets[part]
+    ends = [*source.first[1:].tolist(), len(source.dataset)]
+    rows = np.arange(source.first[part], ends[part], dtype=np.int64)
+    if subset.where is None and subset.keys is None:
+        return rows
+    from streamvid.dataset.selection import select_rows
+
+    chosen: Int64 = select_rows(_dataset(source, part), where=subset.where, keys=subset.keys)
+    return rows[chosen]
+
+
+def _dataset(source: Source, part: int) -> Dataset:
+    if isinstance(source.dataset, Dataset):
+        return source.dataset
+    dataset: Dataset = source.dataset.datasets[part]
+    return dataset
+
+
+def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSampler, *, whole: bool) -> Pool:
+    dataset, subset = source.dataset, source.subsets[part]
+    samples = _per_tick(dataset, kept, partial(sampling.samples, whole=whole), dtype=np.int64)
+    most = int(samples.max())
+    if most > MAX_SAMPLES:
+        raise InputError(
+            f"clip {dataset.key(int(kept[samples.argmax()]))} gives {most} samples; the limit is {MAX_SAMPLES}"
+        )
+    weights = None
+    if subset.weights is not None:
+        from streamvid.dataset.selection import repeats
+
+        own = repeats(_dataset(source, part), rows - source.first[part], subset.weights)
+        per_clip = own[np.searchsorted(rows, kept)]
+        if not per_clip.sum() >= 0.5:
+            raise InputError("the weights leave no clip in an epoch: raise them")
+        weights = np.repeat(per_clip, samples)
+    return Pool(expand(kept, samples), np.repeat(dataset.clips.shard[kept], samples), weights)
+
+
+def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *, dtype: Any) -> npt.NDArray[Any]:
+    """Apply a function of (frames, durations, tick) to rows, which may have different ticks."""
+    clips = dataset.clips
+    result = np.zeros(len(rows), dtype=dtype)
+    bases = np.stack([clips.time_base_num[rows], clips.time_base_den[rows]])
+    unique, which = np.unique(bases, axis=1, return_inverse=True)
+    for number, (num, den) in enumerate(unique.T.tolist()):
+        here = np.flatnonzero(which.ravel() == number)
+        chosen = rows[here]
+        result[here] = function(clips.frames[chosen].astype(np.int64), clips.duration[chosen], Fraction(num, den))
+    return result
+
+
+def _nothing(subset: Subset, rows: Int64, sampling: FrameSampler) -> str:
+    if len(rows):
+        return f"all {len(rows)} clips are too short for {sampling}: pad them, or sample fewer frames"
+    if subset.where is not None or subset.keys is not None:
+        return f"no clip fits where={subset.where!r} and the keys given: widen the selection"
+    return "the dataset holds no clips"

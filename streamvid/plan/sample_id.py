@@ -1,0 +1,66 @@
+"""Items: what an epoch consists of. One number names a clip, which sample of it, and which repeat of that.
+
+A plan orders and deals out items as plain int64 arrays. Where every clip gives one sample once, items are row numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from streamvid.video.frame_index import Int64
+
+_ROW_BITS: Final = 32
+_SAMPLE_BITS: Final = 20
+MAX_SAMPLES: Final = 1 << _SAMPLE_BITS
+"""Samples that one clip can give."""
+MAX_REPEATS: Final = 1 << (63 - _ROW_BITS - _SAMPLE_BITS)
+"""Times that one sample can come in an epoch."""
+
+
+def row_of(item: int) -> int:
+    """The clip's row number."""
+    return item & ((1 << _ROW_BITS) - 1)
+
+
+def sample_of(item: int) -> int:
+    """Which sample of the clip, from 0."""
+    return item >> _ROW_BITS & (MAX_SAMPLES - 1)
+
+
+def rows_of(items: Int64) -> Int64:
+    """int64 [items]: the clips' row numbers."""
+    return items & ((1 << _ROW_BITS) - 1)
+
+
+def expand(rows: Int64, samples: Int64) -> Int64:
+    """The items of clips that give several samples each.
+
+    Args:
+        rows: int64 [clips].
+        samples: int64 [clips], how many samples each gives.
+
+    Returns:
+        int64 [sum of samples], clip by clip.
+    """
+    if np.all(samples == 1):
+        return rows
+    starts = np.cumsum(samples) - samples
+    number = np.arange(int(samples.sum()), dtype=np.int64) - np.repeat(starts, samples)
+    return np.repeat(rows, samples) | number << _ROW_BITS
+
+
+def repeat(items: Int64, times: Int64) -> Int64:
+    """Each item as often as `times` says, int64 [items]; 0 leaves it out.
+
+    Raises:
+        ValueError: one comes more often than MAX_REPEATS.
+    """
+    if np.all(times == 1):
+        return items
+    if np.max(times, initial=0) > MAX_REPEATS:
+        raise ValueError(f"an item would come {np.max(times)} times in a pass; the limit is {MAX_REPEATS}")
+    starts = np.cumsum(times) - times
+    number = np.arange(int(times.sum()), dtype=np.int64) - np.repeat(starts, times)
+    return np.repeat(items, times) | number << (_ROW_BITS + _SAMPLE_BITS)

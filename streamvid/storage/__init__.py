@@ -1,0 +1,1 @@
+"""Bytes by path or URL: fsspec's filesystems, ranged reads, the cache of remote shards."""

@@ -1,0 +1,159 @@
+"""What went wrong with a file, in one sentence that says what to do, whichever library says so in its own words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fsspec.utils import get_protocol
+
+from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.storage.url import AnyPath, is_local, redact
+
+_S3 = ("s3", "s3a")
+_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+_REFUSED_CREDENTIALS = {
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "RequestTimeTooSkewed",
+}
+# By name, as the packages that define them are imported only when used.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
+_BROKEN_CONNECTION = {
+    "ConnectionError",
+    "TimeoutError",
+    "HTTPClientError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "IncompleteRead",
+    "IncompleteReadError",
+    "ResponseParserError",
+}
+_BROKEN_ERRNOS = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EREMOTEIO,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+
+
+class StorageUnavailable(DatasetError):  # noqa: N818
+    """The storage did not answer, broke the connection or was overloaded: trying again may help."""
+
+
+@contextlib.contextmanager
+def explained(path: AnyPath, action: str) -> Iterator[None]:
+    """Turn what the block raises into one sentence on `path`; defects of the code pass unchanged."""
+    try:
+        yield
+    except StreamvidError:
+        raise
+    except Exception as exc:
+        text = os.fspath(path)
+        reason = _reason(true_cause(exc), text)
+        if reason is None:
+            raise
+        kind, what = reason
+        error = kind(f"Cannot {action} {redact(text)}: {what}.")
+        # The original exception's text may hold the URL as it was given.
+        raise error from (exc if redact(text) == text else None)
+
+
+def true_cause(exc: BaseException) -> BaseException:
+    """The exception that tells most: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
+    cause = exc.__cause__
+    # A KeyError is how a file system in memory finds out.
+    if not isinstance(exc, FileNotFoundError) or cause is None or isinstance(cause, KeyError):
+        return exc
+    return cause if status_of(cause) != 404 and _code(cause) is None else exc
+
+
+def _response(exc: BaseException) -> dict[str, Any]:
+    """botocore's parsed response, of the exception or of the one that s3fs translated."""
+    for candidate in (exc, exc.__cause__):
+        response = getattr(candidate, "response", None)
+        if isinstance(response, dict):
+            return response
+    return {}
+
+
+def _code(exc: BaseException) -> str | None:
+    code = _response(exc).get("Error", {}).get("Code")
+    return None if code is None else str(code)
+
+
+def status_of(exc: BaseException) -> int | None:
+    """The HTTP status that an exception tells of, if it does."""
+    status = getattr(exc, "status", None) or _response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
+
+
+def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:
+    """The class of error and the end of its sentence, or None for what is a defect and no user's doing."""
+    names = {cls.__name__ for cls in type(exc).__mro__}
+    third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
+    code, status = _code(exc), status_of(exc)
+    number = exc.errno if isinstance(exc, OSError) else None
+    s3 = get_protocol(path) in _S3
+
+    if isinstance(exc, ImportError):
+        return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
+    if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
+        known = "local paths, s3:// and whatever else fsspec knows can be used"
+        return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
+    if code == "NoSuchBucket":
+        return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
+    if isinstance(exc, FileNotFoundError) or status == 404:
+        return DatasetError, "it does not exist; check the path"
+    if names & _NO_CREDENTIALS:
+        return DatasetError, "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+    if code in _REFUSED_CREDENTIALS:
+        return DatasetError, (
+            f"the storage refuses the credentials ({code}); "
+            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and this machine's clock"
+        )
+    if isinstance(exc, PermissionError) or status in (401, 403):
+        if is_local(path):
+            return DatasetError, "permission denied; check who owns it and its mode"
+        check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
+        return DatasetError, f"access is refused: the credentials are wrong or lack this permission; check {check}"
+    if isinstance(exc, IsADirectoryError):
+        return DatasetError, "it is a folder; name a file"
+    if isinstance(exc, (NotADirectoryError, FileExistsError)):
+        return DatasetError, "a part of the path is a file where a folder is needed; check the path"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return DatasetError, "the disk is full or the quota used up; free some space"
+    if names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS or (status is not None and status >= 500):
+        endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
+        why = f"it answers {status}" if status else type(exc).__name__
+        return StorageUnavailable, (
+            f"the storage cannot be reached, broke off or is overloaded ({why}); "
+            f"check the network and {endpoint}, then try again"
+        )
+    if "ParamValidationError" in names:
+        return InputError, "this cannot be the name of a bucket and a file in it; write s3://bucket/path"
+    if isinstance(exc, (ValueError, NotImplementedError)):
+        return InputError, _detail(exc)
+    if isinstance(exc, OSError) or third_party:
+        return DatasetError, _detail(exc)
+    return None
+
+
+def _detail(exc: BaseException) -> str:
+    """An exception's own text on one line, short and without secrets."""
+    text = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
+    for variable in _SECRET_VARIABLES:
+        if value := os.environ.get(variable):
+            text = text.replace(value, "***")
+    text = redact(" ".join(text.split())).rstrip(".")
+    return text[:200] or type(exc).__name__

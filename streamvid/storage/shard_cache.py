@@ -1,0 +1,372 @@
+"""A bounded cache of whole shard files on local disk, shared by all processes of one node.
+
+There is no state but the folder, so that a killed process leaves nothing that others must repair:
+
+    <sha256>                 a published file: whole, checked, renamed into place
+    <sha256>.<bytes>.part    a file being fetched; its name reserves that many bytes of the limit
+    locks/<sha256>.lock      held while a file is fetched: one download per file and node
+    locks/folder.lock        held for moments, while room is made and reserved
+
+A lease is a shared flock on the published file itself, eviction needs an exclusive one. The kernel drops both when a
+process dies. A part belongs to whoever holds its file's lock; one whose lock is free is left from a dead process.
+
+The locks are taken in one order, a file's before the folder's, and while the folder's is held the others are only
+tried, so that no two processes wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from filelock import FileLock, Timeout
+
+from streamvid.errors import DatasetError, InputError
+from streamvid.storage import filesystem
+
+_log = logging.getLogger(__name__)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})\.part", re.ASCII)
+
+_PREFETCH_THREADS = 4
+# s3fs tries each request five times by itself; these are for what breaks in the middle of a body or lasts longer.
+_RETRY_AFTER_SECONDS = (1.0, 4.0)
+_CORRUPT_ATTEMPTS = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+    """A whole, checked file that no process evicts until `release`, which leaving a `with` block does too."""
+
+    path: Path
+    _file: BinaryIO = dataclasses.field(repr=False)
+
+    def release(self) -> None:
+        """Let the file be evicted. The path must not be used any more; a second call does nothing."""
+        if not self._file.closed:
+            # Closing would not do: a child forked in the meantime has a copy of the descriptor, and with it the lock.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class ShardCache:
+    """Whole files from anywhere, kept in a local folder of at most `limit_bytes`.
+
+    Any number of processes and threads may use the same folder at once, each process through a ShardCache of its own:
+    an object does not work in a forked child. Use it as a context manager, or call `close`.
+
+    The limit holds for published files and those being fetched, by all processes, as long as not everything is in use;
+    then it is exceeded rather than waiting for what may never be released, and a warning is logged once.
+    """
+
+    def __init__(self, root: Path, *, limit_bytes: int) -> None:
+        """Make the folder if it is missing. Raises InputError if it cannot be used or the limit is not positive."""
+        if limit_bytes <= 0:
+            raise InputError(f"The cache limit must be a positive number of bytes, not {limit_bytes}.")
+        self._root = Path(root)
+        self._limit = limit_bytes
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+        self._mutex = threading.Lock()  # guards the three below
+        self._pool: ThreadPoolExecutor | None = None
+        self._prefetches: dict[str, Future[None]] = {}
+        self._warned = False
+        with self._usable():
+            (self._root / "locks").mkdir(parents=True, exist_ok=True)
+            with self._lock("folder"):
+                self._in_flight(own=None)
+
+    def lease(self, url: str, *, size: int, sha256: str) -> Lease:
+        """The file at `url`, fetched if need be; returns once it is whole and checked against `size` and `sha256`.
+
+        Raises InputError if the file is larger than the limit, StorageUnavailable if the storage stays away, and
+        DatasetError if the file is missing or is not the one that size (bytes) and sha256 (lower-case hex) describe.
+        """
+        self._check(url, size, sha256)
+        with self._mutex:
+            future = self._prefetches.pop(sha256, None)
+        # One that still waits for a thread is taken over; one that runs, or failed, is joined, and its error raised.
+        if future is not None and not future.cancel():
+            future.result()
+        return self._lease(url, size, sha256)
+
+    def prefetch(self, url: str, *, size: int, sha256: str) -> None:
+        """Start to fetch the file in the background; of several for the same file one counts.
+
+        Raises InputError or DatasetError for arguments that `lease` refuses at once. All other errors are raised by
+        the next `lease` of the file; the one after that tries afresh.
+        """
+        self._check(url, size, sha256)
+        with self._mutex:
+            if sha256 in self._prefetches:
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="streamvid-cache")
+            future = self._pool.submit(self._fetch_ahead, url, size, sha256)
+            self._prefetches[sha256] = future
+        future.add_done_callback(lambda done: self._forget(sha256, done))
+
+    def read_through(self, url: str, *, size: int, sha256: str) -> bytes:
+        """The contents of a small file, kept in the cache like any other. Raises as `lease` does."""
+        with self.lease(url, size=size, sha256=sha256) as lease, self._usable():
+            return lease.path.read_bytes()
+
+    def close(self) -> None:
+        """Drop the prefetches that have not begun and wait for those that have. Leases stay valid until released."""
+        self._closed.set()
+        with self._mutex:
+            pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, url: str, size: int, sha256: str) -> None:
+        """Refuse what must not become a file name or a reservation; all of it comes from a dataset unvouched for."""
+        if self._pid != os.getpid():
+            raise RuntimeError("this ShardCache was made before a fork; make one in the child, on the same folder")
+        if self._closed.is_set():
+            raise RuntimeError("this ShardCache is closed")
+        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise DatasetError(
+                f"The SHA-256 given for {filesystem.redact(url)} is not 64 lower-case hexadecimal digits."
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise DatasetError(f"The size given for {filesystem.redact(url)} is not a number of bytes.")
+        if size > self._limit:
+            raise InputError(
+                f"{filesystem.redact(url)} has {size} bytes, more than the whole cache of {self._limit}; "
+                "raise the cache's limit (cache_bytes) to a few shards at least."
+            )
+
+    def _forget(self, sha256: str, done: Future[None]) -> None:
+        """Keep a failed prefetch for the next lease to raise, and no other."""
+        if done.cancelled() or done.exception() is None:
+            with self._mutex:
+                if self._prefetches.get(sha256) is done:
+                    del self._prefetches[sha256]
+
+    def _fetch_ahead(self, url: str, size: int, sha256: str) -> None:
+        # A main thread that ended without close() is not kept waiting for files that nobody will read.
+        if not self._closed.is_set() and threading.main_thread().is_alive():
+            self._lease(url, size, sha256).release()
+
+    def _lease(self, url: str, size: int, sha256: str) -> Lease:
+        with self._usable():
+            if lease := self._pin(size, sha256):
+                return lease
+            with self._lock(sha256):
+                # Another process may have fetched it while this one waited for the lock.
+                return self._pin(size, sha256) or self._fetch(url, size, sha256)
+
+    def _pin(self, size: int, sha256: str) -> Lease | None:
+        """A lease on the published file, or None if there is none or it is damaged."""
+        path = self._root / sha256
+        try:
+            file = open(path, "rb")  # noqa: SIM115  the lease closes it
+        except FileNotFoundError:
+            return None
+        # Shared locks wait only for an eviction that is about to unlink the file.
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if not _is_at(file, path):
+            file.close()  # evicted between open and flock
+            return None
+        if os.fstat(file.fileno()).st_size != size:
+            _log.warning("The cached file %s is damaged and fetched again.", path)
+            file.close()
+            return None
+        _touch(file)
+        return Lease(path, file)
+
+    def _fetch(self, url: str, size: int, sha256: str) -> Lease:
+        """Download, check and publish; the caller holds the file's lock. The lease is taken before anyone can evict."""
+        path = self._root / sha256
+        part = self._root / f"{sha256}.{size}.part"
+        self._reserve(part, size, sha256)
+        try:
+            for attempt in range(_CORRUPT_ATTEMPTS):
+                self._download(url, part, size)
+                file = open(part, "rb")  # noqa: SIM115  the lease closes it
+                try:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                    if found == sha256 and os.fstat(file.fileno()).st_size == size:
+                        fcntl.flock(file, fcntl.LOCK_SH)
+                        _touch(file)
+                        # So that after a power failure a name never stands for blocks that were not written.
+                        os.fsync(file.fileno())
+                        os.replace(part, path)
+                        return Lease(path, file)
+                except BaseException:
+                    file.close()
+                    raise
+                file.close()
+                if attempt + 1 < _CORRUPT_ATTEMPTS:
+                    _log.warning("%s arrived damaged and is fetched again.", filesystem.redact(url))
+            raise DatasetError(
+                f"{filesystem.redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
+                "restore the file or pack the dataset again."
+            )
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _download(self, url: str, part: Path, size: int) -> None:
+        """Fetch `url` into `part`, trying again a few times if the storage is away for a while."""
+        delays = list(_RETRY_AFTER_SECONDS)
+        while True:
+            try:
+                # Asked first, as a file that is larger than the dataset says would fill the disk past its reservation.
+                actual = filesystem.size(url)
+                if actual != size:
+                    raise DatasetError(
+                        f"{filesystem.redact(url)} has {actual} bytes, but the dataset says {size}; "
+                        "restore the file or pack the dataset again."
+                    )
+                _log.info("Fetching %s (%d bytes).", filesystem.redact(url), size)
+                filesystem.get_file(url, part)
+                return
+            except filesystem.StorageUnavailable as exc:
+                if not delays or self._closed.is_set():
+                    raise
+                # Spread out, as all nodes of a job see the same failure at the same time.
+                delay = delays.pop(0) * random.uniform(0.5, 1.5)
+                _log.warning("%s Trying again in %.1f s.", exc, delay)
+                self._closed.wait(delay)
+
+    def _reserve(self, part: Path, size: int, sha256: str) -> None:
+        """Evict the least recently used files that nobody leases until `size` fits, and reserve it with a part file."""
+        with self._lock("folder"):
+            used = self._in_flight(own=sha256)
+            # A damaged file of that name. Who leases it still has its inode.
+            (self._root / sha256).unlink(missing_ok=True)
+            published = self._published()
+            used += sum(stat.st_size for _, stat in published)
+            for path, stat in sorted(published, key=lambda item: item[1].st_mtime_ns):
+                if used + size <= self._limit:
+                    break
+                if self._evict(path):
+                    used -= stat.st_size
+            part.touch()
+        with self._mutex:
+            warn = used + size > self._limit and not self._warned
+            self._warned = self._warned or warn
+        if warn:
+            _log.warning(
+                "The cache in %s grows to %d bytes, over its limit of %d, as all files in it are in use; "
+                "raise the limit to the shards that all processes of this node read at once.",
+                self._root,
+                used + size,
+                self._limit,
+            )
+
+    def _in_flight(self, *, own: str | None) -> int:
+        """Bytes reserved by other downloads; removes the parts of dead ones. The caller holds the folder's lock.
+
+        `own` is the file whose lock the caller holds: a part of it is left from before.
+        """
+        reserved = 0
+        for path in self._root.glob("*.part"):
+            match = _PART.fullmatch(path.name)
+            if match is None:
+                continue
+            if match[1] == own:
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                with self._lock(match[1], wait=False):
+                    path.unlink(missing_ok=True)
+                    _log.info("Removed %s, left by a process that died.", path)
+            except Timeout:
+                reserved += int(match[2])
+        return reserved
+
+    def _published(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if _SHA256.fullmatch(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((self._root / entry.name, entry.stat(follow_symlinks=False)))
+        return found
+
+    def _evict(self, path: Path) -> bool:
+        """Remove a published file unless a process leases it; whether it is gone."""
+        try:
+            file = open(path, "rb")  # noqa: SIM115  closed below
+        except FileNotFoundError:
+            return True
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            # Published anew between open and flock: not the file that was weighed.
+            if not _is_at(file, path):
+                return False
+            path.unlink()
+            _log.debug("Evicted %s.", path)
+            return True
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """The lock of a file or of the folder, as one of many processes. Raises filelock.Timeout if not to wait."""
+        lock = FileLock(self._root / "locks" / f"{name}.lock", timeout=-1 if wait else 0)
+        with lock:
+            yield
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Say in one sentence what is wrong with the cache folder itself."""
+        try:
+            yield
+        except OSError as exc:
+            if isinstance(exc, Timeout):
+                raise
+            reason = os.strerror(exc.errno) if exc.errno else str(exc)
+            raise InputError(
+                f"The cache folder {self._root} cannot be used: {reason}; "
+                "name a folder on a local disk with room to spare that this user may write to."
+            ) from exc
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is the one that the path names now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _touch(file: BinaryIO) -> None:
+    """Mark as used now. With the full clock: the file system's own is coarse, and ties would make the order chance."""
+    now = time.time_ns()
+    # Only the file's owner may; for others the order of eviction is a little worse.
+    with contextlib.suppress(PermissionError):
+        os.utime(file.fileno(), ns=(now, now))

@@ -1,1 +1,0 @@
-"""Dataset → training batches: plan, read, slice, decode, transform."""

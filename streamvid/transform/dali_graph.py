@@ -1,0 +1,156 @@
+"""The transform as DALI operators: the same on either device, and none of them draws anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from streamvid.errors import InputError
+from streamvid.transform.params import field_names
+from streamvid.transform.spec import Transform, Views, by_view
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+
+_DONE: Final = ("angle", "size", "start", "end")
+"""Which inputs frames need no more that are placed."""
+
+
+def fields(transform: Transform | Views, *, placed: bool, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
+    """Names of the graph's inputs beside frames: those of `streamvid.transform.params.inputs` that are left to do."""
+    names = field_names(transform, rotates=rotates, has_blanks=has_blanks)
+    return tuple(name for name in names if not (placed and name.rpartition(".")[2] in _DONE))
+
+
+def graph(
+    transform: Transform | Views,
+    frames: Sequence[DataNode],
+    given: Mapping[str, DataNode],
+    *,
+    placed: bool,
+    rotates: bool,
+    has_blanks: bool,
+) -> list[DataNode]:
+    """The views of the frames, inside a pipeline definition, on the device where the frames are.
+
+    Args:
+        transform: what to do.
+        frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
+        given: what `fields` names, as nodes of the graph.
+        placed: they are of each view, upright, resized and cropped.
+        rotates: some clips are to be turned; without, the graph has no operator for it.
+        has_blanks: some slots may show a black picture; likewise.
+    """
+    from nvidia.dali import fn, types
+
+    names = by_view(transform)
+    if not placed:
+        (whole,) = frames
+        if rotates:
+            whole = fn.rotate(whole, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
+        frames = [whole] * len(names)
+    shown = given["shown"] if has_blanks else None
+    if shown is not None and frames[0].device == "gpu":
+        shown = shown.gpu()
+    views = []
+    for (view, one), pictures in zip(names.items(), frames, strict=True):
+        mine = {name.partition(".")[2]: node for name, node in given.items() if name.startswith(f"{view}.")}
+        if not placed:
+            pictures = _placed(one, pictures, mine)
+        pictures = _recoloured(one, _rotated(pictures, mine), mine)
+        # Each decoded frame went through the above once, however many slots show it.
+        pictures = fn.sequence_rearrange(pictures, new_order=given["gather"])
+        views.append(_finished(one, pictures, mine, shown))
+    return views
+
+
+def _placed(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+    """Resized and cropped."""
+    from nvidia.dali import fn, types
+
+    interpolation = {"linear": types.INTERP_LINEAR, "cubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
+    if "end" in given:
+        # Only the pixels that the crop keeps are made.
+        frames = fn.resize(
+            frames,
+            size=given["size"],
+            roi_start=given["start"],
+            roi_end=given["end"],
+            interp_type=interpolation[transform.interpolation],
+        )
+    elif "start" in given:
+        frames = fn.slice(
+            frames, given["start"], given["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
+        )
+    elif "size" in given:
+        frames = fn.resize(frames, size=given["size"], interp_type=interpolation[transform.interpolation])
+    return frames
+
+
+def _rotated(frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+    from nvidia.dali import fn, types
+
+    if "rotate" not in given:
+        return frames
+    return fn.rotate(frames, angle=given["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0)
+
+
+def _recoloured(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+    """With other colours, blurred and erased."""
+    from nvidia.dali import fn
+
+    if transform.recolours:
+        names = ("brightness", "contrast", "saturation", "hue")
+        frames = fn.color_twist(frames, **{name: given[name] for name in names})
+    if "window" in given:
+        frames = fn.gaussian_blur(frames, sigma=given["sigma"], window_size=given["window"])
+    if "erase_size" in given:
+        frames = fn.erase(
+            frames, anchor=given["erase_start"], shape=given["erase_size"], axis_names="HW", fill_value=0.0
+        )
+    return frames
+
+
+def _finished(
+    transform: Transform, frames: DataNode, given: Mapping[str, DataNode], shown: DataNode | None
+) -> DataNode:
+    """Flipped, through the user's function, black where nothing is shown, normalised and laid out."""
+    from nvidia.dali import fn, types
+
+    # Normalising can mirror on the way, which costs nothing.
+    fused = transform.dtype != "uint8" and transform.dali is None and not transform.vertical_flip
+    if not fused and (transform.flip or transform.vertical_flip):
+        frames = fn.flip(frames, horizontal=given.get("mirror", 0), vertical=given.get("upside_down", 0))
+    if transform.dali is not None:
+        frames = _through(transform.dali, frames)
+    if shown is not None:
+        frames = fn.reinterpret(frames * shown, layout="FHWC")
+    if transform.dtype == "uint8":
+        if transform.layout != "FHWC":
+            frames = fn.transpose(frames, perm=[0, 3, 1, 2], output_layout="FCHW")
+    else:
+        mean, std = transform.mean or (0.0, 0.0, 0.0), transform.std or (1.0, 1.0, 1.0)
+        frames = fn.crop_mirror_normalize(
+            frames,
+            mirror=given["mirror"] if fused and transform.flip else 0,
+            mean=[255 * v for v in mean],
+            std=[255 * v for v in std],
+            dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
+            output_layout="FHWC" if transform.layout == "FHWC" else "FCHW",
+        )
+    return fn.transpose(frames, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CFHW" else frames
+
+
+def _through(function: object, frames: DataNode) -> DataNode:
+    """What the user's function makes of the frames."""
+    from nvidia.dali import fn
+    from nvidia.dali.data_node import DataNode
+
+    assert callable(function)
+    made = function(frames)
+    if not isinstance(made, DataNode):
+        raise InputError(f"Transform(dali) must return one DALI node; it returned {type(made).__name__}")
+    if made.device != frames.device:
+        raise InputError(f"Transform(dali) must leave frames on the {frames.device}; its node is on the {made.device}")
+    # Arithmetic loses the layout.
+    return fn.reinterpret(made, layout="FHWC")

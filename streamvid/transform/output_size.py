@@ -1,0 +1,84 @@
+"""How large clips come out of a transform, known from the dataset before anything is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamvid.errors import InputError
+from streamvid.transform.spec import Transform, Views, by_view, pair
+from streamvid.video.frame_index import Int64
+
+
+def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:
+    """Sizes after resizing, for all but random resized crops.
+
+    Args:
+        transform: what to do.
+        heights, widths: int64 [clips], of upright frames.
+        short: int64 [clips], the short sides, if they were drawn; without, the smallest that can be.
+
+    Returns:
+        int64 [clips, 2]: height, width.
+    """
+    sizes = np.stack([heights, widths], axis=1)
+    if transform.scales is not None:
+        side = np.array([min(transform.scales)]) if short is None else short
+    elif transform.resize is None:
+        return sizes
+    elif isinstance(transform.resize, tuple) and len(transform.resize) == 2:
+        return np.broadcast_to(np.array(transform.resize, dtype=np.int64), sizes.shape)
+    else:
+        side = np.array([pair(transform.resize)[0]])
+    scaled = np.floor(sizes * side[:, None] / sizes.min(axis=1, keepdims=True) + 0.5).astype(np.int64)
+    return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
+
+
+def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequence[str]) -> tuple[int, int]:
+    """Height and width of every clip that comes out.
+
+    Args:
+        transform: what to do.
+        heights, widths: int64 [clips], of upright frames.
+        names: the clips' keys, for the error.
+
+    Raises:
+        InputError: a clip is smaller than the crop, or clips come out in different sizes, so that they fit no batch.
+    """
+    if transform.crop is not None and transform.random_resized_crop is not None:
+        return pair(transform.crop)
+    sizes = resized(transform, heights, widths)
+    if transform.crop is not None:
+        crop = np.array(pair(transform.crop))
+        small = np.flatnonzero((sizes < crop).any(axis=1))
+        if len(small):
+            first = int(small[0])
+            raise InputError(
+                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, "
+                f"such as {names[first]} with "
+                f"{sizes[first, 0]}x{sizes[first, 1]}: give Transform a larger resize or a smaller crop"
+            )
+        return int(crop[0]), int(crop[1])
+    different = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+    if len(different):
+        other = int(different[0])
+        raise InputError(
+            f"clips come out in different sizes, such as {names[0]} with {sizes[0, 0]}x{sizes[0, 1]} and "
+            f"{names[other]} with {sizes[other, 0]}x{sizes[other, 1]} (height x width): "
+            "give Transform a crop, or a resize of (height, width)"
+        )
+    return int(sizes[0, 0]), int(sizes[0, 1])
+
+
+def output_sizes(
+    transform: Transform | Views, heights: Int64, widths: Int64, names: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Height and width by view; arguments and errors as for `output_size`."""
+    sizes = {}
+    for view, one in by_view(transform).items():
+        try:
+            sizes[view] = output_size(one, heights, widths, names)
+        except InputError as error:
+            raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
+    return sizes

@@ -1,0 +1,205 @@
+"""The plan's random numbers → what the graph takes per clip, for a whole batch at once, in NumPy.
+
+Nothing else in a run draws anything: a clip looks the same in an epoch wherever and whenever it is decoded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.transform.output_size import resized
+from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view, pair
+from streamvid.video.frame_index import Int64
+
+Floats = npt.NDArray[np.float64]
+Fields = dict[str, npt.NDArray[np.generic]]
+
+KINDS: dict[str, tuple[type[np.generic], int]] = {
+    # What all views share.
+    "gather": (np.int32, 1),
+    "shown": (np.uint8, 4),
+    "angle": (np.float32, 0),
+    # What each view has of its own.
+    "size": (np.float32, 1),
+    "start": (np.float32, 1),
+    "end": (np.float32, 1),
+    "rotate": (np.float32, 0),
+    "brightness": (np.float32, 0),
+    "contrast": (np.float32, 0),
+    "saturation": (np.float32, 0),
+    "hue": (np.float32, 0),
+    "sigma": (np.float32, 0),
+    "window": (np.int32, 0),
+    "erase_start": (np.float32, 1),
+    "erase_size": (np.float32, 1),
+    "mirror": (np.int32, 0),
+    "upside_down": (np.int32, 0),
+}
+"""What the graph takes: dtype and number of dimensions per clip.
+
+- `gather` [slots]: which decoded frame each slot shows.
+- `shown` [slots, 1, 1, 1]: 1, or 0 for a slot that shows a black picture instead.
+- `angle`: degrees counterclockwise that stand the frames upright.
+- `size` [2]: height and width of what comes out.
+- `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
+- `rotate`: degrees counterclockwise.
+- `brightness`, `contrast`, `saturation`: factors. `hue`: degrees.
+- `sigma`, `window`: of the Gaussian, in pixels; a window of 1 changes nothing.
+- `erase_start`, `erase_size` [2]: the black box, y and x, in pixels of what comes out.
+- `mirror`, `upside_down`: 1 to flip.
+"""
+
+
+def needed(transform: Transform) -> tuple[str, ...]:
+    """Names of what the graph of one view takes, beside what all views share."""
+    resizes = transform.resize is not None or transform.scales is not None or transform.random_resized_crop is not None
+    crops = transform.crop is not None
+    uses = {
+        "size": resizes or crops,
+        "start": crops,
+        "end": resizes and crops,
+        "rotate": transform.span("rotate") is not None,
+        **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), transform.recolours),
+        **dict.fromkeys(("sigma", "window"), transform.blur > 0),
+        **dict.fromkeys(("erase_start", "erase_size"), transform.erase > 0),
+        "mirror": transform.flip,
+        "upside_down": transform.vertical_flip,
+    }
+    return tuple(name for name, used in uses.items() if used)
+
+
+def field_names(transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
+    """Names of all fields that the graph takes; arguments as for `streamvid.transform.dali_graph.graph`."""
+    shared = ("gather", *(("shown",) if has_blanks else ()), *(("angle",) if rotates else ()))
+    return (*shared, *(f"{view}.{name}" for view, one in by_view(transform).items() for name in needed(one)))
+
+
+def inputs(
+    transform: Transform | Views, *, heights: Int64, widths: Int64, rotations: Int64, gather: Int64, random: Floats
+) -> Fields:
+    """The graph's inputs for a batch.
+
+    Args:
+        transform: what to do.
+        heights, widths: int64 [batch], of decoded frames, before rotation.
+        rotations: int64 [batch], degrees clockwise that stand them upright: 0, 90, 180 or 270.
+        gather: int64 [batch, slots], which decoded frame each slot shows; -1 for a black picture.
+        random: float64 [batch, transform.draws], uniform in [0, 1).
+
+    Returns:
+        [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `KINDS`.
+    """
+    lying = rotations % 180 != 0
+    upright = np.stack([np.where(lying, widths, heights), np.where(lying, heights, widths)], axis=1)
+    fields: Fields = {
+        "gather": np.maximum(gather, 0).astype(np.int32),
+        "shown": (gather >= 0).astype(np.uint8)[:, :, None, None, None],
+        "angle": (-rotations % 360).astype(np.float32),
+    }
+    for number, (view, one) in enumerate(by_view(transform).items()):
+        mine = random[:, number * DRAWS : (number + 1) * DRAWS]
+        made = _of_one_view(one, upright, mine)
+        # In C's order: DALI takes no rows with gaps.
+        fields |= {f"{view}.{name}": made[name].astype(KINDS[name][0], order="C") for name in needed(one)}
+    return fields
+
+
+def _of_one_view(transform: Transform, upright: Int64, random: Floats) -> dict[str, npt.NDArray[np.generic]]:
+    if transform.random_resized_crop is not None and transform.crop is not None:
+        place = random[:, [Draw.CROP_Y, Draw.CROP_X]] if transform.random_crop else np.full(upright.shape, 0.5)
+        start, extent = boxes(
+            upright,
+            transform.random_resized_crop,
+            transform.ratio,
+            random[:, Draw.AREA],
+            random[:, Draw.ASPECT],
+            place,
+        )
+        size = np.broadcast_to(np.array(pair(transform.crop)), upright.shape)
+        made = {"size": size, "start": start, "end": start + extent}
+    else:
+        made = _resized_and_cropped(transform, upright, random)
+        size = made["size"].astype(np.int64)
+    for name in ("rotate", "brightness", "contrast", "saturation", "hue"):
+        low, high = transform.span(name) or ((0.0, 0.0) if name in ("rotate", "hue") else (1.0, 1.0))
+        made[name] = low + (high - low) * random[:, Draw[name.upper()]]
+    # Without saturation, colours are grey; brightness and contrast do to greys what they do to colours.
+    made["saturation"] = np.where(random[:, Draw.GRAYSCALE] < transform.grayscale, 0.0, made["saturation"])
+    low, high = transform.blur_sigma
+    sigma = low + (high - low) * random[:, Draw.BLUR_SIGMA]
+    blurred = random[:, Draw.BLUR] < transform.blur
+    made["sigma"] = sigma
+    made["window"] = np.where(blurred, 2 * np.ceil(3 * sigma) + 1, 1)
+    if transform.erase:
+        place = random[:, [Draw.ERASE_Y, Draw.ERASE_X]]
+        area, aspect = random[:, Draw.ERASE_AREA], random[:, Draw.ERASE_ASPECT]
+        start, extent = boxes(size, transform.erase_area, transform.erase_ratio, area, aspect, place)
+        made["erase_start"] = start
+        made["erase_size"] = np.where((random[:, Draw.ERASE] < transform.erase)[:, None], extent, 0)
+    made["mirror"] = random[:, Draw.FLIP] < 0.5
+    made["upside_down"] = random[:, Draw.VERTICAL_FLIP] < 0.5
+    return made
+
+
+def _resized_and_cropped(transform: Transform, upright: Int64, random: Floats) -> dict[str, npt.NDArray[np.generic]]:
+    """`size`, `start` and `end` where the whole frame is resized and then cropped."""
+    size = resized(transform, upright[:, 0], upright[:, 1], _short_sides(transform, random[:, Draw.SCALE]))
+    if transform.crop is None:
+        return {"size": size, "start": np.zeros(size.shape), "end": upright}
+    crop = np.broadcast_to(np.array(pair(transform.crop)), size.shape)
+    place = random[:, [Draw.CROP_Y, Draw.CROP_X]] if transform.random_crop else np.full(size.shape, 0.5)
+    corner = _corners(size, crop, place)
+    return {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
+
+
+def _short_sides(transform: Transform, random: Floats) -> Int64 | None:
+    """int64 [clips]: one of `scales` for each; all are as likely as any other."""
+    if transform.scales is None:
+        return None
+    if isinstance(transform.scales, tuple):
+        low, high = transform.scales
+        return low + np.floor((high - low + 1) * random).astype(np.int64)
+    return np.array(transform.scales, dtype=np.int64)[np.floor(len(transform.scales) * random).astype(np.int64)]
+
+
+def _corners(sizes: Int64, parts: Int64, place: Floats) -> Floats:
+    """float64 [clips, 2]: where parts of pictures begin. Every place is as likely as any other: there is one more
+    than pixels to spare."""
+    return np.asarray(np.floor((sizes - parts + 1) * place), dtype=np.float64)
+
+
+def boxes(
+    sizes: Int64,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    area_at: Floats,
+    ratio_at: Floats,
+    place: Floats,
+) -> tuple[Floats, Int64]:
+    """Boxes of random area, proportions and place within pictures.
+
+    The area is uniform. The logarithm of width / height is uniform over what fits into the picture with that area;
+    where none of `ratio` does, it is the one of `ratio` that comes nearest, and the box as large as fits.
+
+    Args:
+        sizes: int64 [clips, 2], height and width of the pictures.
+        area: share of the picture, from and to.
+        ratio: width / height, from and to.
+        area_at, ratio_at: float64 [clips], uniform in [0, 1).
+        place: float64 [clips, 2], likewise, y and x.
+
+    Returns:
+        The corner, float64 [clips, 2], whole numbers, and height and width, int64 [clips, 2].
+    """
+    height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
+    wanted = height * width * (area[0] + (area[1] - area[0]) * area_at)
+    narrowest, widest = np.log(wanted / height**2), np.log(width**2 / wanted)
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    low, high = np.clip(narrowest, low, high), np.clip(widest, low, high)
+    proportion = np.exp(low + (high - low) * ratio_at)
+    # Where none fits, low and high are one, and that one is cut down to the picture.
+    wide = np.minimum(np.sqrt(wanted * proportion), np.minimum(width, height * proportion))
+    extent = np.floor(np.stack([wide / proportion, wide], axis=1) + 0.5).astype(np.int64)
+    extent = np.clip(extent, 1, sizes)
+    return _corners(sizes, extent, place), extent

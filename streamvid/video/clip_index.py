@@ -1,0 +1,178 @@
+"""What the packets of a written MP4 are: the frame index of a clip, read back from its bytes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.bitstream import packet_info
+from streamvid.mp4 import boxes
+from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex, Int64
+from streamvid.video.probe import FrameFormat
+from streamvid.video.stored_clip import UNORDERED, StoredClip
+from streamvid.video.timestamps import PacketTimes
+
+
+@dataclass(frozen=True)
+class Times:
+    """When the packets of a clip are shown.
+
+    Attributes:
+        pts: int64 [packets], in decode order, in ticks of `time_base`, from any origin.
+        hidden: bool [packets], cut off by an edit list, or with nothing to be decoded from.
+        last_frame: ticks for which the last frame is shown.
+        time_base: seconds per tick, as (numerator, denominator).
+    """
+
+    pts: Int64
+    hidden: npt.NDArray[np.bool_]
+    last_frame: int
+    time_base: tuple[int, int]
+
+
+def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: PacketTimes) -> StoredClip:
+    """Read an MP4 back: where its packets lie, and what each of them is.
+
+    Args:
+        target: an MP4 with exactly the packets of `scan`.
+        codec, profile, look: of its video.
+        scan: when its packets are shown, and which are hidden.
+
+    Raises:
+        ValueError: the MP4 could not keep the times, or no frame of it can be decoded.
+    """
+    pts, hidden = scan.pts, scan.hidden
+    data = np.memmap(target, mode="r", dtype=np.uint8).data
+    stsd = boxes.sample_description(data)
+    with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
+        stream = container.streams.video[0]
+        base = stream.time_base
+        assert base is not None
+        rows = [(p.pts, p.pos, p.size) for p in container.demux(stream) if p.size]
+    raw, offset, size = np.array(rows, dtype=np.int64).T
+    stored = raw - raw[np.flatnonzero(~hidden)[np.argmin(pts[~hidden])]] if len(raw) == len(pts) else raw
+    wanted = (pts - pts[~hidden].min()) * scan.time_base[0] * base.denominator
+    if len(raw) != len(pts) or np.any(
+        np.abs(stored * scan.time_base[1] * base.numerator - wanted) >= scan.time_base[1] * base.numerator
+    ):
+        raise ValueError("its timestamps cannot be kept in an MP4: convert it first")
+
+    kinds = packet_info.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
+    if not kinds[0].random_access:
+        hidden = hidden | before_first_decodable(target, raw)
+    ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
+    times = Times(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
+    return stored_clip(target, codec, profile, look, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size)
+
+
+def stored_clip(
+    file: Path,
+    codec: str,
+    profile: str,
+    look: FrameFormat,
+    *,
+    stsd: bytes,
+    kinds: list[packet_info.PacketKind],
+    times: Times,
+    offset: Int64,
+    size: Int64,
+) -> StoredClip:
+    """Put together what is known of a clip.
+
+    Args:
+        file: holds its packets.
+        codec, profile, look: of its video.
+        stsd: its sample description box.
+        kinds: what its packets are, in decode order.
+        times: when they are shown.
+        offset, size: int64 [packets], where they lie in the file, in bytes.
+
+    Raises:
+        ValueError: no frame of it can be decoded.
+    """
+    flags = _flags(kinds, times.pts, times.hidden, codec)
+    if bool(np.all(flags & HIDDEN)):
+        raise ValueError("no frame of it can be decoded from where it starts")
+    index = FrameIndex(times.pts, offset, size, flags)
+    shown = index.frame_pts
+    return StoredClip(
+        mp4=file,
+        index=replace(index, pts=times.pts - shown[0]),
+        codec=codec,
+        profile=profile,
+        pix_fmt=look.pix_fmt,
+        color_space=look.color_space,
+        color_range=look.color_range,
+        traits=traits(codec, kinds, times.pts),
+        width=look.width,
+        height=look.height,
+        rotation=look.rotation,
+        time_base=times.time_base,
+        duration=int(shown[-1] - shown[0]) + times.last_frame,
+        stsd=stsd,
+    )
+
+
+def before_first_decodable(target: Path, pts: Int64) -> npt.NDArray[np.bool_]:
+    """bool [packets]: those before the first frame that a decoder hands out.
+
+    A stream that does not begin with a random access point may need some packets until a picture is whole.
+    """
+    with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        first = next((frame.pts for frame in container.decode(stream) if frame.pts is not None), None)
+    if first is None:
+        raise ValueError("not one frame of it can be decoded")
+    return np.asarray(pts < first)
+
+
+def traits(codec: str, kinds: list[packet_info.PacketKind], pts: Int64) -> str:
+    """The `traits` column of docs/format.md.
+
+    Args:
+        codec: as there.
+        kinds: what the clip's packets are, in decode order.
+        pts: int64 [packets], when they are shown.
+    """
+    found = {
+        UNORDERED: codec in ("h264", "hevc") and not _ordered(kinds, pts),
+        "lead-in": not kinds[0].random_access,
+        "show-existing": any(kind.repeats for kind in kinds),
+        "superframes": any(kind.packs for kind in kinds),
+    }
+    return ",".join(sorted(name for name, there in found.items() if there))
+
+
+def _ordered(kinds: list[packet_info.PacketKind], pts: Int64) -> bool:
+    """Whether pictures come out of a decoder in the order of their times; False if that is not known."""
+    order = [kind.order for kind in kinds if kind.order is not None]
+    if len(order) != len(kinds):
+        return False
+    return bool((np.diff(np.array(order)[np.argsort(pts, kind="stable")]) > 0).all())
+
+
+def _flags(kinds: list[packet_info.PacketKind], pts: Int64, hidden: npt.NDArray[np.bool_], codec: str) -> Int64:
+    """Index flags from what the packets are and when they are shown."""
+    random_access = np.array([kind.random_access for kind in kinds])
+    disposable = np.array([kind.disposable for kind in kinds])
+    silent = np.array([kind.silent for kind in kinds])
+    # The random access packet that each packet follows. The first packet counts as one: the sequential decode starts
+    # there.
+    anchor = np.maximum.accumulate(np.where(random_access, np.arange(len(kinds)), 0))
+    leading = np.array([kind.skipped_leading for kind in kinds]) if codec == "hevc" else pts < pts[anchor]
+    # Those of the very first one have nothing to be decoded from.
+    undecodable = leading & (anchor == 0)
+    return np.asarray(
+        random_access * RANDOM_ACCESS
+        + disposable * DISPOSABLE
+        + leading * LEADING
+        + (hidden | undecodable | silent) * HIDDEN,
+        dtype=np.int64,
+    )

@@ -1,0 +1,268 @@
+"""The fewest packets that decode to the frames somebody wants, and where their bytes lie.
+
+docs/format.md says which packets a frame needs; this is the same rule for any number of frames at once, on arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.mp4 import boxes
+from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, FrameIndex, Int64
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Packets of one clip that decode to the wanted frames.
+
+    Attributes:
+        offsets, sizes: int64 [packets], where each packet lies in the clip's mp4, in decode order.
+        ranks: int64 [packets], each packet's place in presentation order among those of the slice.
+        frames: int64 [wanted], the places in presentation order of the wanted frames, rising.
+        gops: int64 [packets], which group of pictures of the clip each packet belongs to, never falling.
+        starts: int64 [n], packets that need none before them, rising; the first is 0.
+        plain: every packet decodes to one frame that is shown; false if some are hidden.
+    """
+
+    offsets: Int64
+    sizes: Int64
+    ranks: Int64
+    frames: Int64
+    gops: Int64
+    starts: Int64
+    plain: bool
+
+
+@dataclass(frozen=True)
+class EncodedSlice:
+    """A slice with its bytes: all that a decoder needs.
+
+    Attributes:
+        name: the clip's key, for error messages.
+        codec: as in docs/format.md.
+        stsd: the track's sample description box.
+        width, height: of decoded frames, in pixels.
+        full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
+        data: uint8 [bytes], the packets one after another in decode order.
+        sizes, ranks, frames, plain: as in `Slice`.
+        starts: likewise; by default the first packet alone.
+        in_order: frames come out of a decoder in the order of `ranks`; False if that is not known.
+    """
+
+    name: str
+    codec: str
+    stsd: bytes
+    width: int
+    height: int
+    full_range: bool
+    data: Bytes
+    sizes: Int64
+    ranks: Int64
+    frames: Int64
+    plain: bool
+    starts: Int64 = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    in_order: bool = True
+
+    def to_mp4(self) -> Bytes:
+        """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation
+        order."""
+        return _to_mp4(self.stsd, self.sizes, self.ranks, self.data, size=(self.width, self.height))
+
+
+def slice(
+    index: FrameIndex,
+    frames: npt.ArrayLike,
+    read: Callable[[int, int], bytes | bytearray | memoryview | Bytes],
+    *,
+    stsd: bytes,
+    gap: int = 64 << 10,
+    waste: float = math.inf,
+) -> tuple[Bytes, Int64]:
+    """Some frames of a clip as a small MP4, for any decoder.
+
+    Args:
+        index: the clip's packets.
+        frames: numbers of the wanted frames, rising, without repeats.
+        read: gives the bytes from a start to an end of the clip's mp4, wherever that lies.
+        stsd: the clip's sample description box, from the column of the dataset or by `mp4.sample_description`.
+        gap, waste: as for `ranges`.
+
+    Returns:
+        the MP4, uint8 [bytes], and int64 [wanted], which of its frames the wanted ones are, counted in presentation
+        order.
+
+    Raises:
+        IndexError: a frame number that the clip does not have.
+        ValueError: no frames, or numbers that do not rise; a damaged `stsd`; `read` gave more or fewer bytes.
+    """
+    part = select_packets(index, np.asarray(frames, dtype=np.int64))
+    spans = ranges(part, gap=gap, waste=waste)
+    blocks = []
+    for start, end in spans.tolist():
+        blocks.append(np.frombuffer(read(start, end), dtype=np.uint8))
+        if len(blocks[-1]) != end - start:
+            raise ValueError(f"asked for bytes {start} to {end} of the clip, got {len(blocks[-1])} bytes")
+    data = extract_packets(part, spans, blocks)
+    return _to_mp4(stsd, part.sizes, part.ranks, data, size=boxes.coded_size(stsd)), part.frames
+
+
+def _to_mp4(stsd: bytes, sizes: Int64, ranks: Int64, data: Bytes, *, size: tuple[int, int]) -> Bytes:
+    head = boxes.header(stsd, sizes, width=size[0], height=size[1], offsets=boxes.composition_offsets(ranks))
+    return np.concatenate([np.frombuffer(head, dtype=np.uint8), data])
+
+
+def select_packets(index: FrameIndex, frames: Int64) -> Slice:
+    """The fewest packets that decode to `frames`.
+
+    Args:
+        index: the clip's packets.
+        frames: int64 [wanted], frame numbers, rising, without repeats.
+
+    Raises:
+        IndexError: a frame number that the clip does not have.
+        ValueError: no frames, or numbers that do not rise.
+    """
+    if len(frames) == 0 or (frames[1:] <= frames[:-1]).any():
+        raise ValueError("frame numbers must rise, and there must be at least one")
+    if frames[0] < 0 or frames[-1] >= len(index.visible):
+        raise IndexError(f"the clip has {len(index.visible)} frames, asked for {frames[0]} to {frames[-1]}")
+    # Whatever takes the whole clip's packets is in the index, made once; here it is the needed GOPs alone.
+    packets = index.visible[frames]
+    gops, first, last, last_leading = _needed(index, packets)
+
+    counts = last - first + 1
+    ends = np.cumsum(counts)
+    position = np.arange(int(ends[-1])) + np.repeat(first - ends + counts, counts)
+    flags = index.flags[position]
+    wanted = np.zeros(len(position), dtype=bool)
+    wanted[np.searchsorted(position, packets)] = True
+    droppable = (flags & DISPOSABLE) != 0
+    leading = (flags & LEADING) != 0
+    if leading.any():
+        droppable |= leading & (position > np.repeat(last_leading, counts))
+    kept = np.flatnonzero(wanted | ~droppable)
+    chosen = position[kept]
+    begins = ends - counts
+    starts = np.searchsorted(kept, begins)
+    if leading.any():
+        # Where leading pictures are kept, so is what they refer to, in the group before.
+        refers = np.add.reduceat(leading & (wanted | ~droppable), begins) > 0
+        refers[0] = False
+        starts = starts[~refers]
+
+    ranks = np.empty(len(chosen), dtype=np.int64)
+    ranks[np.argsort(index.pts[chosen], kind="stable")] = np.arange(len(chosen))
+    return Slice(
+        offsets=index.offset[chosen],
+        sizes=index.size[chosen],
+        ranks=ranks,
+        frames=np.sort(ranks[wanted[kept]]),
+        gops=np.repeat(gops, counts)[kept],
+        starts=starts,
+        plain=not (flags[kept] & HIDDEN).any(),
+    )
+
+
+def _needed(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """The groups of pictures (GOPs) that hold what some packets depend on.
+
+    A GOP is a random access packet with all up to the next one; GOP 0 is what comes before the first (usually
+    nothing).
+
+    Args:
+        packets: int64 [wanted], positions in decode order, in any order.
+
+    Returns:
+        four int64 arrays, per GOP, rising: its number; its first and its last packet that is needed; and its last
+        leading packet that is wanted, -1 if there is none.
+    """
+    starts = index.starts
+    gop = np.searchsorted(starts, packets, side="right")
+    if len(gop) > 1:
+        order = np.argsort(packets, kind="stable")
+        packets, gop = packets[order], gop[order]
+    turns = np.flatnonzero(gop[1:] != gop[:-1])
+    ends = np.append(turns, len(gop) - 1)
+    gops, last = gop[ends], packets[ends]
+    last_leading = np.full(len(gops), -1)
+    leading = (index.flags[packets] & LEADING) != 0
+    if leading.any():
+        # Leading pictures depend on the GOP before their own, up to that GOP's end. Within their own they depend on
+        # leading ones before them alone, and nothing but leading ones depends on them.
+        open_gops = gop[leading]
+        before = np.unique(open_gops[open_gops > 0]) - 1
+        every = np.union1d(gops, before)
+        needed = np.full(len(every), -1)
+        needed[np.searchsorted(every, gops)] = last
+        needed[np.searchsorted(every, before)] = np.append(starts, len(index))[before] - 1
+        gops, last = every, needed
+        last_leading = np.full(len(gops), -1)
+        np.maximum.at(last_leading, np.searchsorted(gops, open_gops), packets[leading])
+    first = np.where(gops > 0, starts[gops - 1], 0) if len(starts) else np.zeros(len(gops), dtype=np.int64)
+    return gops, first, last, last_leading
+
+
+def ranges(part: Slice, *, gap: int, waste: float = math.inf) -> Int64:
+    """Byte ranges of the clip's mp4 that hold the slice's packets.
+
+    Ranges with few unwanted bytes between them are read as one: those of one group of pictures wherever at most `gap`
+    bytes lie between, those of several where the least lies between, until `waste` is used up. So over a bucket, with
+    a `gap` worth a request's latency, there is at most one request per group of pictures.
+
+    Args:
+        part: the slice.
+        gap: the most unwanted bytes to read between two packets.
+        waste: the most unwanted bytes to read in all, as a share of the wanted ones, such as 0.15. What lies within
+            groups of pictures counts, but is read even if it is more.
+
+    Returns:
+        int64 [ranges, 2]: start and end, in rising order.
+    """
+    order = np.argsort(part.offsets, kind="stable")
+    start = part.offsets[order]
+    end = np.maximum.accumulate(start + part.sizes[order])
+    between = start[1:] - end[:-1]
+    split = between > gap
+    if waste != math.inf:
+        gop = part.gops[order]
+        apart = np.flatnonzero(~split & (between > 0) & (gop[1:] != gop[:-1]))
+        apart = apart[np.argsort(between[apart], kind="stable")]
+        inside = between[~split & (gop[1:] == gop[:-1])]
+        budget = waste * int(part.sizes.sum()) - int(inside[inside > 0].sum())
+        split[apart[np.cumsum(between[apart]) > budget]] = True
+    first = np.flatnonzero(np.concatenate([[True], split]))
+    last = np.append(first[1:], len(start)) - 1
+    return np.stack([start[first], end[last]], axis=1)
+
+
+def extract_packets(part: Slice, spans: Int64, blocks: list[Bytes]) -> Bytes:
+    """Cut the slice's packets out of what was read.
+
+    Args:
+        part: the slice.
+        spans: int64 [ranges, 2], start and end of each block in the clip's mp4, rising.
+        blocks: the bytes of each range, uint8.
+
+    Returns:
+        uint8 [bytes]: the packets one after another, in decode order; perhaps a part of a block.
+    """
+    first, size = int(part.offsets[0]), int(part.sizes.sum())
+    if len(blocks) == 1 and bool((part.offsets[1:] == part.offsets[:-1] + part.sizes[:-1]).all()):
+        start = first - int(spans[0, 0])
+        return blocks[0][start : start + size]
+    block = np.searchsorted(spans[:, 0], part.offsets, side="right") - 1
+    starts = part.offsets - spans[block, 0]
+    # Packets that lie side by side are copied at once; memoryviews are what Python cuts and joins with least ado.
+    adjoining = (part.offsets[1:] == part.offsets[:-1] + part.sizes[:-1]) & (block[1:] == block[:-1])
+    firsts = np.flatnonzero(np.concatenate([[True], ~adjoining]))
+    lasts = np.append(firsts[1:], len(starts)) - 1
+    views = [one.data for one in blocks]
+    runs = zip(block[firsts].tolist(), starts[firsts].tolist(), (starts + part.sizes)[lasts].tolist(), strict=True)
+    return np.frombuffer(bytearray().join([views[number][start:end] for number, start, end in runs]), dtype=np.uint8)

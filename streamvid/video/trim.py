@@ -1,0 +1,144 @@
+"""Clips cut out of a stored video, frame-exact and without re-encoding: a choice of packets, and their bytes copied.
+
+A cut begins in the middle of a group of pictures more often than not. Then the packets that its frames depend on come
+along, hidden. Which those are is the rule of `streamvid.video.packet_selection`, the same for a clip as for any frames
+of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from streamvid.bitstream import packet_info
+from streamvid.mp4.writer import clip_header
+from streamvid.video.clip_index import traits
+from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex, Int64
+from streamvid.video.packet_selection import select_packets
+from streamvid.video.stored_clip import StoredClip
+
+_COPIED_AT_ONCE: Final = 1 << 20
+
+
+def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
+    """The packets that the frames [first, end) of a video need, and no others.
+
+    Args:
+        index: the video's packets.
+        first, end: frame numbers, first < end.
+
+    Returns:
+        int64 [packets]: their positions in decode order, rising.
+
+    Raises:
+        IndexError: the video has no such frames.
+    """
+    if not 0 <= first < end <= len(index.visible):
+        raise IndexError(f"frames {first} to {end} of a video that has {len(index.visible)}")
+    wanted = index.visible[first:end]
+    # `minimal` says what is needed; from here on it looks at no more of the video than that can be.
+    start, stop = _reach(index, wanted)
+    flags = index.flags[start:stop] | HIDDEN
+    flags[wanted - start] &= ~np.int64(HIDDEN)
+    rows = slice(start, stop)
+    near = FrameIndex(index.pts[rows], index.offset[rows], index.size[rows], flags)
+    needed = select_packets(near, np.arange(end - first))
+    return start + np.flatnonzero(np.isin(near.offset, needed.offsets))
+
+
+def _reach(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
+    """Packets outside of this range in decode order are not needed: from the last random access packet before all
+    that is wanted, or the one before if some of that are its leading pictures, to the last wanted."""
+    access = index.starts
+    group = int(np.searchsorted(access, wanted.min(), side="right")) - 1
+    if group < 0:
+        return 0, int(wanted.max()) + 1
+    following = access[group + 1] if group + 1 < len(access) else len(index)
+    leading = (index.flags[wanted] & LEADING) != 0
+    if np.any(leading & (wanted < following)):
+        group -= 1
+    return int(access[group]) if group >= 0 else 0, int(wanted.max()) + 1
+
+
+def hidden_bytes(index: FrameIndex, first: int, end: int) -> int:
+    """Bytes of pictures that a clip of the frames [first, end) would store without showing them, because others depend
+    on them. Packets between its frames that the video does not show either do not count: some codecs have such."""
+    packets = cut_packets(index, first, end)
+    wanted = index.visible[first:end]
+    shown_elsewhere = ((index.flags[packets] & HIDDEN) == 0) & ~np.isin(packets, wanted)
+    return int(index.size[packets[shown_elsewhere | (packets < wanted.min())]].sum())
+
+
+def cut_index(index: FrameIndex, first: int, end: int) -> FrameIndex:
+    """The frame index of a clip of the frames [first, end): what is not among them is hidden, the first is at pts 0.
+    Offsets are still those of the video."""
+    packets = cut_packets(index, first, end)
+    flags = index.flags[packets] | HIDDEN
+    flags[np.isin(packets, index.visible[first:end])] &= ~np.int64(HIDDEN)
+    origin = index.frame_pts[first]
+    return FrameIndex(index.pts[packets] - origin, index.offset[packets], index.size[packets], flags)
+
+
+def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredClip:
+    """Make a clip of the frames [first, end) of a video.
+
+    Args:
+        whole: the video; its `mp4` may be any file that holds the packets where its index says.
+        first, end: frame numbers, first < end.
+        target: where the clip's MP4 is written. Players show its frames alone, by an edit list.
+
+    Raises:
+        IndexError: the video has no such frames.
+        ValueError: the clip cannot be an MP4.
+    """
+    index = cut_index(whole.index, first, end)
+    duration = frame_end(whole, end - 1) - int(whole.index.frame_pts[first])
+    num, den = whole.time_base
+    if num != 1:
+        raise ValueError(f"its time base {num}/{den} is not that of an MP4")
+    head = clip_header(
+        whole.stsd,
+        pts=index.pts,
+        sizes=index.size,
+        sync=(index.flags & RANDOM_ACCESS) != 0,
+        shown=(0, duration),
+        width=whole.width,
+        height=whole.height,
+        rotation=whole.rotation,
+        timescale=den,
+    )
+    with whole.mp4.open("rb") as source, target.open("wb") as file:
+        file.write(head)
+        _copy(source, file, index.offset, index.size)
+    offset = len(head) + np.cumsum(index.size) - index.size
+    clip = replace(whole, mp4=target, index=replace(index, offset=offset), duration=duration, sha256="", parts=None)
+    return replace(clip, traits=_traits(clip)) if whole.traits or not index.flags[0] & RANDOM_ACCESS else clip
+
+
+def frame_end(clip: StoredClip, frame: int) -> int:
+    """Ticks at which a frame is no longer shown: when the next is, or the clip is over."""
+    times = clip.index.frame_pts
+    return int(times[frame + 1]) if frame + 1 < len(times) else int(times[0]) + clip.duration
+
+
+def _copy(source: BinaryIO, target: BinaryIO, offset: Int64, size: Int64) -> None:
+    """Packets that lie side by side are copied at once, and never much of them held."""
+    starts = np.flatnonzero(np.concatenate([[True], offset[1:] != offset[:-1] + size[:-1]]))
+    for at, length in zip(offset[starts].tolist(), np.add.reduceat(size, starts).tolist(), strict=True):
+        source.seek(at)
+        while length:
+            data = source.read(min(length, _COPIED_AT_ONCE))
+            if not data:
+                raise ValueError("it became shorter while it was read")
+            target.write(data)
+            length -= len(data)
+
+
+def _traits(clip: StoredClip) -> str:
+    data = np.memmap(clip.mp4, mode="r", dtype=np.uint8).data
+    places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
+    kinds = packet_info.classify(clip.codec, clip.stsd, [data[at : at + size] for at, size in places])
+    return traits(clip.codec, kinds, clip.index.pts)

@@ -1,0 +1,151 @@
+"""The order in which pictures come out of a decoder, read from headers: as FFmpeg hands them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.bitstream import packet_info
+from streamvid.bitstream.annexb import START_CODE, parameters
+from streamvid.bitstream.picture_order import H264Order, HevcOrder
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.inspection.checks import check_frames
+from streamvid.video import clip_index
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import UNORDERED, StoredClip
+from streamvid.video.timestamps import ordered_by_decoding, scan_packet_times
+from tests.support.reference import sequential, slice_of, whole
+from tools.clips import Recipe, write
+from tools.damage import lie_about_order
+
+Params = tuple[tuple[str, str], ...]
+H264: list[Params] = [
+    (("b-pyramid", "normal"),), (("b-pyramid", "none"),), (("b-pyramid", "strict"), ("ref", "6")), (("tff", "1"),),
+    (("slices", "4"),), (("bframes", "0"),), (("open-gop", "1"), ("b-pyramid", "normal")),
+]  # fmt: skip
+HEVC: list[Params] = [
+    (), (("b-pyramid", "0"),), (("slices", "3"),), (("temporal-layers", "3"), ("b-adapt", "0")),
+    (("repeat-headers", "1"),),
+]  # fmt: skip
+RECIPES = [
+    *(Recipe(frames=70, gop=gop, b_frames=3, params=more) for more in H264 for gop in (7, 400)),
+    *(Recipe(codec="hevc", frames=70, gop=gop, b_frames=4, params=more) for more in HEVC for gop in (9, 400)),
+    Recipe(codec="hevc", frames=40, gop=10, b_frames=3, open_gop=True),
+    Recipe(codec="hevc", frames=40, gop=10, b_frames=3, open_gop=True, from_key=1),
+    Recipe(frames=40, gop=10, b_frames=3, drop=2),
+]
+
+
+def packets_of(clip: StoredClip) -> list[memoryview]:
+    data = memoryview(clip.mp4.read_bytes())
+    return [data[at : at + size] for at, size in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
+
+
+def orders(clip: StoredClip, packets: list[memoryview]) -> list[int | None]:
+    return [kind.order for kind in packet_info.classify(clip.codec, clip.stsd, packets)]
+
+
+def decoded(path: Path) -> list[int]:
+    """The packets whose pictures come out, in the order in which they do."""
+    with av.open(str(path), options={"ignore_editlist": "1"}) as container:
+        context = container.streams.video[0].codec_context
+        context.flags |= av.codec.context.Flags.copy_opaque
+        frames = []
+        for number, packet in enumerate(container.demux(video=0)):
+            packet.opaque = number
+            frames += [frame.opaque for frame in context.decode(packet if packet.size else None)]
+    return [number for number in frames if isinstance(number, int)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_it_is_the_order_in_which_ffmpeg_hands_them_out(recipe: Recipe, tmp_path: Path) -> None:
+    clip = store_clip(write(recipe, tmp_path / "v.mp4"), tmp_path)
+    order = orders(clip, packets_of(clip))
+    assert None not in order
+    out = decoded(clip.mp4)
+    assert len(out) > len(order) - 4
+    assert (np.diff(np.array(order)[out]) > 0).all()
+    assert UNORDERED not in clip.traits
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_times_that_contradict_it_are_not_believed(codec: str, container: str, tmp_path: Path) -> None:
+    """As muxers write them that know decode times alone: every player shows what the decoder hands out."""
+    good = write(Recipe(codec=codec, frames=30, gop=12, b_frames=3, style="texture"), tmp_path / "good.mp4")
+    reference = sequential(good, full_range=False)
+    clip = store_clip(lie_about_order(good, tmp_path / f"lying.{container}"), tmp_path)
+    assert UNORDERED not in clip.traits
+    assert len(clip.index.visible) == len(reference)
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), reference)
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [1, 2, 17])), [reference[n] for n in (1, 2, 17)])
+
+
+def test_what_an_edit_list_hides_goes_by_time(tmp_path: Path) -> None:
+    good = write(Recipe(frames=12, gop=12, b_frames=3), tmp_path / "good.mp4")
+    found = scan_packet_times(lie_about_order(good, tmp_path / "lying.mp4"), "h264", trust_times=True)
+    found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
+    ordered = ordered_by_decoding(tmp_path / "lying.mp4", "h264", found)
+    assert not np.array_equal(ordered.pts, found.pts)
+    np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
+    np.testing.assert_array_equal(ordered.hidden, ordered.pts <= np.sort(found.pts)[2])
+    pts = found.pts.copy()
+    pts[1] = pts[2]
+    with pytest.raises(ValueError, match="same time"):
+        ordered_by_decoding(tmp_path / "lying.mp4", "h264", replace(found, pts=pts))
+
+
+def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
+    """A second sequence parameter set that says something else, in band: slices may be of either."""
+    clip = store_clip(write(Recipe(frames=12, gop=6, b_frames=2), tmp_path / "v.mp4"), tmp_path)
+    (tmp_path / "other").mkdir()
+    other = store_clip(write(Recipe(frames=2, gop=6, b_frames=0), tmp_path / "w.mp4"), tmp_path / "other")
+    (sps, *_) = parameters("h264", other.stsd).sets.split(START_CODE)[1:]
+    packets = packets_of(clip)
+    packets[6] = memoryview(len(sps).to_bytes(4, "big") + sps + packets[6])
+    order = orders(clip, packets)
+    assert None not in order[:6]
+    assert order[6:] == [None] * 6
+
+
+def test_pictures_that_do_not_come_out_have_no_place(tmp_path: Path) -> None:
+    """A picture parameter set with output_flag_present_flag, and slices with pic_output_flag 1 and 0."""
+    clip = store_clip(write(Recipe(codec="hevc", frames=2), tmp_path / "v.mp4"), tmp_path)
+    order = HevcOrder(clip.stsd)
+    sets = memoryview(bytes([34 << 1, 1, 0b1101_0001]))
+    shown, hidden = (memoryview(bytes([1 << 1, 1, 0b1110_0000 | flag << 4, 0, 0, 128])) for flag in (1, 0))
+    assert order.look([sets, shown]) is not None
+    assert order.look([hidden]) is None
+
+
+@given(st.sampled_from(["h264", "hevc"]), st.lists(st.binary(max_size=24), max_size=6), st.integers(0, 2**16))
+def test_garbage_does_not_raise(codec: str, units: list[bytes], seed: int) -> None:
+    reader = H264Order if codec == "h264" else HevcOrder
+    made = reader(b"")
+    rng = np.random.default_rng(seed)
+    for _ in range(3):
+        made.look([memoryview(unit) for unit in units if unit])
+        made.look([memoryview(rng.bytes(40))])
+
+
+def test_verify_tells_frames_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a dataset that another program wrote."""
+
+    def problems(source: Path) -> list[str]:
+        clip = store_clip(source, tmp_path)
+        with av.open(str(clip.mp4), options={"ignore_editlist": "1"}) as container:
+            first = next(container.demux(video=0)).pts
+        assert first is not None
+        return list(check_frames(clip.mp4.read_bytes(), clip.index, first - int(clip.index.pts[0]), 1))
+
+    good = write(Recipe(frames=30, gop=12, b_frames=3), tmp_path / "good.mp4")
+    assert problems(good) == []
+    monkeypatch.setattr(clip_index, "_ordered", lambda kinds, pts: True)
+    (problem,) = problems(lie_about_order(good, tmp_path / "lying.mp4"))
+    assert "another order" in problem

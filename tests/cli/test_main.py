@@ -1,0 +1,240 @@
+"""The command: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamvid.cli.main import main
+from streamvid.cli.output import parse_size
+from streamvid.inspection.describe import describe, in_bytes, in_time
+from tests.support.packed import NATURAL_ORDER, add_unreadable, make_videos
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cli")
+    make_videos(root / "in")
+    (root / "labels.csv").write_text("path,label\n" + "".join(f"{name},{name[0]}\n" for name in NATURAL_ORDER))
+    assert main(["pack", str(root / "in"), str(root / "ds"), "--labels", str(root / "labels.csv")]) == 0
+    return root
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "streamvid.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_pack_says_what_it_did(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "in", tmp_path / "in")
+    reasons = add_unreadable(tmp_path / "in")
+    (tmp_path / "in/[red]esc\x1b[2J.mp4").write_text("x")
+    assert main(["pack", str(tmp_path / "in"), str(tmp_path / "ds"), "--shard-size", "30kB", "--workers", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "packed 6 clips (48 frames, " in out
+    assert "rejected 5 videos, listed in" in out
+    for name in reasons:
+        assert f"  {name}: " in out
+    assert "[red]esc" in out
+    assert "\x1b" not in out
+    assert err == ""
+
+
+def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(folder / "ds")]) == 0
+    out, err = capsys.readouterr()
+    for text in ("6 in 1 shard\n", "h264 (3), hevc (1), mjpeg (1), vp9 (1)", "6 clips, 4 classes", "1 rotated", "48\n"):
+        assert text in "".join(line.rstrip() + "\n" for line in out.splitlines())
+    assert err == ""
+    info = describe(folder / "ds")
+    assert (info.clips, info.frames, info.shards, info.labelled, info.classes) == (6, 48, 1, 6, 4)
+    assert info.fps.greatest == pytest.approx(30, rel=0.01)
+    assert info.fps.least == pytest.approx(24, rel=0.01)
+    assert info.gop.greatest == 9
+    assert info.duration.least == pytest.approx(4 / 30, abs=2e-3)
+
+
+def test_verify_and_its_exit_code(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder / "ds"), "--decode"]) == 0
+    out = capsys.readouterr().out
+    assert "6 clips in 1 shard" in out
+    assert "every frame decoded" in out
+    assert "no problems" in out
+    damaged = shutil.copytree(folder / "ds", tmp_path / "ds")
+    data = bytearray((damaged / "shards/00000000.tar").read_bytes())
+    data[2000] ^= 1
+    (damaged / "shards/00000000.tar").write_bytes(data)
+    assert main(["verify", str(damaged)]) == 1
+    out = capsys.readouterr().out
+    assert "2 problems in 1 shard:" in out
+    assert "the SHA-256 of its mp4 is not the one in the parquet" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["info", "nowhere"], "no dataset at nowhere"),
+        (["verify", "nowhere"], "no dataset at nowhere"),
+        (["pack", "nowhere", "out"], "no such file or folder: nowhere"),
+        (["pack", "in", "ds"], "ds holds a dataset already"),
+        (["pack", "in", "out", "--workers", "0"], "--workers 0"),
+        (["pack", "in", "out", "--labels", "none.csv"], "none.csv"),
+        (["pack", "in", "labels.csv"], "labels.csv is a file"),
+        (["pack", "in", "labels.csv/x"], "a part of the path is a file"),
+        (["verify", "ds", "--workers", "-1"], "-1 workers"),
+        (["info", "zzz://x/y"], "'zzz' is not a known protocol"),
+    ],
+)
+def test_errors_are_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("streamvid: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), 2, "streamvid: /tmp/x: No space left on device\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 2, "streamvid: /root/x: Permission denied\n"),
+        (MemoryError(), 2, "streamvid: out of memory: use fewer workers or smaller videos\n"),
+        (KeyboardInterrupt(), 130, "streamvid: interrupted\n"),
+        (ZeroDivisionError("x"), 2, "streamvid: unexpected ZeroDivisionError: x (this is a defect of streamvid"),
+    ],
+)
+def test_whatever_happens_it_is_one_sentence(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("streamvid.inspection.verify.verify", fail)
+    assert main(["verify", str(folder / "ds")]) == code
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_as_a_process(folder: Path) -> None:
+    """Piped, without a terminal, and cut off by whoever reads it."""
+    shown = run("info", folder / "ds")
+    assert shown.returncode == 0
+    assert "\x1b" not in shown.stdout
+    assert max(len(line.rstrip()) for line in shown.stdout.splitlines()) <= 200
+    failed = run("info", folder / "nowhere")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("streamvid: no dataset at ")
+    cut = subprocess.run(
+        f"{sys.executable} -m streamvid.cli.main info {folder / 'ds'} | :; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert cut.stderr == ""
+    assert cut.stdout.strip() == "141"
+
+
+_DROPPED = """
+import os, signal, sys, time
+from streamvid import cli
+from streamvid.commands import info
+
+class Slow:
+    def __del__(self):
+        print("now", flush=True)
+        time.sleep(10)
+
+def run(arguments):
+    WHERE
+    time.sleep(30)
+    return 0
+
+info.run = run
+info.add_parser = lambda commands: commands.add_parser("info").set_defaults(run=run)
+sys.exit(cli.main(["info"]))
+"""
+
+
+_FINALISER = "Slow()"
+_SWALLOWED = """
+    try:
+        Slow.__del__(None)
+    except BaseException:
+        pass"""
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("where", [_FINALISER, _SWALLOWED])
+def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> None:
+    """Python goes on after whatever is raised in a finaliser, and some libraries do anywhere."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DROPPED.replace("WHERE", where)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(stop)
+    _, said = process.communicate(timeout=25)
+    assert process.returncode == code
+    assert "ignored" not in said
+    assert "Traceback" not in said
+
+
+def test_usage() -> None:
+    assert run("--help").returncode == 0
+    assert run("pack", "--help").stdout.startswith("usage: streamvid pack")
+    assert run("pack", "one").returncode == 2
+    assert run().returncode == 2
+    assert run("--version").stdout.startswith("streamvid ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_destination_without_permission(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    assert main(["pack", str(folder / "in"), str(tmp_path / "ds")]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("256MiB", 256 << 20), ("256M", 256 << 20), ("1GB", 10**9), ("1.5 k", 1536), ("2tib", 2 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1 XB", "1e9", "nan"])
+def test_no_sizes(text: str) -> None:
+    import argparse
+
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_size(text)
+
+
+def test_numbers_for_people() -> None:
+    assert [in_bytes(n) for n in (0, 999, 1500, 10**9, 5 * 10**15)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.5 kB",
+        "1.0 GB",
+        "5000.0 TB",
+    ]
+    assert [in_time(s) for s in (0.04, 59.94, 61, 3725)] == ["0.0 s", "59.9 s", "1 min 01 s", "1 h 02 min 05 s"]

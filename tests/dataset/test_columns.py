@@ -1,0 +1,256 @@
+"""Columns by name: packing's own, and those that came with the clips."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import streamvid.store.columns
+import streamvid.store.meta
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.dataset.columns import column_for_batch, table
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.pack import pack
+from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.tables import dataset_of
+
+LABELS = """path,label,caption,score,take,good,width
+a/one.mp4,dog,a dog runs,0.5,1,true,wide
+a/two.mkv,cat,"a cat, asleep",,2,false,narrow
+b/clip2.mov,dog,a hot dog,1.5,3,true,
+b/clip10.mp4,,nothing,2.5,4,true,wide
+top.avi,bird,"a bird, sings",3.5,,false,wide
+"""
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    root = tmp_path_factory.mktemp("columns")
+    make_videos(root / "in")
+    (root / "labels.csv").write_text(LABELS)
+    pack([root / "in"], root / "ds", labels=root / "labels.csv", progress=False)
+    return Dataset.open(root / "ds")
+
+
+def test_packed_columns(packed: Dataset) -> None:
+    found = table(packed, None)
+    assert found.num_rows == len(packed)
+    rows = {row["source"]: row for row in found.to_pylist()}
+    assert list(rows) == NATURAL_ORDER
+    one, turned, bare = rows["a/one.mp4"], rows["b/clip10.mp4"], rows["slow.mp4"]
+    assert (one["codec"], one["width"], one["height"], one["frames"]) == ("h264", 96, 64, 12)
+    assert one["class"] == "dog"
+    assert one["label"] == packed.classes.index("dog") if packed.classes else False
+    assert one["seconds"] == pytest.approx(0.4)
+    assert one["fps"] == pytest.approx(30)
+    assert (turned["rotation"], turned["width"], turned["height"]) == (90, 96, 64)
+    assert (turned["upright_width"], turned["upright_height"]) == (64, 96)
+    assert turned["class"] is None
+    assert turned["label"] is None
+    assert rows["a/two.mkv"]["caption"] == "a cat, asleep"
+    assert rows["a/two.mkv"]["score"] is None
+    assert one["meta.width"] == "wide"
+    for name in ("caption", "score", "take", "good", "meta.width", "class"):
+        assert bare[name] is None
+    types = {field.name: field.type for field in found.schema}
+    assert types["take"] == pa.int64()
+    assert types["score"] == pa.float64()
+    assert types["good"] == pa.bool_()
+    assert types["caption"] == pa.large_string()
+
+
+def test_chosen_columns_in_their_order(packed: Dataset) -> None:
+    assert table(packed, ["caption", "key"]).schema.names == ["caption", "key"]
+    assert table(packed, ["meta.caption"])["meta.caption"][0].as_py() == "a dog runs"
+    assert table(packed, []).num_columns == 0
+    with pytest.raises(InputError, match=r"no column 'captoin': did you mean 'caption'\? the columns are key, source"):
+        table(packed, ["captoin"])
+    with pytest.raises(InputError, match=r"write \['key'\]"):
+        table(packed, "key")
+
+
+def test_no_classes_no_class_column() -> None:
+    with pytest.raises(InputError, match="no column 'class'"):
+        table(dataset_of([{}], labels=[3]), ["class"])
+
+
+def test_metadata_are_read_when_they_are_needed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    read = streamvid.store.meta.meta_columns
+
+    def counting(*given: Any) -> Any:
+        calls.append(1)
+        return read(*given)
+
+    monkeypatch.setattr(streamvid.store.columns, "meta_columns", counting)
+    dataset = dataset_of([{"a": 1}, {"a": 2}])
+    table(dataset, ["key", "seconds", "fps"])
+    column_for_batch(dataset, "frames", [0])
+    assert not calls
+    for _ in range(2):
+        table(dataset, ["a"])
+        column_for_batch(dataset, "a", [1])
+    assert len(calls) == 1
+
+
+def test_pickling_leaves_columns_behind() -> None:
+    dataset = dataset_of([{"a": f"text {n}"} for n in range(100)])
+    small = len(pickle.dumps(dataset))
+    table(dataset, None)
+    again = pickle.dumps(dataset)
+    assert len(again) == small
+    assert column_for_batch(pickle.loads(again), "a", [99]) == ["text 99"]
+
+
+TYPES: dict[str, tuple[list[Any], Any, list[Any]]] = {
+    "whole numbers": ([1, None, -3], pa.int64(), [1, None, -3]),
+    "whole numbers and others": ([1, 2.5], pa.float64(), [1.0, 2.5]),
+    "beyond int64": ([1, 1 << 63], pa.float64(), [1.0, float(1 << 63)]),
+    "large and a fraction": ([(1 << 53) + 1, 0.5], pa.float64(), [float(1 << 53), 0.5]),
+    "beyond float": ([1, 10**400], pa.large_string(), ["1", "1" + "0" * 400]),
+    "truth": ([True, None], pa.bool_(), [True, None]),
+    "truth and numbers": ([True, 1], pa.large_string(), ["true", "1"]),
+    "text": (["a", ""], pa.large_string(), ["a", ""]),
+    "dates stay text": (["2024-01-01"], pa.large_string(), ["2024-01-01"]),
+    "text and numbers": (["a", 1, None, 1.5], pa.large_string(), ["a", "1", None, "1.5"]),
+    "objects": ([{"é": [1, "x"]}], pa.large_string(), ['{"é":[1,"x"]}']),
+    "lists": ([[1, None], []], pa.list_(pa.int64()), [[1, None], []]),
+    "lists of numbers": ([[1], [2.5], None], pa.list_(pa.float64()), [[1.0], [2.5], None]),
+    "lists of lists": ([[[1], [2, 3]]], pa.list_(pa.list_(pa.int64())), [[[1], [2, 3]]]),
+    "lists of texts": ([["a"], ["b", "c"]], pa.list_(pa.large_string()), [["a"], ["b", "c"]]),
+    "mixed lists": ([["a", 1], ["b"]], pa.large_string(), ['["a",1]', '["b"]']),
+    "lists and none": ([[1], 2], pa.large_string(), ["[1]", "2"]),
+    "empty lists": ([[], []], pa.list_(pa.null()), [[], []]),
+    "nothing": ([None, None], pa.null(), [None, None]),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_fields(name: str) -> None:
+    values, kind, expected = TYPES[name]
+    column = table(dataset_of([{"x": value} for value in values] + [{}]), ["x"])["x"]
+    assert column.type == kind
+    assert column.to_pylist() == [*expected, None]
+
+
+def test_not_a_number_is_missing() -> None:
+    column = table(dataset_of(['{"x": NaN}', '{"x": Infinity}', '{"x": 1e999}', '{"x": 2.0}']), ["x"])["x"]
+    assert column.to_pylist() == [None, None, None, 2.0]
+    column = table(dataset_of(['{"x": {"y": [-1e999, 2e3, NaN]}}']), ["x"])["x"]
+    assert column.to_pylist() == ['{"y":[null,2000.0,null]}']
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "{", "[" * 100_000, '{"x": ' * 50_000, "null"])
+def test_damaged_metadata(text: str) -> None:
+    dataset = dataset_of([{}, text])
+    assert table(dataset, ["key"]).num_rows == 2
+    with pytest.raises(DatasetError, match=r"metadata of clip 'clip1' are not a JSON object"):
+        table(dataset, ["x"])
+
+
+def test_metadata_that_are_no_unicode() -> None:
+    with pytest.raises(DatasetError, match="not Unicode"):
+        table(dataset_of([r'{"x": "\ud800"}']), ["x"])
+
+
+def test_a_label_that_is_no_class() -> None:
+    with pytest.raises(DatasetError, match="clip 'clip1' has label 2, but the dataset has 2 classes"):
+        table(dataset_of([{}, {}], labels=[0, 2], classes=["a", "b"]), ["class"])
+
+
+def test_clips_without_duration_have_no_rate() -> None:
+    dataset = dataset_of([{}, {}], duration=[0, 2], frames=[1, 4])
+    assert table(dataset, ["fps", "seconds"]).to_pydict() == {"fps": [None, 2.0], "seconds": [0.0, 2.0]}
+
+
+def test_for_batches() -> None:
+    metas: list[dict[str, Any]] = [
+        {"whole": 1, "gaps": 1, "part": 0.5, "flag": True, "maybe": True, "text": "a", "list": [1], "never": None},
+        {"whole": 2, "part": 1.5, "flag": False, "list": None},
+        {"whole": 3, "gaps": 3, "part": 2.5, "flag": True, "maybe": False, "text": "", "list": [2, 3]},
+    ]
+    dataset = dataset_of(metas, labels=[0, None, 1], classes=["cat", "dog"])
+    rows = np.array([2, 0, 0])
+    found: Any = {name: column_for_batch(dataset, name, rows) for name in (*metas[0], "label", "class", "frames")}
+    for name, dtype, values in (
+        ("whole", np.int64, [3, 1, 1]),
+        ("gaps", np.float64, [3, 1, 1]),
+        ("part", np.float64, [2.5, 0.5, 0.5]),
+        ("flag", np.bool_, [True, True, True]),
+        ("maybe", np.float64, [0, 1, 1]),
+        ("label", np.float64, [1, 0, 0]),
+        ("frames", np.int64, [1, 1, 1]),
+    ):
+        assert found[name].dtype == dtype
+        assert found[name].tolist() == values
+    assert found["text"] == ["", "a", "a"]
+    assert found["class"] == ["dog", "cat", "cat"]
+    assert found["list"] == [[2, 3], [1], [1]]
+    assert found["never"] == [None, None, None]
+    assert np.isnan(column_for_batch(dataset, "gaps", [1])).tolist() == [True]
+    assert column_for_batch(dataset, "text", [1]) == [""]
+    assert column_for_batch(dataset, "list", [1]) == [None]
+    assert len(column_for_batch(dataset, "whole", [])) == 0
+    with pytest.raises(InputError, match="no column 'texts': did you mean 'text'"):
+        column_for_batch(dataset, "texts", rows)
+
+
+def test_what_comes_does_not_depend_on_the_rows() -> None:
+    dataset = dataset_of([{"n": 1}, {}])
+    for rows in ([0], [1], [0, 1], []):
+        batch = column_for_batch(dataset, "n", rows)
+        assert isinstance(batch, np.ndarray)
+        assert batch.dtype == np.float64
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "meta.a", "", "é"]), JSON), min_size=1, max_size=8))
+def test_any_metadata(metas: list[dict[str, Any]]) -> None:
+    dataset = dataset_of(metas)
+    fields = list(dict.fromkeys(name for meta in metas for name in meta))
+    assert list(dataset.columns.fields().names) == fields
+    for name in fields:
+        column = dataset.columns.field(name)
+        assert len(column) == len(metas)
+        for meta, value in zip(metas, column.to_pylist(), strict=True):
+            given_value = meta.get(name)
+            if given_value is None:
+                assert value is None
+            elif isinstance(value, str) and not isinstance(given_value, str):
+                assert json.loads(value) == json.loads(json.dumps(given_value))
+            elif isinstance(given_value, str | bool):
+                assert value == given_value
+        column_for_batch(dataset, name, range(len(metas)))
+
+
+def test_a_hundred_thousand_clips() -> None:
+    metas: list[dict[str, Any] | str] = [
+        json.dumps({"caption": f"clip {n} of a dog", "score": n / 7, "id": n, "tags": ["a", str(n % 5)]})
+        for n in range(100_000)
+    ]
+    dataset = dataset_of(metas)
+    found = table(dataset, None)
+    assert found["id"].to_pylist()[::9999] == list(range(0, 100_000, 9999))
+    assert column_for_batch(dataset, "caption", [99_999]) == ["clip 99999 of a dog"]
+
+
+def test_pickled_datasets_on_disk_have_columns(packed: Dataset, tmp_path: Path) -> None:
+    assert column_for_batch(pickle.loads(pickle.dumps(packed)), "caption", [0]) == ["a dog runs"]

@@ -1,0 +1,341 @@
+"""Opening datasets, and refusing what is damaged or lies."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import streamvid.store.dataset
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.schema import SCALAR_SCHEMA
+from streamvid.errors import DatasetError
+from streamvid.packing.pack import pack
+from streamvid.packing.shard_writer import write_parquet
+from streamvid.video.frame_index import FrameIndex
+from tests.support.packed import edit_parquet, make_videos
+
+PARQUET = "shards/00000100.parquet"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of six clips in six shards."""
+    root = tmp_path_factory.mktemp("dataset")
+    make_videos(root / "in")
+    pack([root / "in"], root / "ds", shard_size=1)
+    return root / "ds"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "ds"))
+
+
+def test_rows_and_indexes(packed: Path) -> None:
+    dataset = Dataset.open(packed)
+    assert len(dataset) == 6
+    assert dataset.clips.shard.tolist() == list(range(6))
+    for i in range(len(dataset)):
+        row = pq.read_table(packed / f"shards/{100 * i:08d}.parquet").to_pylist()[0]
+        assert dataset.key(i) == row["key"]
+        assert dataset.clips.stsds[dataset.clips.stsd_id[i]] == row["stsd"]
+        for name in SCALAR_SCHEMA.names:
+            if name not in ("stsd", "label"):
+                assert getattr(dataset.clips, name)[i] == row[name]
+        index = dataset.index(i)
+        for name in ("pts", "offset", "size", "flags"):
+            column = getattr(index, name)
+            assert column.dtype == np.int64
+            assert column.tolist() == row[name]
+        assert len(index.visible) == row["frames"]
+        assert dataset.shard_path(i) == str(packed / f"shards/{100 * i:08d}.tar")
+    assert dataset.clips.label.tolist() == [-1] * 6
+    assert dataset.classes is None
+    for beyond in (-1, 6):
+        with pytest.raises(IndexError):
+            dataset.index(beyond)
+    assert dataset.clips.seconds[0] == pytest.approx(12 / 30)
+
+
+def test_many_clips_in_a_shard(packed: Path, tmp_path: Path) -> None:
+    pack([packed.parent / "in"], tmp_path / "one")
+    one, six = Dataset.open(tmp_path / "one"), Dataset.open(packed)
+    assert len(one.shards) == 1
+    for i in range(6):
+        assert np.array_equal(one.index(i).offset, six.index(i).offset)
+        assert one.clips.stsds[one.clips.stsd_id[i]] == six.clips.stsds[six.clips.stsd_id[i]]
+
+
+def test_relative_paths_survive_a_change_of_folder(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(packed.parent)
+    dataset = Dataset.open("ds")
+    monkeypatch.chdir("/")
+    assert len(dataset.index(0)) == 12
+
+
+def test_pickling_leaves_the_indexes_behind(packed: Path) -> None:
+    dataset = Dataset.open(packed)
+    small = len(pickle.dumps(dataset))
+    for i in range(6):
+        dataset.index(i)
+    again = pickle.dumps(dataset)
+    assert len(again) == small
+    assert np.array_equal(pickle.loads(again).index(3).size, dataset.index(3).size)
+
+
+def test_indexes_are_kept_within_bounds(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read = streamvid.store.dataset.read_index
+
+    def counting(source: Any, entry: Any, *rest: Any) -> Any:
+        reads.append(entry.name)
+        return read(source, entry, *rest)
+
+    monkeypatch.setattr(streamvid.store.dataset, "read_index", counting)
+    dataset = Dataset.open(packed)
+    for _ in range(3):
+        dataset.index(0), dataset.index(1)
+    assert reads == ["00000000", "00000100"]
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", dataset.shard_index(0).nbytes)
+    dataset.index(2)
+    dataset.index(2)
+    dataset.index(0)
+    assert reads == ["00000000", "00000100", "00000200", "00000000"]
+
+
+def test_the_index_used_longest_ago_goes_first(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Dataset.open(packed)
+    sizes = [dataset.shard_index(s).nbytes for s in range(3)]
+    dataset = Dataset.open(packed)
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", sum(sizes) - 1)
+    kept = dataset.shard_index(0)
+    dataset.shard_index(1)
+    assert dataset.shard_index(0) is kept
+    dataset.shard_index(2)
+    assert dataset.shard_index(0) is kept
+
+
+def test_from_several_threads(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamvid.store.dataset, "INDEX_BYTES", 1)
+    dataset = Dataset.open(packed)
+    with ThreadPoolExecutor(8) as threads:
+        lengths = list(threads.map(lambda i: len(dataset.index(i % 6)), range(600)))
+    assert lengths == [int(dataset.clips.packets[i % 6]) for i in range(600)]
+
+
+def test_opening_imports_neither_writers_nor_decoders(packed: Path) -> None:
+    script = (
+        "import sys; from streamvid.dataset.dataset import Dataset; Dataset.open(sys.argv[1]).index(0)\n"
+        "assert not {'av', 'webdataset', 'torch', 'nvidia.dali', 'rich'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=60)
+
+
+def test_a_hundred_thousand_clips_open_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shards, clips = 100, 1000
+    folder = tmp_path / "ds/shards"
+    folder.mkdir(parents=True)
+    pts, offset, size, flags = (np.tile(c, 10) for c in ([0, 2, 1], [99, 9, 7], [1, 1, 1], [1, 0, 2]))
+    index = FrameIndex(pts, offset, size, flags)
+    entries = []
+    for shard in range(shards):
+        rows: list[dict[str, Any]] = []
+        for clip in range(clips):
+            row: dict[str, Any] = {field.name: 1 for field in SCALAR_SCHEMA if pa.types.is_integer(field.type)}
+            row |= {field.name: "x" for field in SCALAR_SCHEMA if pa.types.is_string(field.type)}
+            row |= {"key": f"clip-{shard}-{clip}", "source": f"videos/some/folder/clip-{shard}-{clip}.mp4"}
+            row |= {"sha256": f"{shard * clips + clip:064x}", "stsd": b"\0" * 160, "rotation": 0, "frames": 30}
+            row |= {"packets": 30, "mp4_offset": 512, "npy_offset": 512, "json_offset": 512, "mp4_size": 1000}
+            rows.append(row)
+        write_parquet(rows, [index] * clips, folder / f"{shard:08d}.parquet")
+        with (folder / f"{shard:08d}.tar").open("wb") as tar:
+            tar.truncate(10240)
+        zeros = "0" * 64
+        entries.append({"name": f"{shard:08d}", "clips": clips, "frames": 30 * clips, "bytes": 10240,
+                        "sha256": zeros, "idx_sha256": zeros, "parquet_sha256": zeros})  # fmt: skip
+    document = {"format": "streamvid", "version": 1, "name": "big", "clips": shards * clips, "classes": None}
+    document |= {"frames": 30 * shards * clips, "bytes": 10240 * shards, "seconds": 1.0, "shards": entries}
+    (tmp_path / "ds/dataset.json").write_text(json.dumps(document))
+    started = time.perf_counter()
+    dataset = Dataset.open(tmp_path / "ds")
+    elapsed = time.perf_counter() - started
+    assert len(dataset) == 100_000
+    assert len(dataset.index(99_999)) == 30
+    print(f"opened in {elapsed:.2f} s")
+
+
+# Damage
+
+
+def edit_json(folder: Path, **fields: Any) -> None:
+    document = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(document | fields))
+
+
+def edit_shard(folder: Path, **fields: Any) -> None:
+    document = json.loads((folder / "dataset.json").read_text())
+    document["shards"][1] |= fields
+    (folder / "dataset.json").write_text(json.dumps(document))
+
+
+def truncate(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "version 2": (lambda d: edit_json(d, version=2), "version 2 dataset.*update streamvid"),
+    "version true": (lambda d: edit_json(d, version=True), "version True"),
+    "no version": (lambda d: edit_json(d, version=None), "version None"),
+    "another format": (lambda d: edit_json(d, format="x"), "does not describe a streamvid dataset"),
+    "no json": (lambda d: (d / "dataset.json").write_text("{"), "is not JSON"),
+    "no text": (lambda d: (d / "dataset.json").write_bytes(b"\xff\xfe\x00"), "is not JSON"),
+    "deep json": (lambda d: (d / "dataset.json").write_text("[" * 100_000), "is not JSON"),
+    "a list": (lambda d: (d / "dataset.json").write_text("[]"), "does not describe"),
+    "no shards": (lambda d: edit_json(d, shards=[], clips=0, frames=0, bytes=0), "holds no clips"),
+    "shards of text": (lambda d: edit_json(d, shards=["x"]), "entry is not an object"),
+    "totals": (lambda d: edit_json(d, clips=7), "'clips' is 7, its shards add up to 6"),
+    "negative": (lambda d: edit_shard(d, clips=-1), "'clips' is -1"),
+    "a fraction": (lambda d: edit_shard(d, bytes=1.5), "'bytes' is missing or not of the type"),
+    "true": (lambda d: edit_shard(d, clips=True), "'clips' is missing or not of the type"),
+    "name": (lambda d: edit_shard(d, name="../../x"), "'../../x' is not eight digits"),
+    "name of other digits": (lambda d: edit_shard(d, name="٠٠٠٠٠٠٠١"), "not eight digits"),
+    "name with newline": (lambda d: edit_shard(d, name="00000100\n"), "not eight digits"),
+    "name twice": (lambda d: edit_shard(d, name="00000000"), "names a shard twice"),
+    "checksum": (lambda d: edit_shard(d, sha256="x"), "checksum"),
+    "seconds": (lambda d: edit_json(d, seconds=-1), "'seconds' is -1"),
+    "infinity": (lambda d: edit_json(d, seconds=float("inf")), "'seconds' is inf"),
+    "classes": (lambda d: edit_json(d, classes=[1]), "'classes'"),
+    "truncated tar": (
+        lambda d: truncate(d / "shards/00000100.tar", 1000),
+        r"shard 00000100\.tar is truncated: 1000 of \d+ bytes; copy it again or run streamvid verify",
+    ),
+    "longer tar": (lambda d: truncate(d / "shards/00000100.tar", 10**6), r"00000100\.tar is too long"),
+    "missing tar": (lambda d: (d / "shards/00000100.tar").unlink(), r"00000100\.tar cannot be opened"),
+    "missing parquet": (lambda d: (d / PARQUET).unlink(), r"00000100\.parquet is missing"),
+    "truncated parquet": (lambda d: truncate(d / PARQUET, 1000), r"00000100\.parquet cannot be read as Parquet"),
+    "parquet of another": (lambda d: shutil.copy(d / "shards/00000200.parquet", d / PARQUET), "frames instead of|tar"),
+    "no column": (lambda d: drop_column(d / PARQUET, "stsd"), "'stsd' is not binary.*no such column"),
+    "column of another type": (lambda d: cast_column(d / PARQUET, "width"), "'width' is not int32"),
+    "null": (lambda d: make_null(d / PARQUET, "codec"), "'codec' has empty cells"),
+    "no rows": (lambda d: no_rows(d / PARQUET), "has 0 rows for 1 clips"),
+    "beyond the tar": (lambda d: edit_parquet(d / PARQUET, 0, mp4_size=10**9), "its mp4 does not lie within the tar"),
+    "overflow": (lambda d: edit_parquet(d / PARQUET, 0, mp4_size=2**63 - 1), "its mp4 does not lie within the tar"),
+    "negative offset": (lambda d: edit_parquet(d / PARQUET, 0, json_offset=-1), "its json does not lie within"),
+    "width": (lambda d: edit_parquet(d / PARQUET, 0, width=0), "pixels wide"),
+    "height": (lambda d: edit_parquet(d / PARQUET, 0, height=40_000), "pixels wide"),
+    "rotation": (lambda d: edit_parquet(d / PARQUET, 0, rotation=45), "rotation is not"),
+    "time base": (lambda d: edit_parquet(d / PARQUET, 0, time_base_num=0), "time base"),
+    "duration": (lambda d: edit_parquet(d / PARQUET, 0, duration=-1), "duration"),
+    "frames": (lambda d: edit_parquet(d / PARQUET, 0, packets=2), "more frames than packets"),
+    "random access": (lambda d: edit_parquet(d / PARQUET, 0, random_access=99), "random access"),
+    "label": (lambda d: edit_parquet(d / PARQUET, 0, label=-1), "label is negative"),
+    "key": (lambda d: edit_parquet(d / PARQUET, 0, key="../x"), "its key is not"),
+    "long key": (lambda d: edit_parquet(d / PARQUET, 0, key="x" * 81), "its key is not"),
+    "key of another": (lambda d: edit_parquet(d / PARQUET, 0, key=first_key(d)), "more than once"),
+    "stsd": (lambda d: edit_parquet(d / PARQUET, 0, stsd=b""), "no sample description"),
+}
+
+
+def first_key(folder: Path) -> str:
+    return str(pq.read_table(folder / "shards/00000000.parquet")["key"][0].as_py())
+
+
+def drop_column(path: Path, name: str) -> None:
+    pq.write_table(pq.read_table(path).drop_columns([name]), path)
+
+
+def cast_column(path: Path, name: str) -> None:
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(name)
+    pq.write_table(table.set_column(at, name, table[name].cast(pa.string())), path)
+
+
+def make_null(path: Path, name: str) -> None:
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(name)
+    pq.write_table(table.set_column(at, name, pa.nulls(1, table.schema.field(name).type)), path)
+
+
+def no_rows(path: Path) -> None:
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_refused_at_opening(copy: Path, kind: str) -> None:
+    damage, said = DAMAGE[kind]
+    Dataset.open(copy)
+    damage(copy)
+    with pytest.raises(DatasetError, match=said) as caught:
+        Dataset.open(copy)
+    assert "\n" not in str(caught.value).replace("\\n", "")
+
+
+INDEX_DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "offset": (lambda row: {"offset": [*row["offset"][:-1], row["mp4_size"]]}, "within the mp4"),
+    "negative": (lambda row: {"offset": [-1, *row["offset"][1:]]}, "within the mp4"),
+    "overflow": (lambda row: {"offset": [2**63 - 1, *row["offset"][1:]]}, "within the mp4"),
+    "size": (lambda row: {"size": [0, *row["size"][1:]]}, "within the mp4"),
+    "flags": (lambda row: {"flags": [16, *row["flags"][1:]]}, "unknown flag"),
+    "pts": (lambda row: {"pts": [2**60, *row["pts"][1:]]}, "time is out of range"),
+    "before 0": (lambda row: {"pts": [-5, *row["pts"][1:]]}, "before time 0"),
+    "hidden": (lambda row: {"flags": [8 | row["flags"][0], *row["flags"][1:]]}, "not as many visible packets"),
+    "short": (lambda row: {"size": row["size"][1:]}, "'size' has not one value per packet"),
+    "long": (lambda row: {"pts": [*row["pts"], 99]}, "'pts' has not one value per packet"),
+}
+
+
+@pytest.mark.parametrize("kind", INDEX_DAMAGE)
+def test_a_damaged_index_is_refused_when_it_is_needed(copy: Path, kind: str) -> None:
+    change, said = INDEX_DAMAGE[kind]
+    row = pq.read_table(copy / PARQUET).to_pylist()[0]
+    edit_parquet(copy / PARQUET, 0, **change(row))
+    dataset = Dataset.open(copy)
+    assert len(dataset.index(0)) == 12
+    with pytest.raises(DatasetError, match=rf"shard 00000100\.parquet.*{said}"):
+        dataset.index(1)
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(DatasetError, match=r"no dataset at .*there is no dataset\.json"):
+            Dataset.open(path)
+
+
+def test_strays_and_unknown_fields_are_ignored(copy: Path) -> None:
+    (copy / "shards/00000099.parquet").write_text("junk")
+    (copy / "shards/notes.txt").write_text("junk")
+    edit_json(copy, more={"x": 1})
+    edit_shard(copy, colour="red")
+    table = pq.read_table(copy / PARQUET)
+    pq.write_table(table.append_column("extra", pa.array([1])), copy / PARQUET)
+    assert len(Dataset.open(copy)) == 6
+
+
+def test_a_remote_dataset_through_a_cache(copy: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    from streamvid.storage.shard_cache import ShardCache
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(copy), "/remote/cached", recursive=True)
+    with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
+        dataset = Dataset.open("memory://remote/cached", cache=cache)
+        memory.rm("/remote/cached/shards/00000300.parquet")
+        local = Dataset.open(copy)
+        assert np.array_equal(dataset.index(2).pts, local.index(2).pts)
+        assert pickle.loads(pickle.dumps(dataset)).cache is None

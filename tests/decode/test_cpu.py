@@ -1,0 +1,156 @@
+"""FFmpeg on the CPU: slices in pieces, several threads, and canvases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.decode import cpu
+from streamvid.decode.cpu import ReusableCodecContext, decode_frames, split_at_keyframes
+from streamvid.decode.decoders import CpuDecoder, decode_with_pyav
+from streamvid.errors import VideoError
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from tests.support.reference import slice_of, whole
+from tools.clips import Recipe, hard_recipes, write
+
+HARD = hard_recipes()
+LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)
+
+
+@pytest.fixture
+def cut_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As short as pieces can be."""
+    monkeypatch.setattr(cpu, "_LEAST", 1)
+
+
+def stored(recipe: Recipe, folder: Path) -> StoredClip:
+    return store_clip(write(recipe, folder / f"a.{recipe.container}"), folder)
+
+
+@pytest.mark.usefixtures("cut_everywhere")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h264_pyramid", "h264_open_gop", "h264_vfr", "h264_avc3", "h264_trimmed", "h264_intra", "hevc", "hevc_open_gop",
+        "hevc_open_gop_from_cra", "hevc_10bit", "vp9_hidden_frames", "vp9_odd", "vp8_hidden_frames", "av1", "mpeg4",
+        "mpeg4_open_gop", "mpeg4_avi_b_frames", "mjpeg_avi",
+    ],
+)  # fmt: skip
+def test_pieces_decode_to_what_the_whole_does(name: str, tmp_path: Path) -> None:
+    clip = stored(HARD[name], tmp_path)
+    frames = decode_with_pyav(whole(clip))
+    rng = np.random.default_rng(0)
+    count, cuts = len(clip.index.visible), 0
+    decoder = CpuDecoder(threads=3)
+    try:
+        wanted = [np.sort(rng.choice(count, int(rng.integers(1, count)), replace=False)) for _ in range(6)]
+        slices = [slice_of(clip, numbers) for numbers in (*wanted, np.arange(count))]
+        for numbers, part, got in zip([*wanted, np.arange(count)], slices, decoder.decode(slices), strict=True):
+            np.testing.assert_array_equal(got, frames[numbers])
+            cuts += len(split_at_keyframes(part)) - 1
+    finally:
+        decoder.close()
+    assert cuts or len(clip.index.starts) < 2 or "open_gop" in name
+
+
+def test_pieces_are_not_too_short(tmp_path: Path) -> None:
+    clip = stored(LONG, tmp_path)
+    every = slice_of(clip, np.arange(120))
+    assert split_at_keyframes(every) == [(0, 40), (40, 80), (80, 120)]
+    few = slice_of(clip, [0, 41, 81])
+    assert split_at_keyframes(few) == [(0, len(few.sizes))]
+    assert split_at_keyframes(replace(every, starts=np.zeros(1, np.int64))) == [(0, 120)]
+
+
+@pytest.mark.usefixtures("cut_everywhere")
+def test_wanted_leading_pictures_stay_with_what_they_refer_to(tmp_path: Path) -> None:
+    clip = stored(HARD["hevc_open_gop"], tmp_path)
+    leading = clip.index.flags[clip.index.visible] & 4 != 0
+    assert leading.any()
+    numbers = np.flatnonzero(leading)
+    part = slice_of(clip, numbers)
+    assert len(part.starts) == 1
+    np.testing.assert_array_equal(decode_with_pyav(part), decode_with_pyav(whole(clip))[numbers])
+    # Without them every group begins anew.
+    assert len(slice_of(clip, np.flatnonzero(~leading)).starts) == len(clip.index.starts)
+
+
+def test_a_frame_that_no_packet_has_is_an_error(tmp_path: Path) -> None:
+    part = slice_of(stored(LONG, tmp_path), np.arange(120))
+    lost = replace(part, frames=np.append(part.frames[:-1], 500))
+    decoder = CpuDecoder(threads=2)
+    try:
+        for bad in (lost, replace(part, data=part.data * 0)):
+            with pytest.raises(VideoError, match="clip clip "):
+                decoder.decode([part, bad])
+            with pytest.raises(VideoError, match="clip clip "):
+                decode_with_pyav(bad)
+        with pytest.raises(VideoError, match=r"96x64.*98x64"):
+            decode_with_pyav(replace(part, width=98))
+        # And it is still of use.
+        assert decoder.decode([part])[0].shape == (120, 64, 96, 3)
+    finally:
+        decoder.close()
+
+
+def test_only_wanted_frames_come_and_each_once(tmp_path: Path) -> None:
+    part = slice_of(stored(LONG, tmp_path), [3, 50, 51, 90])
+    assert sorted(row for row, _ in decode_frames(part)) == [0, 1, 2, 3]
+
+
+def test_batches_that_are_begun_ahead_come_in_their_order(tmp_path: Path) -> None:
+    clip = stored(LONG, tmp_path)
+    frames = decode_with_pyav(whole(clip))
+    decoder = CpuDecoder(threads=2)
+    try:
+        numbers = [[n, n + 30, n + 60] for n in range(0, 60, 7)]
+        begun = [decoder.submit([slice_of(clip, one)]) for one in numbers]
+        for one, wait in zip(numbers, begun, strict=True):
+            np.testing.assert_array_equal(wait()[0], frames[one])
+    finally:
+        decoder.close()
+
+
+def test_a_decoder_that_is_kept_is_for_streams_of_its_settings_alone(tmp_path: Path) -> None:
+    """Two codecs, and two sizes of one, in turn."""
+    recipes = [replace(LONG, frames=8), replace(LONG, frames=8, codec="hevc"), replace(LONG, frames=8, width=128)]
+    clips = []
+    for number, recipe in enumerate(recipes):
+        (tmp_path / str(number)).mkdir()
+        clips.append(stored(recipe, tmp_path / str(number)))
+    kept = ReusableCodecContext()
+    for clip in clips * 2:
+        np.testing.assert_array_equal(decode_with_pyav(whole(clip), decoder=kept), decode_with_pyav(whole(clip)))
+
+
+def test_a_canvas_gets_what_is_decoded(tmp_path: Path) -> None:
+    part = slice_of(stored(LONG, tmp_path), [5, 60, 110])
+
+    class Sums:
+        def __init__(self) -> None:
+            self.frames = [0, 0, 0]
+
+        def put(self, row: int, planes: tuple[np.ndarray, ...]) -> None:  # type: ignore[type-arg]
+            self.frames[row] = int(sum(plane.sum(dtype=np.int64) for plane in planes))
+
+    canvas = Sums()
+    assert decode_with_pyav(part, canvas) == decode_with_pyav(part).sum(axis=(1, 2, 3)).tolist()
+    assert isinstance(part, EncodedSlice)
+
+
+def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) -> None:
+    """Frame 10 cannot be decoded; nobody wants it, but all behind it refer to it. FFmpeg notices in H.264 alone."""
+    clip = stored(Recipe(frames=24, gop=24, b_frames=0, width=416, height=240, style="texture"), tmp_path)
+    part = slice_of(clip, [4, 20])
+    middle = int(np.cumsum(part.sizes)[9]) + int(part.sizes[10]) // 2
+    data = part.data.copy()
+    data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
+    with pytest.raises(VideoError, match="is damaged"):
+        dict(decode_frames(replace(part, data=data)))
+    before = slice_of(clip, [4, 9])
+    assert len(dict(decode_frames(before))) == 2

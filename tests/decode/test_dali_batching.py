@@ -1,0 +1,91 @@
+"""Several slices as one stream: on the CPU, the fused stream decodes to the frames of each, in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamvid.decode.dali_batching import fuse, group
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.reference import slice_of
+from tools.clips import Recipe, hard_recipes, write
+
+HARD = hard_recipes()
+
+
+@pytest.mark.parametrize(
+    "name", ["h264", "h264_pyramid", "hevc", "hevc_open_gop", "hevc_10bit", "vp9", "mpeg4_open_gop"]
+)
+def test_a_fused_stream_decodes_to_the_frames_of_its_slices(name: str, tmp_path: Path) -> None:
+    recipe = HARD[name]
+    clip = store_clip(write(recipe, tmp_path / f"a.{recipe.container}"), tmp_path)
+    rng = np.random.default_rng(0)
+    slices = [
+        slice_of(clip, np.sort(rng.choice(len(clip.index.visible), int(rng.integers(1, 7)), replace=False)))
+        for _ in range(9)
+    ]
+    whole = decode_with_pyav(fuse(slices))
+    np.testing.assert_array_equal(whole, np.concatenate([decode_with_pyav(part) for part in slices]))
+
+
+def part(packets: int, stsd: bytes, name: str = "a") -> EncodedSlice:
+    return EncodedSlice(
+        name=name, codec="h264", stsd=stsd, width=64, height=64, full_range=False, data=np.zeros(packets, np.uint8),
+        sizes=np.ones(packets, np.int64), ranks=np.arange(packets), frames=np.arange(1), plain=True,
+    )  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 12))
+def test_groups(slices: list[tuple[int, int]], streams: int) -> None:
+    parts = [part(packets, bytes([kind]) * 30) for packets, kind in slices]
+    groups = group(parts, streams)
+    assert sorted(n for one in groups for n in one) == list(range(len(parts)))
+    for one in groups:
+        assert one == sorted(one)
+        assert len({parts[n].stsd for n in one}) == 1
+    kinds = len({stsd for _, stsd in slices})
+    assert len(groups) <= max(streams + kinds, kinds)
+    if kinds == 1:
+        loads = [sum(len(parts[n].sizes) for n in one) for one in groups]
+        assert len(groups) == min(streams, len(parts))
+        assert max(loads) - min(loads) <= max(packets for packets, _ in slices)
+
+
+def test_parameter_sets_among_the_packets_are_not_trusted_to_be_equal() -> None:
+    entry = bytes(20) + b"avc3" + bytes(20)
+    assert sorted(map(len, group([part(5, entry, "a"), part(5, entry, "b"), part(5, entry, "a")], 1))) == [1, 2]
+
+
+def test_few_streams_where_each_opens_a_decoder() -> None:
+    """1080 rows are coded as 1088, and DALI never finds such a decoder again."""
+
+    def many(height: int, count: int) -> list[EncodedSlice]:
+        return [replace(part(21, bytes(30)), width=1920, height=height) for _ in range(count)]
+
+    assert len(group(many(1088, 56), 7)) == 7
+    assert len(group(many(1080, 56), 7)) == 5
+    assert len(group(many(1080, 4), 7)) == 1
+    assert len(group(many(1088, 4), 7)) == 4
+
+
+def test_bit_rates_do_not_keep_clips_apart(tmp_path: Path) -> None:
+    """FFmpeg writes each file's own into its sample description."""
+    clips = []
+    for seed in range(2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        recipe = Recipe(frames=12, gop=6, seed=seed, style="texture" if seed else "gradient")
+        clips.append(store_clip(write(recipe, folder / "source.mp4"), folder))
+    assert clips[0].stsd != clips[1].stsd
+    slices = [slice_of(clip, [1, 4]) for clip in clips]
+    assert group(slices, 1) == [[0, 1]]
+    whole = decode_with_pyav(fuse(slices))
+    np.testing.assert_array_equal(whole, np.concatenate([decode_with_pyav(part) for part in slices]))

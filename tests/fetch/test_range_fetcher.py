@@ -1,0 +1,115 @@
+"""Byte ranges of shards, read by DALI: the right bytes, and an error instead of a crash if a file is short."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamvid.errors import DatasetError
+from streamvid.fetch.range_fetcher import ByteRange, read
+
+SIZES = (5000, 512, 70_000)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("read") / "a folder with spaces"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    paths = []
+    for number, size in enumerate(SIZES):
+        paths.append(folder / f"{number}.tar")
+        paths[-1].write_bytes(rng.integers(0, 256, size, dtype=np.uint8).tobytes())
+    return paths
+
+
+def check(ranges: list[ByteRange]) -> None:
+    got = read(ranges)
+    assert len(got) == len(ranges)
+    for block, one in zip(got, ranges, strict=True):
+        assert block.dtype == np.uint8
+        assert block.tobytes() == Path(one.path).read_bytes()[one.start : one.end]
+
+
+# Each example builds a DALI pipeline.
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.integers(0, 2).flatmap(
+            lambda file: st.tuples(st.just(file), st.integers(0, SIZES[file] - 1), st.integers(1, SIZES[file]))
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_any_ranges_in_any_order(files: list[Path], wanted: list[tuple[int, int, int]]) -> None:
+    """Unaligned, overlapping, repeated, across files."""
+    check([ByteRange(str(files[file]), start, min(start + size, SIZES[file])) for file, start, size in wanted])
+
+
+def test_whole_files_and_single_bytes(files: list[Path]) -> None:
+    check([ByteRange(str(path), 0, size) for path, size in zip(files, SIZES, strict=True)])
+    check([ByteRange(str(path), at, at + 1) for path in files for at in (0, 511)])
+    check([ByteRange(str(files[0]), at, at + 1) for at in (SIZES[0] - 1, 512, 511, 1023, 1024)])
+    check([ByteRange(str(files[1]), 0, 512)] * 3)
+
+
+def test_many_ranges(files: list[Path]) -> None:
+    rng = np.random.default_rng(1)
+    starts = rng.integers(0, SIZES[2] - 100, 700)
+    check([ByteRange(str(files[2]), int(start), int(start) + 100) for start in starts])
+
+
+def test_nothing() -> None:
+    assert read([]) == []
+
+
+def test_blocks_do_not_share_memory_with_each_other(files: list[Path]) -> None:
+    one, two = read([ByteRange(str(files[0]), 0, 100)] * 2)
+    one[:] = 0
+    assert two.tobytes() == files[0].read_bytes()[:100]
+
+
+def test_a_missing_file(files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(DatasetError) as error:
+        read([ByteRange(str(files[0]), 0, 10), ByteRange(str(tmp_path / "gone.tar"), 0, 10)])
+    assert "\n" not in str(error.value)
+    check([ByteRange(str(files[0]), 0, 10)])
+
+
+SHORT = """
+import sys
+from streamvid.errors import DatasetError
+from streamvid.fetch.range_fetcher import ByteRange, read
+path, keep = sys.argv[1], int(sys.argv[2])
+with open(path, "r+b") as file:
+    file.truncate(keep)
+for start, end in ((0, 4096), (3000, 60_000), (65_000, 66_000), (69_999, 70_000)):
+    try:
+        blocks = read([ByteRange(path, start, end)])
+    except DatasetError as error:
+        assert "\\n" not in str(error), error
+        print("refused")
+    else:
+        assert len(blocks[0]) == end - start
+        print("read")
+"""
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"), [(0, 4 * ["refused"]), (1000, 4 * ["refused"]), (65_500, ["read", "read", "refused", "refused"])]
+)
+def test_a_truncated_file_is_an_error_and_no_crash(keep: int, said: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "short.tar"
+    path.write_bytes(bytes(70_000))
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, str(path), str(keep)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == said

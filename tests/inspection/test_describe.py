@@ -1,0 +1,199 @@
+"""What `info` says, against plain counting; and what a sampling costs, against slicing every clip."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.bitstream.annexb import parameters
+from streamvid.cli.main import main
+from streamvid.dataset.dataset import Dataset
+from streamvid.inspection.describe import describe, histogram
+from streamvid.inspection.sampling_cost import sampling_cost
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.sampling.picks import Keyframes, Uniform
+from streamvid.sampling.windows import Window
+from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.tables import dataset_of
+from tools.clips import Recipe, write
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("info")
+    make_videos(root / "in")
+    rows = "".join(f"{name},{name[0]},{i / 2},t{i}\n" for i, name in enumerate(NATURAL_ORDER))
+    (root / "list.csv").write_text("path,label,score,[red]text\x1b\n" + rows)
+    pack(
+        [root / "in"], root / "ds", labels=root / "list.csv", shard_size=40_000,
+        treatment=PackOptions(suits="any"), progress=False,
+    )  # fmt: skip
+    return root / "ds"
+
+
+def parameter_sets(codec: str, stsd: bytes) -> bytes:
+    return parameters(codec, stsd).sets if codec in ("h264", "hevc") else b""
+
+
+def test_numbers_of_a_dataset(packed: Path) -> None:
+    info, dataset = describe(packed), Dataset.open(packed)
+    packets = int(dataset.clips.packets.sum())
+    assert info.labels == (("a", 2), ("b", 2), ("s", 1), ("t", 1))
+    assert (info.labelled, info.classes) == (6, 4)
+    assert info.codecs == (("h264", 3), ("hevc", 1), ("mjpeg", 1), ("vp9", 1))
+    sizes = zip(dataset.clips.width.tolist(), dataset.clips.height.tolist(), strict=True)
+    assert dict(info.sizes) == Counter(f"{width} x {height}" for width, height in sizes)
+    clips = dataset.clips
+    streams = {
+        (clips.width[row], clips.height[row], clips.codec[row], parameter_sets(clips.codec[row], clips.stsds[stsd]))
+        for row, stsd in enumerate(clips.stsd_id.tolist())
+    }
+    assert info.kinds == len(streams) == 6
+    assert info.hidden == pytest.approx(1 - 48 / packets)
+    assert info.hidden > 0
+    assert dict(info.columns) == {"score": "double", "[red]text\x1b": "string"}
+    assert sum(info.durations.counts) == 6
+    assert info == describe(dataset)
+
+
+def test_what_a_gpu_makes_of_it() -> None:
+    dataset = dataset_of([{}] * 6, width=[96, 96, 95, 96, 96, 96], height=[64, 60, 64, 64, 1080, 64],
+                         frames=[9] * 6, packets=[9] * 6, random_access=[1] * 6)  # fmt: skip
+    codes = np.array([0, 0, 0, 1, 2, 0], dtype=np.int32)
+    columns = dataset.clips
+    for name, names in (("codec", ("h264", "mjpeg", "vp9")), ("pix_fmt", ("yuv420p", "yuvj422p", "yuv420p"))):
+        object.__setattr__(columns, name, type(columns.codec)(codes, names))
+    object.__setattr__(columns, "traits", type(columns.codec)(codes // 2, ("", "lead-in,unordered")))
+    gpu = describe(dataset).gpu
+    assert [(note.what, note.clips) for note in gpu.refused] == [("h264 x yuv420p", 1)]
+    assert "odd width" in gpu.refused[0].why
+    assert [(note.what, note.clips) for note in gpu.on_cpu] == [("mjpeg", 1), ("vp9", 1)]
+    assert "order" in gpu.on_cpu[1].why
+    # 60 rows are coded as 64; VP9's 1080 need no cropping in DALI.
+    assert [(note.what, note.clips) for note in gpu.slow] == [("h264 96 x 60", 1)]
+
+
+def test_metadata_that_are_json_alone() -> None:
+    assert describe(dataset_of([{"a": 1, "b": "x"}, {"a": 2.5}])).columns == (("a", "double"), ("b", "large_string"))
+    assert describe(dataset_of([{}, {}])).columns == ()
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
+def test_every_value_is_in_one_bar(values: list[float]) -> None:
+    found = histogram(np.array(values))
+    assert sum(found.counts) == len(values)
+    assert len(found.edges) == len(found.counts) + 1
+    assert (found.edges[0], found.edges[-1]) == (min(values), max(values))
+    assert len(found.counts) <= 15
+    if len(found.counts) > 1:
+        assert all(a < b for a, b in zip(found.edges, found.edges[1:], strict=False))
+
+
+def test_bars() -> None:
+    assert histogram(np.array([])).counts == ()
+    assert histogram(np.array([3.0, 3.0])).counts == (2,)
+    even = histogram(np.array([1.0, 5.0, 9.0]))
+    assert even.edges == tuple(range(1, 10))
+    assert even.counts == (1, 0, 0, 0, 1, 0, 0, 1)
+    far = histogram(np.array([0.5, 3.0, 40.0]))
+    assert far.edges == (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+    assert far.counts == (1, 0, 1, 0, 0, 1)
+
+
+def test_costs_counted_by_hand(tmp_path: Path) -> None:
+    """20 frames, GOPs of 5 without B-frames: which packets a frame needs is plain."""
+    write(Recipe(width=96, height=64, frames=20, gop=5, b_frames=0), tmp_path / "clip.mp4")
+    pack([tmp_path / "clip.mp4"], tmp_path / "ds", progress=False)
+    dataset = Dataset.open(tmp_path / "ds")
+    index = dataset.index(0)
+    assert np.flatnonzero(index.flags & 1).tolist() == [0, 5, 10, 15]
+    assert not (index.flags & 2).any()
+    centres = sampling_cost(dataset, Uniform(4))  # frames 2, 7, 12, 17: three packets each
+    assert (centres.looked_at, centres.frames, centres.packets, centres.whole_packets) == (1, 4, 12, 20)
+    assert centres.decoded_per_frame == 3
+    keys = sampling_cost(dataset, Keyframes(4))
+    assert (keys.frames, keys.packets) == (4, 4)
+    start = sampling_cost(dataset, Window(3, stride=4, place="start"))  # frames 0, 4, 8: packets 0 to 8
+    assert (start.frames, start.packets, start.reads) == (3, 9, 1)
+    assert start.bytes == index.offset[8] + index.size[8] - index.offset[0]
+    assert start.whole_bytes == dataset.clips.mp4_size[0]
+    short = sampling_cost(dataset, Window(40, place="start"))  # repeats its last frame, which is decoded once
+    assert (short.frames, short.packets) == (20, 20)
+
+
+def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import streamvid.inspection.cost as cost
+
+    make_videos(tmp_path / "in")
+    pack([tmp_path / "in"], tmp_path / "ds", shard_size=1, progress=False)
+    dataset = Dataset.open(tmp_path / "ds")
+    monkeypatch.setattr(cost, "_SHARDS", 2)
+    read: set[int] = set()
+    index = dataset.index
+    monkeypatch.setattr(dataset, "index", lambda i: (read.add(i), index(i))[1])
+    first = sampling_cost(dataset, Window(4))
+    assert first.looked_at == len(read) == 2
+    assert sampling_cost(dataset, Window(4)) == first
+    assert {sampling_cost(dataset, Window(4), seed=seed) for seed in range(12)} != {first}
+    monkeypatch.setattr(cost, "_SHARDS", 100)
+    assert sampling_cost(dataset, Window(4), clips=3).looked_at == 3
+
+
+def test_the_command(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(packed), "--frames", "4", "--stride", "2"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "6 clips, 4 classes: a (2), b (2), s (1), t (1)", "score (double)", "[red]text", "hidden packets",
+        "4 frames, stride 2, at random places; means over 6 clips", "whole clip", "per frame; whole clips: ",
+    ):  # fmt: skip
+        assert text in out
+    assert "\x1b" not in out
+    assert "#" * 40 in out
+
+
+def test_json_for_scripts(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(packed), "--json", "--frames", "4", "--fps", "7.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["clips"] == 6
+    assert found["codecs"][0] == ["h264", 3]
+    assert sum(found["durations"]["counts"]) == 6
+    wanted = sampling_cost(Dataset.open(packed), Window(4, fps=7.5))
+    assert found["sampling"] == pytest.approx(asdict(wanted))
+    assert main(["info", str(packed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sampling"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--stride", "2"], "give --frames, too"),
+        (["--fps", "2"], "give --frames, too"),
+        (["--frames", "0"], "--frames, --stride or --fps: Window(frames) must be a whole number"),
+        (["--frames", "2", "--stride", "0"], "Window(stride) must be"),
+        (["--frames", "2", "--fps", "nan"], "Window(fps) must be"),
+        (["--frames", "2", "--fps", "2", "--stride", "2"], "not stride and fps together"),
+    ],
+)
+def test_options_that_cannot_be(
+    packed: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["info", str(packed), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_heavy_import(packed: Path) -> None:
+    script = (
+        "import sys; from streamvid.cli.main import main; main(['info', sys.argv[1], '--frames', '4'])\n"
+        "assert not {'av', 'torch', 'nvidia.dali', 'webdataset'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=60, stdout=subprocess.DEVNULL)

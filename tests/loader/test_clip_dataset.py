@@ -1,0 +1,512 @@
+"""ClipDataset: the right frames of any clip, in any order and any process, with bounded handles and small pickles."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, default_collate
+
+import streamvid as sv
+from streamvid.fetch import indexed_dataset
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.storage import range_reader
+from tests.support.packed import edit_parquet, pack_with_columns, reseal
+from tests.support.reference import sequential
+from tools.clips import Recipe, hard_recipes, write
+
+HARD = hard_recipes()
+SMALL = Recipe(width=96, height=64, gop=12, frames=30)
+RECIPES: dict[str, Recipe] = {
+    "b_frames": replace(SMALL, b_frames=3),
+    "hevc_open": replace(SMALL, codec="hevc", frames=36, b_frames=3, open_gop=True, seed=1),
+    "vp9": replace(SMALL, codec="vp9", container="webm", seed=2),
+    "vp8_hidden": replace(SMALL, codec="vp8", container="webm", hidden=7, seed=3),
+    "mjpeg": replace(SMALL, codec="mjpeg", container="avi", frames=14, seed=4),
+    "vfr": replace(SMALL, jitter=3, seed=5),
+    "trimmed": replace(SMALL, frames=40, trim=15, seed=6),
+    "turned": replace(SMALL, rotation=90, seed=7),
+    "five": replace(SMALL, frames=5, seed=8),
+    "one": replace(SMALL, frames=1, seed=9),
+}
+PLAIN = sv.Transform(layout="FHWC", dtype="uint8")
+AUGMENTED = sv.Transform(
+    resize=64, crop=(48, 56), flip=True, brightness=0.3, erase=0.5, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    pack_with_columns(RECIPES, folder)
+    opened = sv.Dataset.open(folder / "set")
+    assert len(opened.shards) >= 4
+    assert set(opened.clips.codec.names) == {"h264", "hevc", "vp9", "vp8", "mjpeg"}
+    return folder / "set"
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert list(one) == list(two)
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == two[name].dtype, name
+            assert torch.equal(value, two[name]), name
+        else:
+            assert value == two[name], name
+
+
+def open_tars() -> int:
+    """How many descriptors of this process are open on shards."""
+    paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    return sum(path.endswith(".tar") for path in paths)
+
+
+def stored(opened: sv.Dataset, row: int, path: Path) -> Path:
+    """A clip's mp4, cut out of its shard."""
+    start, size = int(opened.clips.mp4_offset[row]), int(opened.clips.mp4_size[row])
+    path.write_bytes(Path(opened.shard_path(int(opened.clips.shard[row]))).read_bytes()[start : start + size])
+    return path
+
+
+def test_dali_is_left_alone_where_it_has_nothing_to_do(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all ways to a clip give the same numbers still, upright and normalised."""
+    monkeypatch.setattr("streamvid.loader.local_decoder._Synchronous", None)
+    monkeypatch.setattr("streamvid.loader.decode_and_render.TorchBatches", None)
+    options: dict[str, Any] = {
+        "sampling": sv.Window(4),
+        "transform": sv.Transform(
+            resize=64, crop=(48, 56), flip=True, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
+        ),
+    }
+    ds = sv.ClipDataset(dataset, **options)
+    with (
+        sv.StreamLoader(dataset, batch_size=4, device="cpu", last_batch="partial", **options) as stream,
+        sv.GpuDataLoader(ds, batch_size=4, device="cpu") as proxy,
+    ):
+        for loader in (stream, proxy):
+            keys = []
+            for batch in loader:
+                keys += batch["key"]
+                for got, key in zip(batch["video"], batch["key"], strict=True):
+                    assert torch.equal(got, ds[key]["video"])
+            assert sorted(keys) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("interpolation", ["cubic", "nearest"])
+def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
+    options: dict[str, Any] = {
+        "sampling": sv.Window(4),
+        "transform": sv.Transform(resize=40, crop=(36, 30), interpolation=interpolation, dtype="uint8"),
+    }
+    ds = sv.ClipDataset(dataset, **options)
+    with sv.StreamLoader(dataset, batch_size=4, device="cpu", **options) as loader:
+        for batch in loader:
+            for got, key in zip(batch["video"], batch["key"], strict=True):
+                assert torch.equal(got, ds[key]["video"])
+
+
+def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
+    """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip."""
+    (tmp_path / "videos").mkdir()
+    for name, recipe in HARD.items():
+        write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
+    pack([tmp_path / "videos"], tmp_path / "set", treatment=PackOptions("any"), progress=False)
+    ds = sv.ClipDataset(tmp_path / "set")
+    rng = np.random.default_rng(0)
+    seen = set()
+    for row in range(len(ds)):
+        name, full_range = ds.dataset.key(row), ds.dataset.clips.color_range[row] == "pc"
+        seen.add(name)
+        expected = sequential(stored(ds.dataset, row, tmp_path / "stored.mp4"), full_range=full_range)
+        wanted = rng.integers(0, len(expected), 5)
+        got = ds.get(name, frames=wanted)
+        quarter_turns = int(ds.dataset.clips.rotation[row]) // 90
+        for slot, frame in zip(got["video"].numpy(), wanted.tolist(), strict=True):
+            np.testing.assert_array_equal(slot, np.rot90(expected[frame], -quarter_turns), err_msg=name)
+        assert got["mask"].all()
+    assert len(seen) > 0.9 * len(HARD)
+
+
+@pytest.fixture(scope="module")
+def opened(dataset: Path) -> sv.ClipDataset:
+    return sv.ClipDataset(dataset)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_frames_and_seconds_agree(opened: sv.ClipDataset, data: st.DataObject) -> None:
+    """An instant shows the last frame that began before it or less than a tick after it, whatever the rate."""
+    row = data.draw(st.integers(0, len(opened) - 1))
+    clips = opened.dataset.clips
+    tick = float(clips.time_base_num[row] / clips.time_base_den[row])
+    pts = opened.dataset.index(row).frame_pts
+    end = float(clips.duration[row]) * tick
+    share = st.floats(0, 0.999, allow_subnormal=False)
+    instants = [value * end for value in data.draw(st.lists(share, min_size=1, max_size=6))]
+    on_frames = data.draw(
+        st.lists(st.tuples(st.integers(0, len(pts) - 1), st.sampled_from([0.0, 0.3, 0.9])), max_size=4)
+    )
+    instants += [max(0.0, float(pts[n] - before) * tick) for n, before in on_frames]
+    got = opened.get(row, seconds=instants)
+    numbers = [int(np.flatnonzero(pts < at / tick + 1 - 1e-6)[-1]) for at in instants]
+    assert numbers[len(instants) - len(on_frames) :] == [n for n, _ in on_frames]
+    same(got, opened.get(row, frames=numbers))
+    np.testing.assert_array_equal(got["pts"].numpy(), pts[numbers] * tick)
+
+
+@pytest.mark.parametrize("pad", ["edge", "constant"])
+@pytest.mark.parametrize("transform", [PLAIN, AUGMENTED], ids=["plain", "augmented"])
+def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Transform, pad: Any) -> None:
+    options: dict[str, Any] = {
+        "sampling": sv.Window(6, fps=12), "pad": pad, "transform": transform, "seed": 5, "columns": ["score", "place"],
+    }  # fmt: skip
+    subset = sv.Subset(dataset, where="width == 96 and rotation == 0")
+    ds = sv.ClipDataset(subset, **options)
+    assert len(ds) == len(RECIPES) - 1
+    with sv.StreamLoader(subset, batch_size=4, shuffle=False, device="cpu", threads=2, **options) as loader:
+        for epoch in range(2):
+            ds.set_epoch(epoch)
+            for number, batch in enumerate(loader):
+                same(default_collate([ds[i] for i in range(4 * number, min(4 * number + 4, len(ds)))]), batch)
+
+
+def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
+    views = {"small": sv.Transform(resize=(32, 32), flip=True), "raw": sv.Transform(resize=(40, 60), dtype="uint8")}
+    options: dict[str, Any] = {"sampling": sv.Uniform(3, place="random"), "transform": views}
+    ds = sv.ClipDataset(dataset, **options)
+    with sv.StreamLoader(dataset, batch_size=len(ds), shuffle=False, device="cpu", **options) as loader:
+        (batch,) = loader
+    same(default_collate([ds[i] for i in range(len(ds))]), batch)
+
+
+def test_items(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Frames([0]))
+    keys = [ds[i]["key"] for i in range(len(ds))]
+    assert sorted(keys) == sorted(RECIPES)
+    for row, key in enumerate(keys):
+        same(ds[key], ds[row])
+        same(ds[row - len(ds)], ds[row])
+        same(ds[sv.At(key, frames=[0])], ds[torch.tensor(row)])  # type: ignore[index]
+    for wrong in (len(ds), -len(ds) - 1):
+        with pytest.raises(IndexError):
+            ds[wrong]
+        with pytest.raises(IndexError):
+            ds.get(wrong, frames=[0])
+    for wrong_key in ("none", "", "zzz", "a\x00"):
+        with pytest.raises(KeyError):
+            ds[wrong_key]
+    for frames in ([5], [-1], [0, 1 << 70]):
+        with pytest.raises(IndexError, match=r"five.* has 5 frames"):
+            ds.get("five", frames=frames)
+    for seconds in ([0.0, 99.0], [-0.1], [float("inf")]):
+        with pytest.raises(IndexError, match="five"):
+            ds.get("five", seconds=seconds)
+    no_items: list[Any] = [1.5, None, True, [1]]
+    for item in no_items:
+        with pytest.raises(sv.InputError):
+            ds[item]
+    wrong_frames: list[Any] = [[], "12", [0.5], [True], [float("nan")], 3]
+    for given_frames in wrong_frames:
+        with pytest.raises(sv.InputError):
+            ds.get("five", frames=given_frames)
+    with pytest.raises(sv.InputError):
+        ds.get("five", frames=[0], seconds=[0])
+    with pytest.raises(sv.InputError, match="frames must be given"):
+        sv.ClipDataset(dataset)["five"]
+
+
+def test_several_samples_of_a_clip_and_short_clips(dataset: Path) -> None:
+    options: dict[str, Any] = {
+        "sampling": sv.TiledWindows(8),
+        "pad": "none",
+        "transform": sv.Transform(resize=(32, 32)),
+    }
+    ds = sv.ClipDataset(dataset, **options)
+    assert len(ds) > len(RECIPES)
+    with sv.StreamLoader(dataset, batch_size=1, shuffle=False, device="cpu", **options) as loader:
+        for n, batch in enumerate(loader):
+            same(default_collate([ds[n]]), batch)
+        assert n == len(ds) - 1
+    assert "five" not in {ds[n]["key"] for n in range(len(ds))}
+    with pytest.raises(sv.InputError, match="'five' is too short"):
+        ds["five"]
+
+
+def test_epochs_draw_anew_and_again(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Window(3), transform=sv.Transform(resize=64, crop=32), seed=1)
+    epochs = []
+    for epoch in (0, 1, 0):
+        ds.set_epoch(epoch)
+        epochs.append(ds["b_frames"])
+    same(epochs[0], epochs[2])
+    assert not torch.equal(epochs[0]["video"], epochs[1]["video"])
+    # Other frames of the same clip are cropped elsewhere.
+    crops = {ds.get("b_frames", frames=[n, 0])["video"][:, 1].numpy().tobytes() for n in range(5)}
+    assert len(crops) == 5
+
+
+@pytest.mark.parametrize(("start", "workers"), [("fork", 1), ("fork", 2), ("spawn", 2), ("forkserver", 1)])
+def test_workers_of_any_kind(dataset: Path, start: str, workers: int) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=AUGMENTED, columns=["place"])
+    expected = [[default_collate([ds[i] for i in range(n, n + 5)]) for n in (0, 5)]]
+    ds.set_epoch(1)
+    expected.append([default_collate([ds[i] for i in range(n, n + 5)]) for n in (0, 5)])
+    batches = DataLoader(ds, batch_size=5, num_workers=workers, multiprocessing_context=start, persistent_workers=True)
+    for epoch in (0, 1):
+        ds.set_epoch(epoch)  # reaches workers that are running
+        for got, wanted in zip(batches, expected[epoch], strict=True):
+            same(got, wanted)
+
+
+def test_samplers_that_name_frames(dataset: Path) -> None:
+    """Frame lists of different rates and segments, as in NVIDIA/DALI issue 5888."""
+    items: list[Any] = [
+        sv.At("b_frames", frames=[0, 1, 2]), sv.At("b_frames", frames=[29, 0, 0]),
+        sv.At("vfr", seconds=[0.5, 0.1, 0.3]), 0, "five", sv.At(-1, frames=(3, 2, 1)),
+    ]  # fmt: skip
+    ds = sv.ClipDataset(dataset, sampling=sv.Uniform(3), transform=sv.Transform(resize=(32, 32)))
+    batches = list(DataLoader(ds, batch_size=2, sampler=items, num_workers=1))
+    assert [key for batch in batches for key in batch["key"]] == [ds[item]["key"] for item in items]
+    for n, batch in enumerate(batches):
+        same(batch, default_collate([ds[items[2 * n]], ds[items[2 * n + 1]]]))
+
+
+def test_distributed_and_random_samplers(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Frames([0]), transform=sv.Transform(resize=(32, 32)))
+    seen: list[int] = []
+    for rank in range(2):
+        sampler: Any = DistributedSampler(ds, num_replicas=2, rank=rank)
+        seen += [clip for batch in DataLoader(ds, batch_size=2, sampler=sampler) for clip in batch["clip"].tolist()]
+    assert sorted(seen) == list(range(len(ds)))
+    drawn = DataLoader(ds, batch_size=4, sampler=RandomSampler(ds, num_samples=7))
+    assert sum(len(batch["clip"]) for batch in drawn) == 7
+
+
+def test_a_pickled_dataset_is_small_and_the_same(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Uniform(2), transform=AUGMENTED, pad="none")
+    expected = ds["vp9"]  # with a pipeline, open files and an index that stay behind
+    data = pickle.dumps(ds)
+    assert len(data) < 3000
+    same(pickle.loads(data)["vp9"], expected)
+
+
+def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "OPEN_FILES", 2)
+    before = open_tars()
+    ds = sv.ClipDataset(dataset)
+    for _ in range(2):
+        for row in range(len(ds)):
+            ds.get(row, frames=[0])
+            assert 1 <= open_tars() - before <= 2
+    del ds
+    gc.collect()
+    assert open_tars() == before
+
+
+def test_frame_indexes_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed_dataset, "INDEX_BYTES", 70 * 48)
+    ds = sv.ClipDataset(dataset).dataset
+    expected = [sv.Dataset.open(dataset).index(row) for row in range(len(ds))]
+    for row in (*range(len(ds)), 0, 0):
+        np.testing.assert_array_equal(ds.index(row).pts, expected[row].pts)
+        assert sum(len(index) for index in ds._frame_indexes.values()) <= 70
+    assert 1 <= len(ds._frame_indexes) < len(ds)
+
+
+def _in_child(ds: sv.ClipDataset, answers: Any) -> None:
+    inherited = open_tars()
+    video = ds.get("vp9", frames=[3])["video"]
+    answers.put((video.numpy().tobytes(), open_tars() - inherited))
+
+
+def test_a_forked_child_uses_nothing_of_its_parent(dataset: Path) -> None:
+    """Neither its open files, nor its pipeline, nor a lock that another thread holds while the process forks."""
+    ds = sv.ClipDataset(dataset, transform=sv.Transform(resize=32))
+    expected = ds.get("vp9", frames=[3])["video"].numpy().tobytes()
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    ds.get("one", frames=[0])
+    open_of_dataset = len(ds.dataset._reader._open)
+    assert open_of_dataset >= 2
+    with ds.dataset._lock, ds.dataset._reader._lock:
+        child = context.Process(target=_in_child, args=(ds, answers))
+        child.start()
+    # It opened the shard anew, and closed those that its dataset came with.
+    assert answers.get(timeout=30) == (expected, 1 - open_of_dataset)
+    child.join(30)
+    assert child.exitcode == 0
+
+
+class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
+    """A storage that counts what is asked of it."""
+
+    protocol = "counting"
+    store: dict[str, Any] = {}  # noqa: RUF012  as fsspec has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    asked: list[tuple[str, int | None, int | None]] = []  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("counting://")))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        type(self).asked.append((path, start, end))
+        return bytes(super().cat_file(path, start, end, **kwargs))
+
+
+@pytest.fixture
+def counting(dataset: Path) -> Iterator[str]:
+    fsspec.register_implementation("counting", CountingFiles, clobber=True)
+    for path in dataset.rglob("*"):
+        if path.is_file():
+            CountingFiles().pipe_file(f"/mine/{path.relative_to(dataset)}", path.read_bytes())
+    try:
+        yield "counting://mine"
+    finally:
+        CountingFiles.store.clear()
+
+
+def test_only_what_is_needed_is_read_from_an_object_store(dataset: Path, counting: str) -> None:
+    local, remote = sv.ClipDataset(dataset), sv.ClipDataset(counting)
+    CountingFiles.asked.clear()
+    row, frames = local.dataset.row("trimmed"), [2, 14, 24]
+    clips = local.dataset.clips
+    same(remote.get("trimmed", frames=frames), local.get("trimmed", frames=frames))
+    (index_path, start, end), *ranges = CountingFiles.asked
+    assert index_path.endswith(".tar")
+    assert (start, end) == (clips.npy_offset[row], clips.npy_offset[row] + clips.npy_size[row])
+    needed = len(local.encoded(sv.At("trimmed", frames=frames)).data)
+    read = sum(end - start for _, start, end in ranges if start is not None and end is not None)
+    assert len(ranges) <= 3
+    assert needed <= read <= 1.15 * needed
+    # The frame index is at hand now.
+    CountingFiles.asked.clear()
+    remote.get("trimmed", frames=[1])
+    assert len(CountingFiles.asked) == 1
+
+
+def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = CountingFiles.cat_ranges
+
+    def spied(self: Any, paths: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        calls.append(len(paths))
+        return original(self, paths, *args, **kwargs)
+
+    monkeypatch.setattr(CountingFiles, "cat_ranges", spied)
+    ds = sv.ClipDataset(counting, sampling=sv.Frames([0]), transform=sv.Transform(resize=(32, 32)))
+    ds.__getitems__([0, 1, 2, 3])
+    assert calls == [4, 4]  # four indexes at once, then four slices
+
+
+def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_RETRY_AFTER_SECONDS", (0.0, 0.0))
+    ds = sv.ClipDataset(counting)
+    expected = ds.get(0, frames=[0])
+    failures = [ConnectionError("gone"), TimeoutError("slow")]
+    original = CountingFiles.cat_file
+
+    def flaky(self: Any, *args: Any, **kwargs: Any) -> bytes:
+        if failures:
+            raise failures.pop()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(CountingFiles, "cat_file", flaky)
+    same(ds.get(0, frames=[0]), expected)
+    failures[:] = [ConnectionError("gone")] * 3
+    with pytest.raises(sv.DatasetError, match="cannot be reached"):
+        ds.get(0, frames=[0])
+
+
+def damage(dataset: Path, target: Path, start: int, data: bytes, row: int) -> Path:
+    """A copy of the dataset with other bytes in the tar of that row's shard."""
+    shutil.copytree(dataset, target)
+    ds = sv.Dataset.open(target)
+    tar = Path(ds.shard_path(int(ds.clips.shard[row])))
+    content = bytearray(tar.read_bytes())
+    content[start : start + len(data)] = data
+    tar.write_bytes(content)
+    reseal(target)
+    return target
+
+
+def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "set")
+    clips = sv.Dataset.open(dataset).clips
+    row = list(clips.key).index("b_frames")
+    shard = clips.shard[row]
+    parquet = Path(sv.Dataset.open(tmp_path / "set").shard_path(int(shard))).with_suffix(".parquet")
+    edit_parquet(parquet, int(np.count_nonzero(clips.shard[:row] == shard)), traits="lead-in,unordered")
+    reseal(tmp_path / "set")
+    ds = sv.ClipDataset(tmp_path / "set")
+    orders = {key: ds.encoded(sv.At(key, frames=[0])).in_order for key in clips.key}
+    assert orders == {key: key != "b_frames" for key in clips.key}
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "reason"),
+    [
+        (0, b"x" * 128, "none of NumPy"),
+        (61, b"9999999999999999", "none of NumPy|not int64"),
+        (128 + 8, (1 << 40).to_bytes(8, "little"), "does not lie within"),
+        (128 + 16, (-1).to_bytes(8, "little", signed=True), "does not lie within"),
+        (128 + 24, (64).to_bytes(8, "little"), "unknown flag"),
+        (128 + 24, (9).to_bytes(8, "little"), "as many visible"),
+        (128, (1 << 60).to_bytes(8, "little"), "out of range"),
+    ],
+)
+def test_a_damaged_frame_index_is_named(dataset: Path, tmp_path: Path, at: int, value: bytes, reason: str) -> None:
+    clips = sv.Dataset.open(dataset).clips
+    row = list(clips.key).index("b_frames")
+    bad = damage(dataset, tmp_path / "bad", int(clips.npy_offset[row]) + at, value, row)
+    with pytest.raises(sv.DatasetError, match=f"'b_frames'.*({reason})"):
+        sv.ClipDataset(bad).get("b_frames", frames=[0])
+
+
+def test_a_damaged_clip_is_named(dataset: Path, tmp_path: Path) -> None:
+    opened = sv.Dataset.open(dataset)
+    row = list(opened.clips.key).index("b_frames")
+    first = int(opened.clips.mp4_offset[row] + opened.index(row).offset[0])
+    bad = damage(dataset, tmp_path / "bad", first, bytes(int(opened.index(row).size[0])), row)
+    ds = sv.ClipDataset(bad)
+    with pytest.raises(sv.VideoError, match="b_frames"):
+        ds.get("b_frames", frames=[0])
+    tar = Path(opened.shard_path(int(opened.clips.shard[row]))).name
+    (bad / "shards" / tar).unlink()
+    with pytest.raises(sv.DatasetError, match=tar):
+        sv.ClipDataset(bad)
+
+
+def test_options_that_cannot_be(dataset: Path) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"pad": "never"}, {"sampling": sv.Window}, {"transform": 3}, {"seed": "a"}, {"columns": "score"},
+        {"columns": ["nothing"]}, {"columns": ["key"]}, {"dataset": sv.Mix([(dataset, 1)])}, {"dataset": 7},
+        {"dataset": sv.Subset(dataset, weights="balanced")}, {"dataset": sv.Subset(dataset, where="width > 9999")},
+    ]  # fmt: skip
+    for options in wrong:
+        with pytest.raises(sv.InputError):
+            sv.ClipDataset(**({"dataset": dataset, "sampling": sv.Frames([0])} | options))
+    with pytest.raises(sv.DatasetError):
+        sv.ClipDataset(dataset / "nowhere")
+    with pytest.raises(sv.InputError, match=r"larger than the frames.*five"):
+        sv.ClipDataset(dataset, transform=sv.Transform(crop=500)).get("five", frames=[0])
+
+
+def test_a_dataset_that_was_opened_already(dataset: Path) -> None:
+    opened = sv.Dataset.open(dataset)
+    same(sv.ClipDataset(opened).get("one", frames=[0]), sv.ClipDataset(str(dataset)).get("one", frames=[0]))

@@ -1,0 +1,67 @@
+"""Random access to a bucket of a real S3 server, in workers of any kind, also after the parent has used the bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, default_collate
+
+import streamvid as sv
+from streamvid.packing.pack import pack
+from tests.loader.test_clip_dataset import same
+from tools.clips import Recipe, write
+
+OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, place="random"), "transform": sv.Transform(resize=48, crop=40)}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory, s3_bucket: str) -> tuple[str, str]:
+    """The same dataset on disk and in a bucket, in several shards."""
+    folder = tmp_path_factory.mktemp("s3")
+    (folder / "videos").mkdir()
+    for n in range(8):
+        write(Recipe(frames=40, gop=10, seed=n, width=160, height=96), folder / "videos" / f"{n:02}.mp4")
+    local, remote = str(folder / "dataset"), f"s3://{s3_bucket}/datasets/mine"
+    for destination in (local, remote):
+        pack([str(folder / "videos")], destination, shard_size=60_000, progress=False)
+    return local, remote
+
+
+def test_a_bucket_gives_the_same_samples_as_a_disk(datasets: tuple[str, str]) -> None:
+    local, remote = (sv.ClipDataset(where, **OPTIONS) for where in datasets)
+    assert len(local) == len(remote) == 8
+    for item in (0, 7, "03", sv.At("05", seconds=[1.0, 0.2]), sv.At(2, frames=[39, 0])):
+        same(remote[item], local[item])
+
+
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_read_from_a_bucket(datasets: tuple[str, str], start: str, workers: int) -> None:
+    local, remote = (sv.ClipDataset(where, **OPTIONS) for where in datasets)
+    remote[0]  # the parent's connections and event loop are there when the workers start
+    expected = [default_collate([local[i] for i in range(first, first + 4)]) for first in (0, 4)]
+    for got, wanted in zip(
+        DataLoader(remote, batch_size=4, num_workers=workers, multiprocessing_context=start), expected, strict=True
+    ):
+        same(got, wanted)
+    same(remote[1], local[1])  # and still serve the parent
+    with sv.GpuDataLoader(
+        remote, batch_size=4, num_workers=workers, multiprocessing_context=start, device="cpu"
+    ) as proxy:
+        for got, wanted in zip(proxy, expected, strict=True):
+            same(got, wanted)
+
+
+def test_a_shard_that_is_gone_is_named(datasets: tuple[str, str], s3_bucket: str) -> None:
+    import fsspec
+
+    local, _ = datasets
+    remote = f"s3://{s3_bucket}/datasets/gone"
+    files, root = fsspec.url_to_fs(remote)
+    files.put(local, root, recursive=True)
+    ds = sv.ClipDataset(remote, **OPTIONS)
+    files.rm(f"{root}/shards/00000001.tar")
+    gone = ds.dataset.rows(1).start
+    with pytest.raises(sv.DatasetError, match=r"00000001\.tar"):
+        ds[gone]
+    ds[0]

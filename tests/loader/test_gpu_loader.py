@@ -1,0 +1,381 @@
+"""GpuDataLoader: a StreamLoader's batches by way of DataLoader's samplers and workers; it ends whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, default_collate
+
+import streamvid as sv
+from streamvid.decode.decoders import CpuDecoder
+from streamvid.loader.shm_transfer import pack, unpack
+from tests.loader.test_clip_dataset import damage, same
+from tests.support.packed import pack_with_columns
+from tools.clips import Recipe
+
+SMALL = Recipe(width=96, height=64, gop=12, frames=30)
+RECIPES: dict[str, Recipe] = {
+    "b_frames": replace(SMALL, b_frames=3),
+    "hevc": replace(SMALL, codec="hevc", b_frames=3, seed=1),
+    "vp9": replace(SMALL, codec="vp9", container="webm", seed=2),
+    "mjpeg": replace(SMALL, codec="mjpeg", container="avi", frames=14, seed=3),
+    "turned": replace(SMALL, rotation=90, seed=4),
+    "slow": replace(SMALL, frames=20, jitter=2, seed=5),
+    "five": replace(SMALL, frames=5, seed=6),
+}
+SQUARE = sv.Transform(resize=(48, 48), flip=True, contrast=0.4, dtype="float16")
+OPTIONS: dict[str, Any] = {
+    "sampling": sv.Window(6, fps=12), "transform": SQUARE, "seed": 7, "columns": ["score", "place"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("proxy")
+    pack_with_columns(RECIPES, folder)
+    assert set(sv.Dataset.open(folder / "set").clips.codec.names) == {"h264", "hevc", "vp9", "mjpeg"}
+    return folder / "set"
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No worker and no thread of a loader is there afterwards."""
+    yield
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (found := workers() + loader_threads()):
+        time.sleep(0.05)
+    assert not found
+
+
+def processes_below(pid: int) -> list[int]:
+    """The processes that a process started, and those that these did; without those that have ended."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *processes_below(child)]
+    return [one for one in found if alive(one)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def workers() -> list[int]:
+    """Processes of ours, but for those that Python keeps for itself until it ends."""
+    own = []
+    for pid in processes_below(os.getpid()):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"resource_tracker" not in command and b"forkserver" not in command:
+                own.append(pid)
+    return own
+
+
+def loader_threads() -> list[Any]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("streamvid")]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "start", "pad"),
+    [(0, None, "edge"), (2, "fork", "edge"), (2, "fork", "constant"), (1, "spawn", "edge"), (1, "forkserver", "edge")],
+)
+@pytest.mark.usefixtures("nothing_left")
+def test_batches_are_those_of_a_stream_loader(dataset: Path, num_workers: int, start: Any, pad: Any) -> None:
+    ds = sv.ClipDataset(dataset, pad=pad, **OPTIONS)
+    with (
+        sv.StreamLoader(dataset, batch_size=3, shuffle=False, device="cpu", threads=2, pad=pad, **OPTIONS) as stream,
+        sv.GpuDataLoader(
+            ds, batch_size=3, num_workers=num_workers, multiprocessing_context=start,
+            persistent_workers=num_workers > 0, device="cpu", threads=2,
+        ) as proxy,
+    ):  # fmt: skip
+        assert len(proxy) == len(stream) == 3
+        for _ in range(2):
+            for got, expected in zip(proxy, stream, strict=True):
+                same(got, expected)
+        now, then = proxy.stats(), stream.stats()
+        assert (now.batches, now.clips, now.frames) == (then.batches, then.clips, then.frames)
+        assert now.bytes_read == then.bytes_read
+
+
+ITEMS: list[Any] = [
+    sv.At("b_frames", frames=[29, 0, 0, 7]), sv.At("mjpeg", frames=[3]), sv.At("slow", seconds=[0.3, 0.1]),
+    sv.At("five", frames=range(5)), sv.At("mjpeg", seconds=[0.0, 0.2]), "hevc", 0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pad", ["edge", "constant"])
+@pytest.mark.usefixtures("nothing_left")
+def test_frame_lists_of_different_lengths_share_a_batch(dataset: Path, pad: Any) -> None:
+    """Of different rates and segments, as in NVIDIA/DALI issue 5888, and of Motion JPEG beside other codecs."""
+    ds = sv.ClipDataset(dataset, pad=pad, **OPTIONS)
+    with sv.GpuDataLoader(ds, batch_size=4, sampler=ITEMS, num_workers=1, device="cpu") as proxy:
+        batches = list(proxy)
+    assert [batch["video"].shape[2] for batch in batches] == [5, 6]
+    alone = [ds[item] for item in ITEMS]
+    for n, wanted in enumerate(alone):
+        batch, place = batches[n // 4], n % 4
+        slots = len(wanted["mask"])
+        assert batch["key"][place] == wanted["key"]
+        assert batch["mask"][place].tolist() == wanted["mask"].tolist() + [False] * (batch["mask"].shape[1] - slots)
+        assert torch.equal(batch["video"][place, :, :slots], wanted["video"])
+        assert torch.equal(batch["pts"][place, :slots], wanted["pts"])
+        for slot in range(slots, batch["mask"].shape[1]):
+            last = wanted["video"][:, -1] if pad == "edge" else torch.zeros_like(wanted["video"][:, -1])
+            assert torch.equal(batch["video"][place, :, slot], last)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_samplers_of_any_kind(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+
+    def seen(**options: Any) -> list[list[int]]:
+        with sv.GpuDataLoader(ds, device="cpu", threads=1, **options) as proxy:
+            return [batch["clip"].tolist() for batch in proxy]
+
+    parts = [
+        seen(batch_size=2, sampler=DistributedSampler(ds, num_replicas=2, rank=rank, shuffle=False)) for rank in (0, 1)
+    ]
+    assert parts == [[[0, 2], [4, 6]], [[1, 3], [5, 0]]]
+    batches = BatchSampler(RandomSampler(ds, generator=torch.Generator().manual_seed(1)), 3, drop_last=False)
+    assert sorted(row for batch in seen(batch_sampler=batches) for row in batch) == list(range(len(ds)))
+    assert seen(batch_sampler=[[1], [2, 3, 4], [0, 0]], batch_size=3) == [[1], [2, 3, 4], [0, 0]]
+    assert [len(batch) for batch in seen(batch_size=4, shuffle=True, drop_last=True)] == [4]
+    with pytest.raises(sv.InputError, match="gave 3 clips"):
+        seen(batch_sampler=[[1, 2, 3]], batch_size=2)
+
+
+def test_epochs(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    sampler: Any = DistributedSampler(ds, num_replicas=1, rank=0)
+    with sv.GpuDataLoader(ds, batch_size=8, sampler=sampler, device="cpu") as proxy:
+        first = [next(iter(proxy)) for _ in range(2)]
+        assert [batch["epoch"][0].item() for batch in first] == [0, 1]
+        assert first[0]["clip"].tolist() == first[1]["clip"].tolist()
+        proxy.set_epoch(5)
+        assert (proxy.epoch, sampler.epoch) == (5, 5)
+        fifth = next(iter(proxy))
+        assert fifth["epoch"].tolist() == [5] * len(ds)
+        proxy.set_epoch(0)
+        same(next(iter(proxy)), first[0])
+    ds.set_epoch(5)
+    same(default_collate([ds[row] for row in fifth["clip"].tolist()]), fifth)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    opened = sv.Dataset.open(dataset)
+    row = list(opened.clips.key).index("five")
+    bad = damage(dataset, tmp_path / "bad", int(opened.clips.npy_offset[row]) + 128 + 8, b"\xff" * 8, row)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (["b_frames", "five"], sv.DatasetError, "'five'.* damaged"),
+        ([sv.At("hevc", frames=[99])], IndexError, "'hevc' has 30 frames"),
+        (["none"], KeyError, "none"),
+        ([0.5], sv.InputError, "0.5"),
+        ([99], IndexError, "99"),
+    ]
+    for sampler, kind, text in cases:
+        with sv.GpuDataLoader(
+            sv.ClipDataset(bad, **OPTIONS), batch_size=1, sampler=sampler, num_workers=num_workers, device="cpu"
+        ) as proxy:
+            with pytest.raises(kind, match=text) as caught:
+                list(proxy)
+            assert "Traceback" not in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_of_the_decoder_is_raised(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    opened = sv.Dataset.open(dataset)
+    row = list(opened.clips.key).index("five")
+    start, size = int(opened.index(row).offset[0]), int(opened.index(row).size[0])
+    bad = damage(dataset, tmp_path / "bad", int(opened.clips.mp4_offset[row]) + start, bytes(size), row)
+    ds = sv.ClipDataset(bad, **OPTIONS)
+    with sv.GpuDataLoader(ds, batch_size=1, num_workers=num_workers, device="cpu") as proxy:
+        with pytest.raises(sv.VideoError, match="five") as caught:
+            list(proxy)
+        assert caught.tb is not None  # it holds the iterator's frames, and with them what they refer to
+        assert not workers()
+        # The same loader goes on with clips that are whole.
+        with sv.GpuDataLoader(ds, batch_size=1, sampler=["hevc"], device="cpu") as again:
+            assert len(list(again)) == 1
+
+
+class Died(BaseException):
+    pass
+
+
+def test_a_decode_thread_that_dies_is_noticed(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise Died
+
+    monkeypatch.setattr(CpuDecoder, "submit", die)
+    with (
+        sv.GpuDataLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=2, num_workers=1, device="cpu") as proxy,
+        pytest.raises(Died),
+    ):
+        list(proxy)
+
+
+class Endless:
+    """The same items again and again."""
+
+    def __init__(self, items: list[Any], pause: Callable[[], None] = lambda: None) -> None:
+        self._items, self._pause = items, pause
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self._pause()
+            yield from self._items
+
+
+def until(batches: Iterator[Any], deadline: float) -> Iterator[Any]:
+    for batch in batches:
+        assert time.monotonic() < deadline, "nobody noticed"
+        yield batch["clip"]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_worker_is_noticed(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    with sv.GpuDataLoader(
+        ds, batch_size=2, sampler=Endless([0, 1, 2]), num_workers=2, multiprocessing_context="fork", device="cpu"
+    ) as proxy:
+        batches = iter(proxy)
+        next(batches)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        with pytest.raises(RuntimeError, match="worker") as caught:
+            list(until(batches, deadline))
+        assert caught.tb is not None  # it holds PyTorch's iterator
+        assert not workers()
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.usefixtures("nothing_left")
+def test_leaving_early_leaves_nothing(dataset: Path, num_workers: int, persistent: bool) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": persistent, "device": "cpu"}
+    with sv.GpuDataLoader(ds, batch_size=2, sampler=Endless([0, 1, 2]), **options) as proxy:
+        for _ in proxy:
+            break
+        held = iter(proxy)
+        next(held)
+        with pytest.raises(ZeroDivisionError) as error:  # whose traceback holds the iterator's frames
+            fail_in_the_loop(proxy)
+        if not persistent:
+            held.close()  # type: ignore[attr-defined]
+            assert not workers()
+    del held, error
+
+
+def fail_in_the_loop(batches: Any) -> None:
+    for _ in batches:
+        raise ZeroDivisionError
+
+
+SCRIPT = """
+import sys, time, threading
+import streamvid as sv
+from streamvid.sampling.windows import Window
+ds = sv.ClipDataset(sys.argv[1], sampling=Window(4), transform=sv.Transform(resize=(32, 32)))
+class Endless:
+    def __iter__(self):
+        while True:
+            yield from (0, 1, 2)
+if __name__ == "__main__":
+    proxy = sv.GpuDataLoader(ds, batch_size=2, sampler=Endless(), num_workers=2, device="cpu")
+    batches = iter(proxy)
+    for number in range(3):
+        next(batches)
+    print("running", flush=True)
+    if sys.argv[2] == "interrupt":
+        for batch in batches:
+            pass
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "end"])
+def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str) -> None:
+    """A Ctrl-C reaches all processes of a terminal; and an iterator may still be there when Python ends."""
+    command = [sys.executable, "-c", SCRIPT, str(dataset), how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        children = processes_below(process.pid)
+        if how == "interrupt":
+            assert len(children) >= 2
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            _, errors = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            # It would go on for ever, and take the machine from all tests behind this one.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode in ((1, -signal.SIGINT, 130) if how == "interrupt" else (0,)), errors
+    assert ("KeyboardInterrupt" in errors) == (how == "interrupt")
+    deadline = time.monotonic() + 10
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+
+
+def test_options_that_cannot_be(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    wrong: list[dict[str, Any]] = [
+        {}, {"batch_size": 0}, {"batch_size": 2, "threads": 0}, {"batch_size": 2, "collate_fn": list},
+        {"batch_size": 2, "sampler": [0], "shuffle": True}, {"batch_sampler": [[0]]},
+        {"batch_sampler": [[0]], "batch_size": 1, "shuffle": True}, {"batch_size": 2, "num_workers": -1},
+        {"batch_size": 2, "persistent_workers": True}, {"batch_size": 2, "nothing": 1},
+        {"batch_size": 2, "device": "cuda:77"}, {"dataset": [1], "batch_size": 1},
+    ]  # fmt: skip
+    for options in wrong:
+        with pytest.raises(sv.InputError):
+            sv.GpuDataLoader(**({"dataset": ds} | options))
+    mixed = sv.ClipDataset(dataset, sampling=sv.Frames([0]))
+    with (
+        sv.GpuDataLoader(mixed, batch_size=len(ds), num_workers=1, device="cpu") as proxy,
+        pytest.raises(sv.InputError, match="different sizes"),
+    ):
+        list(proxy)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["<i8", "u1", "f8", "?"]), max_size=4), st.data())
+def test_parcels(kinds: list[str], data: st.DataObject) -> None:
+    arrays = []
+    for kind in kinds:
+        shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
+        arrays.append(np.random.default_rng(0).integers(0, 2, shape).astype(kind))
+    value: dict[str, Any] = {"arrays": arrays, "text": "x", "strided": np.arange(12).reshape(3, 4).T}
+    parcel = pack(value)
+    got = unpack(parcel)
+    for one, two in zip([*got["arrays"], got["strided"]], [*arrays, value["strided"]], strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+        assert one.ctypes.data % one.dtype.itemsize == 0
+    assert got["text"] == "x"
+    assert len(parcel.head) < 2000

@@ -1,0 +1,250 @@
+"""Stopping and going on, mixtures, subsets and weights: through the loader, with real clips."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from tools.clips import Recipe, write
+
+CLIPS = 23
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two datasets of small clips, the first in several shards and with labels and metadata."""
+    folder = tmp_path_factory.mktemp("state")
+    rows = ["path,label,speed,words"]
+    for n in range(CLIPS):
+        (folder / "one").mkdir(exist_ok=True)
+        write(Recipe(width=64, height=64, frames=12 + n % 5, b_frames=2, seed=n), folder / "one" / f"{n:02}.mp4")
+        rows.append(f"{n:02}.mp4,{n % 3},{n / 2},clip number {n}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    sv.pack(
+        [str(folder / "one")],
+        str(folder / "first"),
+        labels=str(folder / "labels.csv"),
+        shard_size=30_000,
+        progress=False,
+    )
+    for n in range(5):
+        (folder / "two").mkdir(exist_ok=True)
+        write(Recipe(width=64, height=64, frames=10, seed=100 + n), folder / "two" / f"{n}.mp4")
+    sv.pack([str(folder / "two")], str(folder / "second"), progress=False)
+    assert len(sv.Dataset.open(folder / "first").shards) >= 4
+    return str(folder / "first"), str(folder / "second")
+
+
+def loader(dataset: Any, **options: Any) -> sv.StreamLoader:
+    transform = sv.Transform(resize=40, crop=32, flip=True)
+    known: dict[str, Any] = {"batch_size": 3, "sampling": sv.Window(4, stride=2), "transform": transform, "seed": 4}
+    return sv.StreamLoader(dataset, device="cpu", **{**known, **options})
+
+
+def summary(batch: dict[str, Any]) -> tuple[Any, ...]:
+    """Everything in a batch, as values that compare."""
+    return tuple(
+        (name, value.tolist() if isinstance(value, torch.Tensor) else value) for name, value in sorted(batch.items())
+    )
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+@pytest.mark.parametrize("locality", [None, "node"])
+@pytest.mark.parametrize("stop", [0, 1, 4, 6])
+def test_the_same_batches_go_on(datasets: tuple[str, str], shuffle: Any, locality: Any, stop: int) -> None:
+    options = {
+        "shuffle": shuffle,
+        "locality": locality,
+        "rank": 1,
+        "world_size": 2,
+        "ranks_per_node": 1,
+        "batch_size": 2,
+    }
+    with loader(datasets[0], **options) as whole:
+        batches = [summary(batch) for _ in range(3) for batch in whole]
+        steps = len(whole)
+    with loader(datasets[0], **options) as first:
+        state = first.state_dict()
+        for _, batch in zip(range(stop), first, strict=False):
+            assert batch is not None
+            state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    with loader(datasets[0], **options) as second:
+        second.load_state_dict(state)
+        second.set_epoch(second.epoch)  # as training loops do; it must not start the epoch anew
+        rest = [summary(batch) for _ in range(3 if stop < steps else 2) for batch in second]
+    assert rest == batches[stop:]
+
+
+def test_every_rank_has_the_same_state(datasets: tuple[str, str]) -> None:
+    loaders = [loader(datasets[0], rank=rank, world_size=3) for rank in range(3)]
+    iterators = [iter(one) for one in loaders]
+    for _ in range(2):
+        for iterator in iterators:
+            next(iterator)
+        assert len({json.dumps(one.state_dict()) for one in loaders}) == 1
+    for one, iterator in zip(loaders, iterators, strict=True):
+        iterator.close()  # type: ignore[attr-defined]
+        one.close()
+
+
+@pytest.mark.parametrize("locality", [None, "node"])
+def test_resized_within_an_epoch_and_between(datasets: tuple[str, str], locality: Any) -> None:
+    """4 ranks on 2 nodes, then 3 on 1, then 2 on 2 with another batch size; two epochs: each clip twice."""
+    state: Any = None
+    seen: Counter[int] = Counter()
+    epochs_seen: Counter[tuple[int, int]] = Counter()
+    plans = [(4, 2, 1, 3), (3, 3, 2, 2), (2, 1, 5, None)]  # world, ranks per node, batch size, steps
+    for world, per_node, batch_size, most in plans:
+        states = []
+        for rank in range(world):
+            with loader(
+                datasets[0],
+                rank=rank,
+                world_size=world,
+                ranks_per_node=per_node,
+                batch_size=batch_size,
+                locality=locality,
+            ) as one:
+                if state is not None:
+                    one.load_state_dict(state)
+                made = 0
+                while one.epoch < 2 and (most is None or made < most):
+                    for batch in one:
+                        made += 1
+                        for clip, epoch in zip(
+                            batch["clip"][batch["valid"]].tolist(), batch["epoch"].tolist(), strict=False
+                        ):
+                            seen[clip] += 1
+                            epochs_seen[epoch, clip] += 1
+                        states.append((made, json.dumps(one.state_dict())))
+                        if most is not None and made == most:
+                            break
+        by_step: dict[int, set[str]] = {}
+        for step, text in states:
+            by_step.setdefault(step, set()).add(text)
+        assert all(len(texts) == 1 for texts in by_step.values())
+        state = json.loads(states[-1][1])
+    assert seen == Counter(dict.fromkeys(range(CLIPS), 2))
+    assert set(epochs_seen.values()) == {1}
+
+
+def test_what_is_prefetched_does_not_count(datasets: tuple[str, str]) -> None:
+    with loader(datasets[0]) as one:
+        iterator = iter(one)
+        first = next(iterator)
+        state = one.state_dict()
+        iterator.close()  # type: ignore[attr-defined]
+    with loader(datasets[0]) as again:
+        again.load_state_dict(state)
+        rest = [clip for batch in again for clip in batch["clip"].tolist()]
+    assert sorted(rest + first["clip"].tolist()) == list(range(CLIPS))
+
+
+def test_another_run_refuses_the_state(datasets: tuple[str, str]) -> None:
+    with loader(datasets[0]) as one:
+        state = one.state_dict()
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"seed": 5}, "seed"),
+        ({"sampling": sv.Window(5)}, "sampling"),
+        ({"pad": "constant"}, "sampling or padding"),
+        ({"shuffle": False}, "shuffle"),
+        ({"dataset": datasets[1]}, "another dataset"),
+        ({"dataset": sv.Subset(datasets[0], where="label == 1")}, "a filter"),
+    ]
+    for change, words in changes:
+        with loader(change.pop("dataset", datasets[0]), **change) as other:
+            with pytest.raises(sv.InputError, match=words) as error:
+                other.load_state_dict(state)
+            assert "\n" not in str(error.value)
+
+
+def test_subsets_and_columns(datasets: tuple[str, str]) -> None:
+    some = sv.Subset(datasets[0], where='label in (0, 2) and speed >= 3 and "number" in words')
+    expected = [n for n in range(CLIPS) if n % 3 != 1 and n / 2 >= 3]
+    with loader(some, columns=["speed", "words"]) as one:
+        seen = {}
+        for batch in one:
+            assert batch["speed"].dtype == torch.float64
+            for key, label, speed, words in zip(
+                batch["key"], batch["label"].tolist(), batch["speed"].tolist(), batch["words"], strict=True
+            ):
+                seen[int(key)] = (label, speed, words)
+        assert len(one) == -(-len(expected) // 3)
+    assert seen == {n: (n % 3, n / 2, f"clip number {n}") for n in expected}
+    with loader(sv.Subset(datasets[0], keys=["03", "17"])) as two:
+        assert sorted(key for batch in two for key in batch["key"]) == ["03", "17"]
+    with pytest.raises(sv.InputError, match="no clip fits"):
+        loader(sv.Subset(datasets[0], where="label == 99"))
+
+
+def test_weights(datasets: tuple[str, str]) -> None:
+    weighted = sv.Subset(datasets[0], weights={0: 2, 1: 0.5, 2: 0})
+    counts = Counter({label: sum(n % 3 == label for n in range(CLIPS)) for label in range(3)})
+    with loader(weighted, batch_size=1) as one:
+        labels = [Counter(label for batch in one for label in batch["label"].tolist()) for _ in range(6)]
+        assert len(one) == round(2 * counts[0] + 0.5 * counts[1])
+    for seen in labels:
+        assert seen[2] == 0
+        assert abs(seen[0] - 2 * counts[0]) <= 1
+        assert abs(seen[1] - 0.5 * counts[1]) <= 1
+
+
+def test_a_mixture(datasets: tuple[str, str]) -> None:
+    mix = sv.Mix([(datasets[0], 3), (datasets[1], 1)])
+    with loader(mix, batch_size=4, steps_per_epoch=10) as one:
+        assert len(one) == 10
+        seen: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+        batches = []
+        for _ in range(2):
+            for batch in one:
+                batches.append(summary(batch))
+                for part, epoch, clip in zip(*(batch[n].tolist() for n in ("dataset", "epoch", "clip")), strict=True):
+                    assert (clip >= CLIPS) == (part == 1)
+                    seen[part].append((epoch, clip))
+    assert len(batches) == 20
+    assert len(seen[1]) > 5  # more than a pass over the second
+    for part, length in ((0, CLIPS), (1, 5)):
+        assert [epoch for epoch, _ in seen[part]] == [n // length for n in range(len(seen[part]))]
+        assert len(set(seen[part])) == len(seen[part])
+    with loader(mix, batch_size=4, steps_per_epoch=10) as two:
+        for _, _batch in zip(range(3), two, strict=False):
+            state = two.state_dict()
+    with loader(mix, batch_size=4, steps_per_epoch=10) as three:
+        three.load_state_dict(state)
+        assert [summary(batch) for _ in range(2) for batch in three] == batches[3:]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"shuffle": "some"}, "shuffle"), ({"locality": "rack"}, "locality"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"locality": "node", "steps_per_epoch": 3}, "locality"), ({"seed": 1.5}, "seed"),
+        ({"columns": ["speeed"]}, "speeed"), ({"rank": 0}, "world_size"), ({"ranks_per_node": 0}, "ranks_per_node"),
+    ],
+)  # fmt: skip
+def test_silly_options(datasets: tuple[str, str], change: dict[str, Any], word: str) -> None:
+    with pytest.raises(sv.InputError, match=word) as error:
+        next(iter(loader(datasets[0], **change)))
+    assert "\n" not in str(error.value)
+
+
+def test_samples_of_a_clip_are_items_of_their_own(datasets: tuple[str, str], tmp_path: Path) -> None:
+    with loader(datasets[0], sampling=sv.TiledWindows(4), pad="edge", batch_size=5) as one:
+        starts = sorted(
+            (clip, round(pts[0], 3))
+            for batch in one
+            for clip, pts in zip(batch["clip"].tolist(), batch["pts"].tolist(), strict=True)
+        )
+    frames = [12 + n % 5 for n in range(CLIPS)]
+    assert len(starts) == sum(-(-count // 4) for count in frames) == len(set(starts))
+    assert Counter(clip for clip, _ in starts) == {n: -(-count // 4) for n, count in enumerate(frames)}
+    assert np.all(np.diff([second for clip, second in starts if clip == 0]) > 0)

@@ -1,0 +1,175 @@
+"""What edit lists show: as the box says, and not as FFmpeg's demuxer takes it where it errs."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.mp4.edit_list import Edit, only_edit, part
+from streamvid.video.remux import store_through_ffmpeg
+from streamvid.video.transcode import TranscodeOptions, transcode
+from tests.support.reference import sequential, slice_of
+from tools.clips import Recipe, read_frame_number, write
+
+# By its edit list FFmpeg loses pictures between the last two key frames that are shown, or the last one that is shown,
+# or tells of less than half of the file. In fragmented files that begin late it loses the first fragment.
+_FRAGMENTED = (("movflags", "frag_keyframe"),)
+LOST = [
+    Recipe(codec="hevc", frames=26, gop=12, b_frames=3, delay=Fraction(179, 100), muxer=_FRAGMENTED),
+    Recipe(codec="mjpeg", container="mov", frames=12, gop=1, delay=Fraction(69, 50), muxer=_FRAGMENTED),
+    Recipe(codec="mpeg4", frames=31, gop=2, b_frames=1, open_gop=True, jitter=976),
+    Recipe(codec="mpeg4", container="mov", frames=15, gop=3, b_frames=2, open_gop=True, jitter=363),
+    Recipe(codec="h264", container="mov", frames=25, gop=4, b_frames=1, open_gop=True, jitter=327, trim=2, trim_end=1),
+    Recipe(codec="h264", frames=25, gop=4, b_frames=1, open_gop=True, jitter=327, trim=9, trim_end=1),
+    Recipe(codec="mpeg4", frames=12, gop=2, b_frames=1, jitter=613, trim_end=1),
+    Recipe(codec="h264", frames=12, gop=12, b_frames=0, trim_end=11),
+]
+
+
+@pytest.mark.parametrize("recipe", LOST)
+def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
+    source = write(recipe, tmp_path / f"source.{recipe.container}")
+    clip = store_through_ffmpeg(source, tmp_path)
+    numbers = recipe.shown()
+    at = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(at, [float(t) for t in recipe.shown_at()], atol=0.0011)
+    every = sequential(source, full_range=False, edits=False)
+    for row, got in enumerate(decode_with_pyav(slice_of(clip, np.arange(len(numbers))))):
+        assert read_frame_number(got) == numbers[row]
+        np.testing.assert_array_equal(got, every[numbers[row]])
+    # No more is kept before the first than it needs.
+    assert clip.index.size.sum() <= sum(_sizes(source)[max(0, numbers[0] - 2 * recipe.gop) :])
+
+
+@pytest.mark.parametrize("recipe", [*LOST, Recipe(codec="mpeg4", frames=20, gop=5, b_frames=2, muxer=_FRAGMENTED)])
+def test_and_what_is_converted_without_being_stored(recipe: Recipe, tmp_path: Path) -> None:
+    source = write(recipe, tmp_path / f"source.{recipe.container}")
+    transcode(source, tmp_path / "converted.mp4", TranscodeOptions("mjpeg"))
+    clip = store_through_ffmpeg(tmp_path / "converted.mp4", tmp_path)
+    at = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(at, [float(t) for t in recipe.shown_at()], atol=0.0011)
+    pictures = decode_with_pyav(slice_of(clip, np.arange(len(at))))
+    assert [read_frame_number(picture) for picture in pictures] == recipe.shown()
+
+
+def _sizes(source: Path) -> list[int]:
+    with av.open(str(source), options={"ignore_editlist": "1"}) as container:
+        return [packet.size for packet in container.demux(video=0) if packet.size]
+
+
+def elst(*edits: tuple[int, int, int, int], version: int = 0) -> bytes:
+    """The payload of an edit list: duration, media time, rate as integer and fraction."""
+    layout = ">Qqhh" if version else ">Iihh"
+    return struct.pack(">II", version << 24, len(edits)) + b"".join(struct.pack(layout, *edit) for edit in edits)
+
+
+@pytest.mark.parametrize(
+    ("edits", "shown"),
+    [
+        ([(776, 752, 1, 0)], Edit(752, 752 + 12416)),
+        ([(500, -1, 1, 0), (1000, 0, 1, 0)], Edit(0, 16000)),
+        ([(1, 0, 1, 0)], Edit(0, 16)),
+        ([(1000, 0, 1, 0), (1000, 32000, 1, 0)], None),
+        ([(1000, 0, 2, 0)], None),
+        ([(1000, 0, 0, 0)], None),
+        ([(1000, -1, 1, 0)], None),
+        ([(0, 752, 1, 0)], Edit(752, 752)),
+        ([(1, 0, 1, 0)] * 3, None),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("version", [0, 1])
+def test_an_edit_list(edits: Sequence[tuple[int, int, int, int]], shown: Edit | None, version: int) -> None:
+    box = elst(*edits, version=version)
+    assert part(b"1234" + box, 4, 4 + len(box), movie_scale=1000, scale=16000) == shown
+
+
+def test_its_end_is_rounded_as_ffmpeg_does() -> None:
+    box = elst((10, 3, 1, 0))
+    assert part(box, 0, len(box), movie_scale=30, scale=100) == Edit(3, 36)
+    assert part(box, 0, len(box), movie_scale=60, scale=100) == Edit(3, 20)
+    assert part(box, 0, len(box), movie_scale=0, scale=100) is None
+
+
+def test_a_box_that_says_more_than_it_holds() -> None:
+    box = elst((10, 3, 1, 0))
+    for wrong in (box[:-1], box + b"\0", box[:7] + b"\2" + box[8:]):
+        assert part(wrong, 0, len(wrong), movie_scale=1000, scale=1000) is None
+
+
+def test_it_is_the_one_of_the_track(tmp_path: Path) -> None:
+    source = write(Recipe(frames=20, trim=3, trim_end=2, audio=True), tmp_path / "a.mp4")
+    with av.open(str(source)) as container:
+        video, sound = container.streams.video[0].id, container.streams.audio[0].id
+        base = container.streams.video[0].time_base
+    assert base is not None
+    shown = only_edit(source, video)
+    assert shown is not None
+    assert round((shown.end - shown.begin) * base * 30) == 15
+    assert only_edit(source, sound) != shown
+    assert only_edit(source, 99) is None
+
+
+@pytest.mark.parametrize("container", ["mkv", "avi", "ts"])
+def test_other_files_have_none(container: str, tmp_path: Path) -> None:
+    assert only_edit(write(Recipe(frames=4, container=container), tmp_path / "a"), 1) is None  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=300), st.integers(0, 3))
+def test_noise_is_no_error(tmp_path_factory: pytest.TempPathFactory, noise: bytes, track: int) -> None:
+    file = tmp_path_factory.mktemp("noise") / "a.mp4"
+    moov = struct.pack(">I4s", 8 + len(noise), b"moov") + noise
+    for data in (noise, moov, struct.pack(">I4sQ", 1, b"moov", 16 + len(noise)) + noise, b"\0\0\0\0moov" + noise):
+        file.write_bytes(data)
+        assert only_edit(file, track) is None
+
+
+def test_a_box_that_ends_nowhere_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "a.mp4"
+    for size in (2**63 - 1, 2**63, 2**64 - 1):
+        for kind in (b"free", b"moov"):
+            file.write_bytes(struct.pack(">I4sQ", 1, kind, size) + bytes(40))
+            assert only_edit(file, 1) is None
+
+
+@pytest.mark.parametrize("scale", [1, 2**32 - 1])
+def test_times_beyond_all_bounds(scale: int, tmp_path: Path) -> None:
+    """An edit list that says more than int64 holds, in a file that is whole but for that."""
+    recipe = Recipe(codec="mpeg4", frames=6, gop=3, b_frames=1, trim=1)
+    source = write(recipe, tmp_path / "a.mp4")
+    data = source.read_bytes()
+    at = data.index(b"elst") + 4
+    (begin,) = struct.unpack_from(">i", data, at + 12)
+    movie = data.index(b"mvhd") + 4 + 12
+    damaged = bytearray(data)
+    struct.pack_into(">I", damaged, movie, scale)
+    struct.pack_into(">I", damaged, at + 8, 2**32 - 1)
+    source.write_bytes(damaged)
+    shown = only_edit(source, 1)
+    assert shown is not None
+    assert shown.begin == begin > 0
+    clip = store_through_ffmpeg(source, tmp_path)
+    assert 0 < len(clip.index.visible) <= recipe.frames
+
+
+def test_damage_is_no_error(tmp_path: Path) -> None:
+    """Bytes of a real header, changed one by one."""
+    source = write(Recipe(frames=4, trim=1), tmp_path / "a.mp4")
+    whole = source.read_bytes()
+    rng = np.random.default_rng(5)
+    start = whole.index(b"moov")
+    assert only_edit(source, 1) is not None
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[int(rng.integers(start, len(whole)))] ^= int(rng.integers(1, 256))
+        source.write_bytes(damaged)
+        only_edit(source, 1)

@@ -1,0 +1,378 @@
+"""Packing: what comes out, in whatever order, with whatever files, and whenever it is stopped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError, VideoError
+from streamvid.inspection.verify import verify
+from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.pack import pack
+from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
+from tests.support import hostile
+from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
+from tools.clips import write
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_videos(tmp_path_factory.mktemp("videos"))
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Files that belong to no finished dataset."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    return sorted(name for name in names if name.startswith(".") or "unfinished" in name or name.endswith(".tmp"))
+
+
+# Workers
+
+
+def test_workers_answer_raise_and_survive_a_crash() -> None:
+    with Workers(2) as workers:
+        assert [workers.submit(hostile.double, i).result() for i in range(5)] == [0, 2, 4, 6, 8]
+        with pytest.raises(VideoError, match=r"^so$"):
+            workers.submit(hostile.refuse, "so").result()
+        crashes = [workers.submit(hostile.die) for _ in range(3)]
+        after = [workers.submit(hostile.double, i) for i in range(3)]
+        for crash in crashes:
+            with pytest.raises(WorkerCrashError, match="exit status 3"):
+                crash.result()
+        assert [future.result() for future in after] == [0, 2, 4]
+
+
+def test_a_call_that_is_stuck_is_given_up() -> None:
+    with Workers(2, silent_s=0.8) as workers:
+        spinning, waiting = workers.submit(hostile.spin), workers.submit(hostile.sleep, 60.0)
+        for stuck in (spinning, waiting):
+            with pytest.raises(WorkerStuckError, match="did nothing"):
+                stuck.result(timeout=30)
+        assert workers.submit(hostile.read_for, 2.5).result(timeout=30)
+        with pytest.raises(WorkerStuckError, match="more than 1 s"):
+            workers.submit(hostile.read_for, 60.0, limit_s=1.0).result(timeout=30)
+        assert workers.submit(hostile.double, 4).result(timeout=30) == 8
+
+
+def test_what_workers_print_is_not_taken_for_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    with Workers(1) as workers:
+        assert workers.submit(hostile.chatter, "hello").result() == "hello"
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("hello") == 2
+
+
+def test_workers_end_with_the_block_even_if_busy() -> None:
+    started = time.monotonic()
+    with Workers(1) as workers:
+        pid = workers.submit(hostile.where).result()
+        workers.submit(hostile.sleep, 60.0)
+    assert time.monotonic() - started < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_workers_end_with_their_parent() -> None:
+    script = (
+        "import os, sys; from streamvid.workers import Workers; from tests import hostile\n"
+        "w = Workers(1); print(w.submit(hostile.where).result(), flush=True); os._exit(0)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    pid = int(result.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        assert time.monotonic() < deadline, "the worker outlives its parent"
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+# What comes out
+
+
+def test_clips_come_in_natural_order_with_labels_and_metadata(videos: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label,note\n" + "".join(f"{n},{n[0]},n{i}\n" for i, n in enumerate(NATURAL_ORDER)))
+    report = pack([videos], tmp_path / "ds", labels=labels, name="mine")
+    dataset = Dataset.open(tmp_path / "ds")
+    assert dataset.clips.source == NATURAL_ORDER
+    assert dataset.classes == ("a", "b", "s", "t")
+    assert dataset.clips.label.tolist() == [0, 0, 1, 1, 2, 3]
+    assert [json.loads(meta)["note"] for meta in dataset.clips.meta] == [f"n{i}" for i in range(6)]
+    assert list(dataset.clips.codec) == ["h264", "vp9", "hevc", "h264", "h264", "mjpeg"]
+    assert dataset.clips.frames.tolist() == [12, 8, 12, 5, 7, 4]
+    assert dataset.clips.rotation.tolist() == [0, 0, 0, 90, 0, 0]
+    assert report.manifest == dataset.manifest
+    assert report.manifest.name == "mine"
+    assert report.manifest.seconds == pytest.approx(12 / 30 + 8 / 30 + 12 / 30 + 5 / 30 + 7 / 24 + 4 / 30, abs=2e-3)
+    assert report.unlabelled == 0
+    assert not report.rejected
+    assert left_behind(tmp_path / "ds") == []
+    assert verify(tmp_path / "ds", decode=True).problems == ()
+
+
+@pytest.mark.parametrize("store", [None, hostile.first_is_slowest])
+def test_the_same_bytes_with_any_number_of_workers(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: object
+) -> None:
+    pack([videos], tmp_path / "one" / "ds", workers=1, shard_size=30_000)
+    if store is not None:
+        monkeypatch.setattr("streamvid.packing.run_local.store_source", store)
+    pack([videos], tmp_path / "two" / "ds", workers=3, shard_size=30_000)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
+
+
+def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -> None:
+    shutil.copytree(videos, tmp_path / "elsewhere")
+    pack([videos], tmp_path / "x" / "ds")
+    pack([tmp_path / "elsewhere"], tmp_path / "y" / "ds")
+    assert digests(tmp_path / "x") == digests(tmp_path / "y")
+
+
+def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
+    pack([videos], tmp_path / "ds", shard_size=30_000)
+    dataset = Dataset.open(tmp_path / "ds")
+    for entry in dataset.shards:
+        assert entry.bytes <= 30_000 or entry.clips == 1
+    # Nor are they smaller than need be: no two neighbours would fit into one.
+    for first, second in zip(dataset.shards[:-1], dataset.shards[1:], strict=True):
+        next_clip = dataset.rows(dataset.shards.index(second)).start
+        content = dataset.clips.mp4_size[next_clip] + dataset.clips.npy_size[next_clip] + 4 * 512
+        assert first.bytes + content > 30_000 - 10_240
+    assert sum(entry.clips for entry in dataset.shards) == 6
+
+
+def test_a_clip_larger_than_a_shard_gets_one_of_its_own(videos: Path, tmp_path: Path) -> None:
+    report = pack([videos], tmp_path / "ds", shard_size=1)
+    assert [entry.clips for entry in report.manifest.shards] == [1] * 6
+
+
+def test_unlabelled_videos_are_counted(videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "l.csv").write_text("path,label\nslow.mp4,4\n")
+    with caplog.at_level(logging.WARNING, "streamvid"):
+        report = pack([videos], tmp_path / "ds", labels=tmp_path / "l.csv")
+    assert report.unlabelled == 5
+    assert "5 of 6 videos have no label" in caplog.text
+    assert Dataset.open(tmp_path / "ds").clips.label.tolist() == [-1, -1, -1, -1, 4, -1]
+
+
+# What cannot be packed
+
+
+def test_unreadable_files_are_rejected_with_reasons(videos: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(videos, mixed)
+    reasons = add_unreadable(mixed)
+    report = pack([mixed], tmp_path / "ds")
+    assert {rejected.source for rejected in report.rejected} == set(reasons)
+    for rejected in report.rejected:
+        assert reasons[rejected.source] in rejected.reason
+        assert "\n" not in rejected.reason
+    table = pq.read_table(tmp_path / "ds" / "rejected.parquet").to_pylist()
+    assert table == [{"source": r.source, "reason": r.reason} for r in report.rejected]
+    assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
+
+
+def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path) -> None:
+    shutil.copy(videos / "slow.mp4", tmp_path)
+    (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\n")
+    report = pack([tmp_path / "list.csv"], tmp_path / "ds")
+    assert [rejected.source for rejected in report.rejected] == ["gone.mp4"]
+    assert "No such file" in report.rejected[0].reason
+
+
+def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.crash_on_two)
+    report = pack([videos], tmp_path / "ds", workers=2)
+    assert [(r.source, "SIGSEGV" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
+    assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
+
+
+def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.stuck_on_two)
+    monkeypatch.setattr("streamvid.packing.run_local.Workers", functools.partial(Workers, silent_s=1.5))
+    report = pack([videos], tmp_path / "ds", workers=2)
+    assert [(r.source, "stuck" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
+
+
+def test_temporary_files_do_not_pile_up(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.few_places)
+    assert not pack([videos], tmp_path / "ds", workers=1).rejected
+
+
+def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        pack([videos], tmp_path / "ds")
+    assert not (tmp_path / "ds/dataset.json").exists()
+    assert left_behind(tmp_path / "ds") == ["unfinished.txt"]
+
+
+def test_all_rejected(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/x.mp4").write_text("no video")
+    with pytest.raises(InputError, match=r"none of the 1 videos can be packed; x\.mp4: "):
+        pack([tmp_path / "in"], tmp_path / "ds")
+    assert sorted(p.name for p in (tmp_path / "ds").iterdir()) == ["rejected.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"workers": 0}, "0 workers"), ({"shard_size": 0}, "shard size of 0"), ({"labels": "/none.csv"}, "none.csv")],
+)
+def test_options_that_cannot_be(videos: Path, tmp_path: Path, options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        pack([videos], tmp_path / "ds", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "ds").exists()
+
+
+# What was there before
+
+
+def test_a_dataset_is_replaced_only_when_asked(videos: Path, tmp_path: Path) -> None:
+    pack([videos], tmp_path / "ds", shard_size=1)
+    before = digests(tmp_path / "ds")
+    with pytest.raises(InputError, match="holds a dataset already"):
+        pack([videos], tmp_path / "ds")
+    with pytest.raises(InputError, match="no such file"):
+        pack([tmp_path / "missing"], tmp_path / "ds", overwrite=True)
+    assert digests(tmp_path / "ds") == before
+    (tmp_path / "ds/shards/notes.txt").write_text("mine")
+    pack([videos / "slow.mp4"], tmp_path / "ds", overwrite=True)
+    assert sorted(p.name for p in (tmp_path / "ds/shards").iterdir()) == [
+        "00000000.idx", "00000000.parquet", "00000000.tar", "notes.txt",
+    ]  # fmt: skip
+    assert verify(tmp_path / "ds").ok
+
+
+def test_shards_of_others_are_left_alone(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "ds/shards").mkdir(parents=True)
+    (tmp_path / "ds/shards/00000000.tar").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="shards that streamvid did not write"):
+            pack([videos], tmp_path / "ds", overwrite=overwrite)
+    (tmp_path / "ds/dataset.json").write_text('{"format": "other"}')
+    with pytest.raises(InputError, match=r"dataset\.json that is not streamvid's"):
+        pack([videos], tmp_path / "ds", overwrite=True)
+    assert (tmp_path / "ds/shards/00000000.tar").read_text() == "precious"
+
+
+def test_a_dataset_that_appears_meanwhile_is_not_replaced(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(inputs: Sequence[str]) -> list[SourceVideo]:
+        monkeypatch.undo()
+        pack([videos / "slow.mp4"], tmp_path / "ds")
+        return find_sources(inputs)
+
+    monkeypatch.setattr("streamvid.packing.job_spec.find_sources", search)
+    with pytest.raises(InputError, match="holds a dataset already"):
+        pack([videos], tmp_path / "ds")
+    assert verify(tmp_path / "ds").ok
+
+
+def test_two_packs_to_one_place(videos: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    (tmp_path / "ds").mkdir()
+    handle = os.open(tmp_path / "ds", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        with pytest.raises(InputError, match="another process packs to"):
+            pack([videos], tmp_path / "ds")
+    finally:
+        os.close(handle)
+
+
+# Stopped midway
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) -> None:
+    (tmp_path / "in").mkdir()
+    write(SMALL, tmp_path / "in/0.mp4")
+    for n in range(1, 5000):
+        os.link(tmp_path / "in/0.mp4", tmp_path / f"in/{n}.mp4")
+    command = [sys.executable, "-m", "streamvid.cli.main", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
+    # A terminal sends its signals to a whole process group.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("ds/.packing-*/*.tar")):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, stop)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert not (tmp_path / "ds/dataset.json").exists()
+    assert left_behind(tmp_path / "ds") == ["unfinished.txt"]
+
+
+# Elsewhere than on disk
+
+
+def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
+    url = "memory://bucket/ds"
+    pack([videos], url, shard_size=30_000)
+    pack([videos], tmp_path / "ds", shard_size=30_000)
+    memory = fsspec.filesystem("memory")
+    there = {path.removeprefix("/bucket/ds/"): memory.cat_file(path) for path in memory.find("/bucket/ds")}
+    here = {str(p.relative_to(tmp_path / "ds")): p.read_bytes() for p in (tmp_path / "ds").rglob("*") if p.is_file()}
+    assert there == here
+    dataset = Dataset.open(url)
+    assert dataset.clips.source == NATURAL_ORDER
+    assert len(dataset.index(0)) == 12
+    with pytest.raises(InputError, match="holds a dataset already"):
+        pack([videos], url)
+    pack([videos / "slow.mp4"], url, overwrite=True)
+    assert sorted(memory.find("/bucket/ds")) == [
+        "/bucket/ds/dataset.json",
+        "/bucket/ds/pack-report.json",
+        *(f"/bucket/ds/shards/00000000.{extension}" for extension in ("idx", "parquet", "tar")),
+    ]
+
+
+def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str) -> None:
+    from streamvid.storage import filesystem
+
+    for name in NATURAL_ORDER:
+        filesystem.put_file(videos / name, f"s3://{s3_bucket}/videos/{name}")
+    filesystem.write_bytes(f"s3://{s3_bucket}/videos/text.mp4", b"no video")
+    filesystem.write_bytes(f"s3://{s3_bucket}/videos/list.csv", b"path\nslow.mp4\nb/gone.mp4\n")
+    filesystem.write_bytes(f"s3://{s3_bucket}/labels.csv", b"path,label\nslow.mp4,3\n")
+    url = f"s3://{s3_bucket}/ds"
+    report = pack([f"s3://{s3_bucket}/videos"], url, labels=f"s3://{s3_bucket}/labels.csv", shard_size=30_000)
+    assert [rejected.source for rejected in report.rejected] == ["text.mp4"]
+    assert verify(url, decode=True).ok
+    pack([videos], tmp_path / "ds", labels=f"s3://{s3_bucket}/labels.csv", shard_size=30_000)
+    assert filesystem.read_bytes(f"{url}/dataset.json") == (tmp_path / "ds/dataset.json").read_bytes()
+    listed = pack([f"s3://{s3_bucket}/videos/*/*.mp4", f"s3://{s3_bucket}/videos/slow.mp4"], tmp_path / "globbed")
+    assert listed.manifest.clips == 3
+    listed = pack([f"s3://{s3_bucket}/videos/list.csv"], tmp_path / "listed")
+    assert [rejected.source for rejected in listed.rejected] == ["b/gone.mp4"]
+    pack([videos / "slow.mp4"], url, overwrite=True)
+    assert len(filesystem.list_files(f"{url}/shards")) == 3
+    assert not filesystem.exists(f"{url}/rejected.parquet")
+    with pytest.raises(InputError, match="does not exist"):
+        pack([f"s3://{s3_bucket}/nothing"], tmp_path / "none")

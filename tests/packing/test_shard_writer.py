@@ -1,0 +1,203 @@
+"""A shard's three files: what others make of them, and what docs/format.md says of their bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import Manifest
+from streamvid.dataset.schema import SCHEMA
+from streamvid.mp4.boxes import sample_description
+from streamvid.packing.pack import pack
+from streamvid.packing.shard_writer import Described, ShardWriter, tar_bytes
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.remux import store_clip
+from tests.support.packed import NATURAL_ORDER, make_videos
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of one shard."""
+    root = tmp_path_factory.mktemp("shards")
+    make_videos(root / "in")
+    (root / "labels.csv").write_text(
+        "path,label,text\n" + "".join(f"{n},{i},é{i}\n" for i, n in enumerate(NATURAL_ORDER))
+    )
+    pack([root / "in"], root / "ds", labels=root / "labels.csv")
+    return root / "ds"
+
+
+def members(folder: Path) -> list[tuple[str, bytes, tarfile.TarInfo]]:
+    with tarfile.open(folder / "shards/00000000.tar", "r:") as tar:
+        return [(info.name, tar.extractfile(info).read(), info) for info in tar]  # type: ignore[union-attr]
+
+
+def test_the_tar_is_plain_ustar(folder: Path) -> None:
+    data = (folder / "shards/00000000.tar").read_bytes()
+    found = members(folder)
+    assert [name.partition(".")[2] for name, _, _ in found] == ["mp4", "frames.npy", "json"] * 6
+    for name, content, info in found:
+        header = data[info.offset : info.offset + 512]
+        assert header[257:265] == b"ustar\x0000"
+        assert header[156:157] == b"0"
+        assert info.offset_data == info.offset + 512
+        assert info.mtime == 0
+        assert data[info.offset_data : info.offset_data + info.size] == content
+        assert name.partition(".")[0] == found[found.index((name, content, info)) // 3 * 3][0].partition(".")[0]
+    assert len(data) == tar_bytes([info.size for _, _, info in found])
+
+
+def test_the_idx(folder: Path) -> None:
+    lines = (folder / "shards/00000000.idx").read_text().split("\n")
+    found = members(folder)
+    assert lines[0] == "v1.2 6"
+    assert lines[-1] == ""
+    for row, line in enumerate(lines[1:-1]):
+        fields = line.split(" ")
+        expected = [
+            text
+            for name, _, info in found[3 * row : 3 * row + 3]
+            for text in (name.partition(".")[2], str(info.offset_data), str(info.size), name)
+        ]
+        assert fields == expected
+
+
+def test_the_parquet_says_what_the_tar_holds(folder: Path) -> None:
+    file = pq.ParquetFile(folder / "shards/00000000.parquet")
+    assert file.schema_arrow.equals(SCHEMA.append(pa.field("meta_text", pa.string())))
+    assert file.metadata.num_row_groups == 1
+    assert "pandas" not in str(file.schema_arrow.metadata)
+    found = members(folder)
+    for row, values in enumerate(file.read().to_pylist()):
+        (name, mp4, video), (_, npy, index), (_, text, meta) = found[3 * row : 3 * row + 3]
+        assert name == f"{values['key']}.mp4"
+        for kind, info in (("mp4", video), ("npy", index), ("json", meta)):
+            assert (values[f"{kind}_offset"], values[f"{kind}_size"]) == (info.offset_data, info.size)
+        assert json.loads(text) == {
+            "key": values["key"], "source": NATURAL_ORDER[row], "label": row, **json.loads(values["meta"]),
+        }  # fmt: skip
+        assert json.loads(values["meta"]) == {"text": f"é{row}"}
+        table = np.load(io.BytesIO(npy))
+        assert npy[128:] == table.tobytes()
+        for column, name_ in enumerate(("pts", "offset", "size", "flags")):
+            assert values[name_] == table[:, column].tolist()
+        assert values["stsd"] == sample_description(mp4)
+        assert values["frames"] == int((table[:, 3] & 8 == 0).sum())
+        assert values["random_access"] == int((table[:, 3] & 1 != 0).sum())
+
+
+def test_pyav_decodes_the_mp4s(folder: Path) -> None:
+    rows = Dataset.open(folder).clips
+    videos = [content for name, content, _ in members(folder) if name.endswith(".mp4")]
+    for row, content in enumerate(videos):
+        with av.open(io.BytesIO(content)) as container:
+            assert len(container.streams) == 1
+            shown = list(container.decode(video=0))
+        assert (shown[0].width, shown[0].height) == (rows.width[row], rows.height[row])
+        if "slow" not in rows.source[row]:  # its edit list hides packets that a player decodes and drops
+            assert len(shown) == rows.frames[row]
+
+
+def test_webdataset_reads_them(folder: Path) -> None:
+    import webdataset as wds
+
+    samples = list(wds.WebDataset(str(folder / "shards/00000000.tar"), shardshuffle=False))
+    dataset = Dataset.open(folder)
+    assert [sample["__key__"] for sample in samples] == dataset.clips.key
+    for i, sample in enumerate(samples):
+        index = FrameIndex.from_npy(sample["frames.npy"])
+        assert np.array_equal(index.pts, dataset.index(i).pts)
+        assert json.loads(sample["json"])["label"] == i
+        assert len(sample["mp4"]) == dataset.clips.mp4_size[i]
+
+
+def test_dali_reads_them_by_our_index(folder: Path) -> None:
+    fn = pytest.importorskip("nvidia.dali.fn")
+    from nvidia.dali import pipeline_def, types
+
+    @pipeline_def(batch_size=6, num_threads=1, device_id=None)
+    def read() -> object:
+        videos, indexes, texts = fn.readers.webdataset(
+            paths=[str(folder / "shards/00000000.tar")],
+            index_paths=[str(folder / "shards/00000000.idx")],
+            ext=["mp4", "frames.npy", "json"],
+            dtypes=[types.UINT8, types.INT64, types.UINT8],
+            missing_component_behavior="error",
+        )
+        return videos, indexes, texts
+
+    pipeline = read()
+    videos, indexes, texts = pipeline.run()
+    dataset = Dataset.open(folder)
+    by_name = {name: content for name, content, _ in members(folder)}
+    for i, key in enumerate(dataset.clips.key):
+        assert videos.at(i).tobytes() == by_name[f"{key}.mp4"]
+        assert json.loads(texts.at(i).tobytes())["key"] == key
+        # 128 bytes of .npy header are 16 int64s.
+        table = indexes.at(i)[16:].reshape(-1, 4)
+        assert np.array_equal(table[:, 0], dataset.index(i).pts)
+        assert np.array_equal(table[:, 1], dataset.index(i).offset)
+
+
+def test_packets_lie_where_the_index_says(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    tar = (folder / "shards/00000000.tar").read_bytes()
+    row = NATURAL_ORDER.index("top.avi")
+    start = int(dataset.clips.mp4_offset[row])
+    index = dataset.index(row)
+    for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
+        packet = tar[start + offset : start + offset + size]
+        assert packet[:2] == b"\xff\xd8"  # each packet of an MJPEG track is a JPEG
+        assert packet.rstrip(b"\0")[-2:] == b"\xff\xd9"
+
+
+def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> None:
+    source = folder.parent / "in/slow.mp4"
+    (tmp_path / "clip").mkdir()
+    clip = store_clip(source, tmp_path / "clip")
+    described = [Described(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
+    with ShardWriter(3, tmp_path) as writer:
+        sizes = []
+        for one in described:
+            sizes.append(writer.size_with(clip, one))
+            writer.add(clip, one)
+        entry = writer.commit(str(tmp_path / "ds"))
+    assert entry.bytes == sizes[-1] == (tmp_path / "ds/shards/00000003.tar").stat().st_size
+    assert sizes == sorted(sizes)
+    assert (entry.name, entry.clips, entry.frames) == ("00000003", 5, 35)
+    assert not list(tmp_path.glob("*.tar"))
+
+
+def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "work").mkdir()
+    clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
+    with ShardWriter(0, tmp_path / "work") as writer:
+        writer.add(clip, Described("k", "slow.mp4", None, "{}"))
+        assert not (tmp_path / "ds").exists()
+
+
+def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
+    with ShardWriter(0, tmp_path) as writer:
+        writer.add(clip, Described("k" * 80, "s", 1, '{"a":1}'))
+        writer.commit(str(tmp_path / "ds"))
+    with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:
+        assert tar.getnames()[1] == "k" * 80 + ".frames.npy"
+
+
+def test_dataset_json_survives_a_round_trip(folder: Path) -> None:
+    data = (folder / "dataset.json").read_bytes()
+    manifest = Manifest.from_json(data, path="dataset.json")
+    assert manifest.to_json() == data
+    assert json.loads(data)["bytes"] == (folder / "shards/00000000.tar").stat().st_size

@@ -1,0 +1,264 @@
+"""Columns of lists keep their types: in the parquet, when they are read, and where datasets differ."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.dataset.columns import column_for_batch, table
+from streamvid.dataset.concat import ConcatDataset
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.meta_fields import Fields, Stretch, joined, of_table
+from streamvid.dataset.meta_json import meta_columns as parsed
+from streamvid.dataset.selection import repeats, select_rows
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.lists import meta_columns, other_columns, read_table
+from streamvid.packing.pack import pack
+from streamvid.packing.typed_columns import column_type, typed_columns, united
+from tests.support.packed import NATURAL_ORDER, make_videos
+
+DAY, MOMENT = datetime.date(2024, 5, 6), datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
+VALUES: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
+    "int8": (pa.int8(), [-128, 127, None], pa.int64()),
+    "uint16": (pa.uint16(), [65535, None, 0], pa.int64()),
+    "uint32": (pa.uint32(), [4294967295, 0, None], pa.int64()),
+    "int64": (pa.int64(), [-(1 << 63), (1 << 63) - 1, None], pa.int64()),
+    "uint64": (pa.uint64(), [1 << 63, 1, None], pa.float64()),
+    "small uint64": (pa.uint64(), [1, 2, None], pa.int64()),
+    "float32": (pa.float32(), [0.1, None, 2.5], pa.float64()),
+    "float64": (pa.float64(), [0.1, None, 1e300], pa.float64()),
+    "bool": (pa.bool_(), [True, None, False], pa.bool_()),
+    "text": (pa.string(), ["é", "", None], pa.large_string()),
+    "date": (pa.date32(), [DAY, None, DAY], pa.large_string()),
+    "time": (pa.time64("us"), [MOMENT.time(), None, MOMENT.time()], pa.large_string()),
+    "timestamp": (pa.timestamp("us"), [MOMENT, None, MOMENT], pa.large_string()),
+    "in a zone": (pa.timestamp("us", "UTC"), [MOMENT.replace(tzinfo=datetime.UTC), None, None], pa.large_string()),
+    "seconds": (pa.timestamp("s"), [MOMENT.replace(microsecond=0), None, None], pa.large_string()),
+    "list": (pa.list_(pa.int16()), [[1, 2], [], None], pa.list_(pa.int64())),
+    "texts": (pa.list_(pa.string()), [["a"], [None], None], pa.list_(pa.large_string())),
+    "lists": (pa.list_(pa.list_(pa.float32())), [[[0.5], []], None, []], pa.list_(pa.list_(pa.float64()))),
+    "dates": (pa.list_(pa.date32()), [[DAY], None, []], pa.list_(pa.large_string())),
+    "nothing": (pa.null(), [None, None, None], pa.null()),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
+    kind, values, used = VALUES[name]
+    given_table = pa.table({"path": ["a", "b", "c"], "x": pa.array(values, type=kind)})
+    pq.write_table(given_table, tmp_path / "list.parquet")
+    columns = meta_columns([str(tmp_path / "list.parquet")])
+    metas = other_columns(read_table(str(tmp_path / "list.parquet")), ("path",), "list")
+    made = typed_columns(metas, columns, ["a", "b", "c"])
+    assert made.schema.names == ["meta_x"]
+    assert made["meta_x"].type == (pa.timestamp("ms") if name == "seconds" else kind)
+    assert made["meta_x"].to_pylist() == given_table["x"].to_pylist()
+    pq.write_table(made, tmp_path / "made.parquet")
+    found = of_table(pq.read_table(tmp_path / "made.parquet").rename_columns(["x"]))
+    assert found.types == {"x": str(made["meta_x"].type).replace("item: ", "")}
+    assert found.get("x").type == used
+    if "date" not in name and "time" not in name and name not in ("in a zone", "seconds", "dates"):
+        # What comes out is what the JSON would have given.
+        by_json = parsed(metas, ["a", "b", "c"])["x"]
+        if name not in ("float32", "lists"):  # text has the shortest number that is this float32
+            assert found.get("x").to_pylist() == by_json.to_pylist()
+    elif name == "date":
+        assert found.get("x").to_pylist() == ["2024-05-06", None, "2024-05-06"]
+
+
+def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "l.jsonl").write_text(
+        '{"path": "a", "box": {"w": 1}, "boxes": [{"w": 1}], "day": "2024-01-02", "at": "2024-01-02 03:04:05"}\n'
+    )
+    columns = meta_columns([str(tmp_path / "l.jsonl")])
+    assert columns.field("box").type == columns.field("boxes").type == pa.string()
+    assert columns.field("at").type == pa.timestamp("ms")
+    metas = other_columns(read_table(str(tmp_path / "l.jsonl")), ("path",), "l")
+    row = typed_columns(metas, columns, ["a"]).to_pylist()[0]
+    assert row["meta_box"] == '{"w":1}'
+    assert row["meta_boxes"] == '[{"w":1}]'
+    assert row["meta_at"] == datetime.datetime(2024, 1, 2, 3, 4, 5)
+    assert json.loads(metas[0])["at"] == "2024-01-02 03:04:05"
+    assert column_type(pa.dictionary(pa.int8(), pa.string())) == pa.string()
+    assert column_type(pa.float16()) == pa.float32()
+    assert column_type(pa.large_list(pa.large_string())) == pa.list_(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "both"),
+    [
+        (pa.int8(), pa.int32(), pa.int32()),
+        (pa.uint8(), pa.int8(), pa.int16()),
+        (pa.uint32(), pa.int64(), pa.int64()),
+        (pa.uint64(), pa.int8(), pa.float64()),
+        (pa.uint8(), pa.uint64(), pa.uint64()),
+        (pa.int64(), pa.float32(), pa.float64()),
+        (pa.null(), pa.bool_(), pa.bool_()),
+        (pa.bool_(), pa.int64(), pa.string()),
+        (pa.string(), pa.int64(), pa.string()),
+        (pa.date32(), pa.timestamp("s"), pa.string()),
+        (pa.list_(pa.int8()), pa.list_(pa.float64()), pa.list_(pa.float64())),
+        (pa.list_(pa.null()), pa.list_(pa.string()), pa.list_(pa.string())),
+        (pa.list_(pa.int8()), pa.list_(pa.string()), pa.string()),
+    ],
+)
+def test_one_column_of_two_lists(one: pa.DataType, two: pa.DataType, both: pa.DataType) -> None:
+    for first, second in ((one, two), (two, one)):
+        assert united([pa.schema({"x": first}), pa.schema({"x": second, "y": pa.null()})]).field("x").type == both
+
+
+def test_values_that_do_not_fit() -> None:
+    columns = pa.schema({"n": pa.int8(), "when": pa.date32()})
+    for meta in ('{"n":1000}', '{"n":"x"}', '{"n":true}', '{"n":1.5}', '{"when":"soon"}', '{"n":[1]}'):
+        name = json.loads(meta).popitem()[0]
+        with pytest.raises(InputError, match=f"the column '{name}' holds .* but clip 'b' has "):
+            typed_columns(["{}", meta], columns, ["a", "b"])
+    with pytest.raises(ValueError, match="'other' of clip 'a' is not among"):
+        typed_columns(['{"other":1}'], columns, ["a"])
+
+
+def test_own_columns_hold(tmp_path: Path) -> None:
+    (tmp_path / "cuts.csv").write_text("video,start,end,label,note\na,1,2,x,hello\n")
+    own = pa.schema({"start": pa.float64(), "end": pa.float64()})
+    path = str(tmp_path / "cuts.csv")
+    assert meta_columns([path, path], own=own) == own.append(pa.field("note", pa.string()))
+    assert meta_columns([]) == pa.schema([])
+
+
+SCALARS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(SCALARS, st.none() | st.text(st.characters(codec="utf-8"))), min_size=1, max_size=6))
+def test_any_numbers_and_texts(rows: list[tuple[Any, str | None]]) -> None:
+    """Out of typed columns comes what comes out of the JSON."""
+    values = [{"n": number, "t": text} for number, text in rows]
+    metas, keys = [json.dumps(value) for value in values], [f"k{i}" for i in range(len(rows))]
+    wanted = parsed(metas, keys)
+    columns = pa.schema({name: pa.string() if name == "t" else array.type for name, array in wanted.items()})
+    made = typed_columns(metas, columns, keys)
+    found = of_table(made.rename_columns([name.removeprefix("meta_") for name in made.column_names]))
+    assert found.get("n").equals(wanted["n"])
+    assert found.get("t").to_pylist() == wanted["t"].to_pylist()
+
+
+# Datasets
+
+LIST = "path,label,score,take,good,day,text,width\n" + "".join(
+    f"{name},{'cat' if i % 2 else 'dog'},{i / 4},{i},{'true' if i > 2 else 'false'},2024-01-0{i + 1},t{i},w{i}\n"
+    for i, name in enumerate(NATURAL_ORDER[:5])
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`whole` has typed columns in two shards."""
+    root = tmp_path_factory.mktemp("typed")
+    make_videos(root / "in")
+    (root / "list.csv").write_text(LIST)
+    pack([root / "in"], root / "whole", labels=root / "list.csv", shard_size=40_000, progress=False)
+    return root
+
+
+def strip(folder: Path, shard: str = "*") -> None:
+    """Make shards such as were written before there were typed columns."""
+    for path in folder.glob(f"shards/{shard}.parquet"):
+        rows = pq.read_table(path)
+        pq.write_table(rows.drop_columns([n for n in rows.column_names if n.startswith("meta_")]), path)
+
+
+def test_all_shards_have_the_same_columns(folder: Path) -> None:
+    schemas = [pq.read_schema(path) for path in sorted(folder.glob("whole/shards/*.parquet"))]
+    assert len(schemas) > 1
+    assert all(schema == schemas[0] for schema in schemas)
+    typed = {field.name: field.type for field in schemas[0] if field.name.startswith("meta_")}
+    assert typed == {
+        "meta_score": pa.float64(), "meta_take": pa.int64(), "meta_good": pa.bool_(), "meta_day": pa.date32(),
+        "meta_text": pa.string(), "meta_width": pa.string(),
+    }  # fmt: skip
+
+
+def test_they_come_back_and_json_is_not_parsed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.dataset.columns.meta_columns", None)
+    dataset = Dataset.open(folder / "whole")
+    found = table(dataset, None)
+    assert {"score", "take", "good", "day", "text", "meta.width"} <= set(found.column_names)
+    assert found["day"].to_pylist() == [f"2024-01-0{i}" for i in range(1, 6)] + [None]
+    assert column_for_batch(dataset, "text", [5, 0]) == ["", "t0"]
+    scores = column_for_batch(dataset, "score", [0, 1, 5])
+    assert isinstance(scores, np.ndarray)
+    assert np.array_equal(scores, [0, 0.25, np.nan], equal_nan=True)
+    assert select_rows(dataset, where='take >= 2 and day < "2024-01-05" and not good').tolist() == [2]
+    rows = select_rows(dataset, where='score is not None and meta.width != "w0"')
+    assert rows.tolist() == [1, 2, 3, 4]
+    assert repeats(dataset, rows, "score").tolist() == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_samplers_still_see_the_json(folder: Path) -> None:
+    assert json.loads(Dataset.open(folder / "whole").clips.meta[1])["day"] == "2024-01-02"
+
+
+@pytest.mark.parametrize("which", ["*", "00000000", "00000001"])
+def test_shards_without_typed_columns_read_alike(folder: Path, tmp_path: Path, which: str) -> None:
+    import shutil
+
+    older = Path(shutil.copytree(folder / "whole", tmp_path / "older"))
+    strip(older, which)
+    wanted, found = table(Dataset.open(folder / "whole"), None), table(Dataset.open(older), None)
+    assert sorted(found.column_names) == sorted(wanted.column_names)
+    for name in wanted.column_names:
+        assert found[name].to_pylist() == wanted[name].to_pylist()
+
+
+def test_adding_videos_with_another_list(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    (tmp_path / "more/v").mkdir(parents=True)
+    shutil.copy(folder / "in/a/one.mp4", tmp_path / "more/v/new.mp4")
+    (tmp_path / "more/list.csv").write_text("path,label,score,take,mood,good\nv/new.mp4,cat,7,2.5,calm,maybe\n")
+    grown = Path(shutil.copytree(folder / "whole", tmp_path / "grown"))
+    pack([tmp_path / "more/list.csv"], grown, append=True, shard_size=40_000, progress=False)
+    dataset = Dataset.open(grown)
+    assert len(dataset) == 7
+    assert column_for_batch(dataset, "mood", range(7)) == [""] * 6 + ["calm"]
+    assert table(dataset, ["score"])["score"].to_pylist()[-1] == 7.0
+    assert table(dataset, ["take"])["take"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0, None, 2.5]
+    assert table(dataset, ["text"])["text"].to_pylist()[-1] is None
+    with pytest.raises(DatasetError, match=r"column 'good' holds truth values in .* and text in .*: pack one of them"):
+        table(dataset, ["good"])
+    assert select_rows(dataset, where="score == 7").tolist() == [6]
+
+
+def test_joined_datasets(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("path,score,take,text,more\na/one.mp4,2,1,5,x\ntop.avi,3,2,6,y\n")
+    pack([folder / "in"], tmp_path / "other", metadata=[tmp_path / "other.csv"], progress=False)
+    joined_dataset = ConcatDataset([Dataset.open(folder / "whole"), Dataset.open(tmp_path / "other")])
+    assert table(joined_dataset, ["score"])["score"].to_pylist()[5:] == [None, 2.0, None, None, None, None, 3.0]
+    assert table(joined_dataset, ["take"])["take"].type == pa.int64()
+    assert column_for_batch(joined_dataset, "more", [0, 6]) == ["", "x"]
+    with pytest.raises(DatasetError, match="column 'text' holds text in dataset 'whole' and whole numbers in dataset"):
+        table(joined_dataset, ["text"])
+    assert "text" in joined_dataset.columns.names
+    strip(tmp_path / "other")
+    again = ConcatDataset([Dataset.open(folder / "whole"), Dataset.open(tmp_path / "other")])
+    assert table(again, ["score", "more"]).equals(table(joined_dataset, ["score", "more"]))
+
+
+def test_types_that_cannot_be_used_are_said_when_asked_for() -> None:
+    fields = of_table(pa.table({"blob": pa.array([b"x"]), "n": pa.array([1])}))
+    assert fields.names == ("n", "blob")
+    assert fields.get("n").to_pylist() == [1]
+    with pytest.raises(DatasetError, match="the column 'blob' holds binary"):
+        fields.get("blob")
+    both = joined([Stretch(1, fields, "a"), Stretch(2, Fields({"n": pa.array([0.5, None])}), "b")], "mend it")
+    assert both.get("n").to_pylist() == [1.0, 0.5, None]
+    with pytest.raises(DatasetError, match=r"a: the column 'blob' holds binary.*: mend it"):
+        both.get("blob")

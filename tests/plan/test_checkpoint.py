@@ -1,0 +1,218 @@
+"""A run that was saved within an epoch, and goes on over a dataset that was appended to meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamvid as sv
+from streamvid.errors import InputError
+from streamvid.plan.checkpoint import Cursor, RunSchedule
+from streamvid.plan.epoch_plan import Plan
+from streamvid.plan.mixture import Stream
+from streamvid.plan.permutation import Pool
+from streamvid.plan.world import World
+from tools.clips import Recipe, write
+
+OLD = 11
+ALONE = World(0, 1)
+
+
+def course(sizes: list[int], world: World = ALONE, **options: Any) -> RunSchedule:
+    """Over shards of so many clips, of which the names are the same in every dataset."""
+    batch_size, seed, local = options.get("batch_size", 2), options.get("seed", 3), options.get("local", False)
+    weights = options.get("weights")
+    items = np.arange(sum(sizes), dtype=np.int64)
+    shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    pools = (Pool(items, shards, weights),) * options.get("pools", 1)
+    stream = Stream(pools, (1,) * len(pools), seed, options.get("shuffle", "full"), 2)
+    group = options.get("group", 0)
+    # Of a dataset that was appended to, the kinds have other numbers, in the same order.
+    kinds = (items * 7 % 5 * len(sizes)).astype(np.uint16)
+    plan = Plan(stream, batch_size, world, local=local, steps=options.get("steps"), group=group, kinds=lambda: kinds)
+    return RunSchedule(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2), "edge")
+
+
+def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
+    """The clips that all ranks get in what is left of an epoch."""
+    seen: Counter[int] = Counter()
+    for rank in range(ranks):
+        epoch = standing_of(make(rank)).epoch()
+        for step in range(epoch.done, epoch.done + epoch.left):
+            part = epoch.step(step)
+            seen.update(part.items[part.valid].tolist())
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    old=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    new=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    epoch=st.integers(0, 3),
+    steps=st.integers(1, 8),
+    ranks=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    batches=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+    shuffle=st.sampled_from(["full", "block", "none"]),
+    local=st.booleans(),
+    groups=st.tuples(*[st.sampled_from([0, 1, 3])] * 3),
+)
+def test_each_clip_once_in_each_epoch(
+    old: list[int],
+    new: list[int],
+    epoch: int,
+    steps: int,
+    ranks: tuple[int, int, int],
+    batches: tuple[int, int, int],
+    shuffle: str,
+    local: bool,
+    groups: tuple[int, int, int],
+) -> None:
+    """Some steps in the old dataset, one in the appended one with other ranks, the rest with others again."""
+
+    def at(sizes: list[int], phase: int) -> Any:
+        count = ranks[phase]
+        return lambda rank: course(
+            sizes, World(rank, count, nodes=count), batch_size=batches[phase], shuffle=shuffle, local=local,
+            group=groups[phase],
+        )  # fmt: skip
+
+    begun = at(old, 0)(0).start(epoch)
+    steps = min(steps, begun.epoch().left)
+    seen: Counter[int] = Counter()
+    for rank in range(ranks[0]):
+        left = at(old, 0)(rank).start(epoch).epoch()
+        for step in range(steps):
+            part = left.step(step)
+            seen.update(part.items[part.valid].tolist())
+    for _ in range(steps):
+        begun = begun.advanced()
+    state = json.loads(json.dumps(begun.state()))
+    longer = [*old, *new]
+    resumed: Cursor = at(longer, 1)(0).resume(state)
+    if sum(seen.values()) == sum(old):
+        assert resumed.position == at(longer, 1)(0).start(epoch + 1).position
+        return
+    assert resumed.position.epoch == epoch
+    for rank in range(ranks[1]):
+        one = at(longer, 1)(rank).resume(state).epoch()
+        part = one.step(one.done)
+        seen.update(part.items[part.valid].tolist())
+    again = json.loads(json.dumps(resumed.advanced().state()))
+    last = at(longer, 2)
+    following = last(0).resume(again)
+    if following.position.epoch == epoch:
+        seen += rest(last, lambda one: one.resume(again), ranks[2])
+        following = last(0).after(following)
+    assert seen == Counter(range(sum(old)))
+    assert following.course.identity == last(0).identity
+    assert following.position == last(0).start(epoch + 1).position
+    assert rest(last, lambda one: one.start(epoch + 1), ranks[2]) == Counter(range(sum(longer)))
+
+
+def test_a_state_between_epochs_begins_with_all() -> None:
+    before, now = course([4, 3]), course([4, 3, 5])
+    state = before.after(before.start(6)).state()
+    assert now.resume(state) == Cursor(now, now.plan.start(7))
+    assert before.resume(state) == before.start(7)
+
+
+def test_what_was_not_appended_to_is_refused() -> None:
+    before = course([4, 3])
+    state = before.start(1).advanced().state()
+    for other in (course([4, 4, 5]), course([4]), course([3, 4, 5]), replace(before, checksums=("x", "y"))):
+        with pytest.raises(InputError, match="another dataset"):
+            other.resume(state)
+    with pytest.raises(InputError, match="another seed"):
+        course([4, 3, 5], seed=4).resume(state)
+    for damaged in (-1, 3.5, "2", None, [2], 10**30):
+        with pytest.raises(InputError, match="another dataset"):
+            course([4, 3, 5]).resume({**state, "shards": damaged})
+
+
+def test_where_it_cannot_be_it_says_what_to_do() -> None:
+    before, after = [4, 3], [4, 3, 5]
+    for what in ("steps", "pools", "weights"):
+
+        def made(sizes: list[int], what: str = what) -> RunSchedule:
+            return course(sizes, ALONE, **{what: np.ones(sum(sizes)) if what == "weights" else 2})
+
+        state = made(before).start(1).advanced().state()
+        assert made(before).resume(state).position.segments
+        with pytest.raises(InputError, match=r"begin the next epoch with set_epoch\(2\)"):
+            made(after).resume(state)
+
+
+def test_states_from_before_shards_were_counted() -> None:
+    one = course([4, 3])
+    state = one.start(1).advanced().state()
+    del state["shards"]
+    assert one.resume(state).position == one.start(1).advanced().position
+    with pytest.raises(InputError, match="another dataset"):
+        course([4, 3, 5]).resume(state)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for name in ("old", "new"):
+        (folder / name).mkdir()
+    for n in range(OLD + 6):
+        recipe = Recipe(width=64, height=64, frames=4, gop=4, b_frames=0, seed=n)
+        write(recipe, folder / ("old" if n < OLD else "new") / f"{n:02}.mp4")
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_appended_dataset_through_the_loader(videos: Path, tmp_path: Path, ranks: int) -> None:
+    def loader(rank: int, count: int) -> sv.StreamLoader:
+        return sv.StreamLoader(
+            sv.Subset(tmp_path / "ds", where="frames >= 4"),
+            batch_size=2, sampling=sv.Window(2), device="cpu", seed=5, rank=rank, world_size=count,
+        )  # fmt: skip
+
+    (tmp_path / "in").mkdir()
+    for path in (videos / "old").iterdir():
+        os.link(path, tmp_path / "in" / path.name)
+    sv.pack([tmp_path / "in"], tmp_path / "ds", shard_size=30_000)
+    with loader(0, 1) as one:
+        one.set_epoch(2)
+        undisturbed = [batch["key"] for batch in one]
+        one.set_epoch(2)
+        iterator = iter(one)
+        seen = Counter(key for _ in range(2) for key in next(iterator)["key"])
+        state = json.loads(json.dumps(one.state_dict()))
+        iterator.close()  # type: ignore[attr-defined]
+    assert len(json.dumps(state)) < 1024
+    for path in (videos / "new").iterdir():
+        os.link(path, tmp_path / "in" / path.name)
+    sv.pack([tmp_path / "in"], tmp_path / "ds", shard_size=30_000, append=True)
+    following: Counter[str] = Counter()
+    for rank in range(ranks):
+        with loader(rank, ranks) as one:
+            one.load_state_dict(state)
+            one.set_epoch(one.epoch)  # as training loops do; it must not start the epoch anew
+            assert one.state_dict() == state
+            assert one.epoch == 2
+            batches = [(batch["key"], batch["valid"].tolist()) for batch in one]
+            assert one.epoch == 3
+            if ranks == 1:
+                assert [keys for keys, _ in batches] == undisturbed[2:]
+            for keys, valid in batches:
+                seen.update(key for key, counts in zip(keys, valid, strict=True) if counts)
+            for batch in one:
+                assert set(batch["epoch"].tolist()) == {3}
+                valid = batch["valid"].tolist()
+                following.update(key for key, counts in zip(batch["key"], valid, strict=True) if counts)
+            assert one.state_dict()["dataset"] != state["dataset"]
+    old, new = ({path.stem for path in (videos / name).iterdir()} for name in ("old", "new"))
+    assert seen == Counter(old)
+    assert following == Counter(old | new)

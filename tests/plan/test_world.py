@@ -1,0 +1,120 @@
+"""Rank, world size and device, from wherever they are said."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from streamvid.errors import InputError
+from streamvid.plan.world import World, find_cores, find_device, find_world
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+
+
+def test_alone() -> None:
+    assert find_world(None, None) == World(0, 1)
+
+
+def test_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert find_world(3, 8) == World(3, 8)
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert find_world(None, None) == World(1, 2)
+
+
+def test_torch_distributed_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 5)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
+    assert find_world(None, None) == World(5, 6)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, None), (None, 2)])
+def test_one_of_the_two_is_not_enough(rank: int | None, size: int | None) -> None:
+    with pytest.raises(InputError, match="together"):
+        find_world(rank, size)
+
+
+@pytest.mark.parametrize("wrong", ["", "one", "1.0"])
+def test_an_environment_without_numbers(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", wrong)
+    with pytest.raises(InputError, match="WORLD_SIZE"):
+        find_world(None, None)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_an_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(InputError):
+        find_world(None, None)
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+    assert find_device(None) is None
+    assert find_device("cpu") is None
+    assert find_device(torch.device("cpu")) is None  # type: ignore[arg-type]
+    for device in ("cuda", "cuda:0", 0):
+        with pytest.raises(InputError, match="0 GPUs"):
+            find_device(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "number"), [(None, 1), ("cuda", 1), ("cuda:0", 0), ("cuda:3", 3), (2, 2), ("2", 2), ("cpu", None)]
+)
+def test_with_gpus(device: Any, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 4, current=1)
+    assert find_device(device) == number
+
+
+@pytest.mark.parametrize(("local", "number"), [("0", 0), ("3", 3), ("5", 1)])
+def test_each_rank_of_a_node_has_its_own(local: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 4)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    assert find_device(None) == number
+    assert find_device("cuda") == number
+    assert find_device("cuda:2") == 2
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:-1", "cuda:x", -1, "", "cuda:4", 4, True])
+def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 4)
+    with pytest.raises(InputError) as error:
+        find_device(device)
+    assert "\n" not in str(error.value)
+
+
+def test_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(24)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert find_cores() == 24
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert find_cores() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "100")
+    assert find_cores() == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    with pytest.raises(InputError, match="LOCAL_WORLD_SIZE"):
+        find_cores()

@@ -1,0 +1,362 @@
+"""Which frames a sample shows, against a plain per-slot reference, and the rules that samplers promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from streamvid.errors import InputError
+from streamvid.sampling.base import PADS, ClipTimes, FrameSampler, Pad, Selection, lengthen, select
+from streamvid.sampling.picks import All, Frames, Uniform
+from streamvid.sampling.windows import Window
+
+BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
+RATES = [Fraction(n) for n in (10, 12, 15, 24, 25, 30, 50, 120)]
+RATES += [Fraction(24000, 1001), Fraction(30000, 1001), Fraction(60000, 1001), Fraction(7, 3)]
+# libx264 and friends write the first; muxers and capture tools have been seen with the second.
+ROUNDINGS = {"round": lambda x: math.floor(x + Fraction(1, 2)), "floor": math.floor}
+MOST = 12
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What the reference says of one slot."""
+
+    frame: int
+    real: bool
+    seconds: float
+
+
+def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad) -> list[Slot]:
+    """`select`, slot by slot, in integers and fractions."""
+    pts = clip.pts.tolist()
+    count = len(pts)
+    if isinstance(sampling, Window) and sampling.fps is not None:
+        step = 1 / (Fraction(sampling.fps).limit_denominator(100_000) * clip.tick)
+        span = math.ceil((sampling.frames - 1) * step)
+        starts = [n for n in range(count) if pts[n] + span < clip.duration]
+        if sampling.place == "center":
+            start = on_screen(pts, max(0, (clip.duration - span) // 2))
+        else:
+            start = chosen(starts, sampling, random)
+        instants = [pts[start] + math.ceil(i * step) for i in range(sampling.frames)]
+        real = sum(t < clip.duration for t in instants)
+        frames = [on_screen(pts, t) for t in instants]
+        if pad.startswith("reflect"):
+            frames = [frames[i if i < real else in_clip(i, real - 1, real, pad)] for i in range(len(instants))]
+        return [slot(clip, pad, i < real, frame) for i, frame in enumerate(frames)]
+    if isinstance(sampling, Window):
+        stride = sampling.stride or 1
+        start = chosen([n for n in range(count) if n + (sampling.frames - 1) * stride < count], sampling, random)
+        places = [start + i * stride for i in range(sampling.frames)]
+    elif isinstance(sampling, Uniform):
+        if sampling.place == "center":
+            places = [math.floor(Fraction(2 * i + 1, 2) * count / sampling.frames) for i in range(sampling.frames)]
+        else:
+            places = [min(int((i + random[i]) * (count / sampling.frames)), count - 1) for i in range(sampling.frames)]
+    elif isinstance(sampling, Frames):
+        places = list(sampling.numbers)
+    else:
+        places = list(range(count))
+    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in places]
+
+
+def chosen(starts: list[int], sampling: Window, random: list[float]) -> int:
+    if not starts or sampling.place == "start":
+        return 0
+    return starts[(len(starts) - 1) // 2] if sampling.place == "center" else starts[int(random[0] * len(starts))]
+
+
+def on_screen(pts: list[int], instant: int) -> int:
+    """The last frame whose time has come."""
+    return max((n for n, t in enumerate(pts) if t <= instant), default=0)
+
+
+def in_clip(place: int, last: int, end: int, pad: Pad) -> int:
+    """Walk back and forth until inside."""
+    if pad == "reflect_101" and last > 0:
+        while not 0 <= place <= last:
+            place = 2 * last - place if place > last else -place
+        return place
+    if pad == "reflect_1001":
+        while not 0 <= place < end:
+            place = 2 * end - 1 - place if place >= end else -1 - place
+        return place
+    return last
+
+
+def slot(clip: ClipTimes, pad: Pad, real: bool, frame: int) -> Slot:
+    if pad == "constant" and not real:
+        return Slot(-1, False, -1.0)
+    return Slot(frame, real, float(clip.pts[frame] * clip.tick))
+
+
+def assert_is(got: Selection, wanted: list[Slot]) -> None:
+    assert got.frames.tolist() == [s.frame for s in wanted]
+    assert got.mask.tolist() == [s.real for s in wanted]
+    np.testing.assert_allclose(got.seconds, [s.seconds for s in wanted], rtol=1e-12)
+    assert np.issubdtype(got.frames.dtype, np.integer)
+    assert got.mask.dtype == np.bool_
+    assert got.seconds.dtype == np.float64
+
+
+def cfr(rate: Fraction, base: Fraction, count: int, rounding: str = "round") -> ClipTimes:
+    """A clip of constant rate as a container stores it: times in whole ticks."""
+    tick = ROUNDINGS[rounding]
+    times = [tick(n / (rate * base)) for n in range(count + 1)]
+    return ClipTimes(np.array(times[:-1], dtype=np.int64), times[-1], base)
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> ClipTimes:
+    """Any rate, any gaps; now and then two frames at the same instant."""
+    steps = draw(st.lists(st.integers(0, 400) | st.just(40), max_size=40))
+    pts = np.cumsum([0, *steps]).astype(np.int64)
+    return ClipTimes(pts, int(pts[-1]) + draw(st.integers(1, 500)), draw(st.sampled_from(BASES)))
+
+
+places = st.sampled_from(["random", "center", "start"])
+samplings: st.SearchStrategy[Any] = st.one_of(
+    st.builds(Window, st.integers(1, MOST), stride=st.none() | st.integers(1, 9), place=places),
+    st.builds(
+        Window,
+        st.integers(1, MOST),
+        fps=st.sampled_from([*RATES, 29.97, 23.976, 8, 4.0, 1, 1000, 0.5]) | st.floats(2, 300),
+        place=places,
+    ),
+    st.builds(Uniform, st.integers(1, 40), place=st.sampled_from(["center", "random"])),
+    st.builds(Frames, st.lists(st.integers(0, 60), min_size=1, max_size=10)),
+    st.just(All()),
+)
+draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40)
+pads = st.sampled_from(PADS)
+
+
+@settings(max_examples=400, deadline=None)
+@given(samplings, clips(), draws, pads)
+def test_every_slot_is_what_the_reference_says(
+    sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad
+) -> None:
+    given_random = np.array(random[: sampling.draws])
+    frames, duration = np.array([len(clip.pts)]), np.array([clip.duration])
+    short = sampling.is_short(frames, duration, clip.tick)
+    assert short.shape == (1,)
+    wanted = reference(sampling, clip, random, "edge" if pad == "none" else pad)
+    # Short is what would be padded, and what is refused where padding is off.
+    assert bool(short[0]) == (not all(s.real for s in wanted))
+    if pad == "none" and short[0]:
+        with pytest.raises(ValueError, match="short"):
+            select(sampling, clip, given_random, pad)
+        return
+    got = select(sampling, clip, given_random, pad)
+    assert len(got.frames) == (sampling.slots or len(clip.pts))
+    assert_is(got, wanted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(RATES),
+    st.sampled_from(BASES),
+    st.integers(1, 200),
+    st.sampled_from(sorted(ROUNDINGS)),
+    st.sampled_from([Fraction, float]),
+)
+def test_a_constant_rate_at_its_own_rate_gives_each_frame_once(
+    rate: Fraction, base: Fraction, count: int, rounding: str, kind: type
+) -> None:
+    assume(1 / (rate * base) >= 2)  # with less than two ticks to a frame no rule can tell them apart
+    clip = cfr(rate, base, count, rounding)
+    got = select(Window(count, fps=kind(rate), place="start"), clip, np.empty(0), "none")
+    assert got.frames.tolist() == list(range(count))
+    assert got.mask.all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(RATES), st.sampled_from(BASES), st.integers(2, 80), st.sampled_from(sorted(ROUNDINGS)), st.data()
+)
+def test_a_window_at_the_own_rate_is_a_run_of_frames(
+    rate: Fraction, base: Fraction, count: int, rounding: str, data: st.DataObject
+) -> None:
+    assume(1 / (rate * base) >= 2)
+    clip = cfr(rate, base, count, rounding)
+    frames = data.draw(st.integers(1, count - 1))
+    random = np.array([data.draw(st.floats(0, 1, exclude_max=True))])
+    got = select(Window(frames, fps=rate), clip, random, "none").frames
+    assert got[0] + frames <= count
+    assert got.tolist() == list(range(got[0], got[0] + frames))
+
+
+@pytest.mark.parametrize(
+    ("pad", "mode"),
+    [
+        ("edge", "edge"),
+        ("reflect_101", "reflect"),
+        ("reflect_1001", "symmetric"),
+    ],
+)
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(RATES), st.sampled_from(BASES), st.integers(1, 30), st.sampled_from(sorted(ROUNDINGS)))
+@example(Fraction(30), Fraction(1, 1000), 4, "round")
+@example(Fraction(24), Fraction(1, 12800), 5, "round")
+def test_padding_at_the_own_rate_is_that_of_numpy(
+    pad: Pad, mode: Any, rate: Fraction, base: Fraction, count: int, rounding: str
+) -> None:
+    """A short clip by fps is padded as the same clip by stride, and as numpy.pad does it."""
+    assume(1 / (rate * base) >= 2)
+    clip = cfr(rate, base, count, rounding)
+    # There and back once: times in ticks drift from frame numbers by up to a tick each way.
+    slots = max(2 * count - 1, 2)
+    wanted = np.pad(np.arange(count), (0, slots - count), mode=mode)
+    for sampling in (Window(slots, place="start"), Window(slots, fps=rate, place="start")):
+        got = select(sampling, clip, np.empty(0), pad)
+        assert got.frames.tolist() == wanted.tolist(), sampling
+        assert got.mask.tolist() == [n < count for n in range(slots)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(clips(), st.integers(1, MOST), st.sampled_from(RATES), draws)
+def test_a_window_starts_on_a_frame_and_shows_what_is_on_screen(
+    clip: ClipTimes, frames: int, rate: Fraction, random: list[float]
+) -> None:
+    got = select(Window(frames, fps=rate), clip, np.array(random[:1]), "edge")
+    pts, step = clip.pts.tolist(), 1 / (rate * clip.tick)
+    # Of frames at the same instant the last is on screen.
+    start = pts[got.frames[0]]
+    for i, (frame, real) in enumerate(zip(got.frames.tolist(), got.mask.tolist(), strict=True)):
+        exact = start + i * step
+        if not real:
+            assert exact > clip.duration - 1
+            continue
+        # Shown from its pts to the next one's, by the one-tick rule: from less than a tick before.
+        assert pts[frame] < exact + 1
+        assert frame + 1 == len(pts) or exact < pts[frame + 1] or pts[frame + 1] == pts[frame]
+        assert exact < clip.duration
+
+
+def test_half_open_intervals() -> None:
+    clip = ClipTimes(np.array([0, 100, 200, 1000]), 1100, Fraction(1, 1000))
+    at = {
+        fps: select(Window(2, fps=fps, place="start"), clip, np.empty(0), "edge").frames.tolist()[1]
+        for fps in (10, 11, 5, 2, 1)
+    }
+    assert at == {10: 1, 11: 0, 5: 2, 2: 2, 1: 3}
+    # The last instant before the end is in, the end itself is out.
+    for fps, real in ((Fraction(1000, 1099), True), (Fraction(1000, 1100), False)):
+        assert select(Window(2, fps=fps, place="start"), clip, np.empty(0), "edge").mask.tolist() == [True, real]
+        assert Window(2, fps=fps).is_short(np.array([4]), np.array([1100]), clip.tick).tolist() == [not real]
+
+
+def test_a_gap_repeats_the_frame_on_screen() -> None:
+    clip = ClipTimes(np.array([0, 40, 80, 480, 520]), 560, Fraction(1, 1000))
+    got = select(Window(14, fps=25, place="start"), clip, np.empty(0), "none")
+    assert got.frames.tolist() == [0, 1, *[2] * 10, 3, 4]
+
+
+def test_a_rate_above_the_source_repeats_frames() -> None:
+    clip = cfr(Fraction(10), Fraction(1, 90000), 4)
+    got = select(Window(12, fps=30, place="start"), clip, np.empty(0), "none")
+    assert got.frames.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert got.mask.all()
+
+
+@pytest.mark.parametrize("pad", [p for p in PADS if p != "none"])
+def test_one_frame(pad: Pad) -> None:
+    clip = ClipTimes(np.array([0]), 40, Fraction(1, 1000))
+    for sampling in (Window(3), Window(3, fps=25), Window(3, fps=25, place="center"), Frames([0, 1, 2])):
+        got = select(sampling, clip, np.full(sampling.draws, 0.99), pad)
+        assert got.frames.tolist() == ([0, -1, -1] if pad == "constant" else [0, 0, 0])
+        assert got.mask.tolist() == [True, False, False]
+    assert select(Uniform(3), clip, np.empty(0), pad).frames.tolist() == [0, 0, 0]
+    assert select(Uniform(3), clip, np.empty(0), pad).mask.all()
+    assert select(All(), clip, np.empty(0), pad).frames.tolist() == [0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
+def test_random_windows_reach_every_place_and_only_those(count: int, frames: int, stride: int) -> None:
+    assume((frames - 1) * stride < count)
+    clip = cfr(Fraction(25), Fraction(1, 1000), count)
+    starts = set()
+    for r in np.linspace(0, 1, 4 * count, endpoint=False):
+        got = select(Window(frames, stride=stride), clip, np.array([r]), "none").frames
+        assert np.all(np.diff(got) == stride)
+        assert got[-1] < count
+        starts.add(int(got[0]))
+    assert starts == set(range(count - (frames - 1) * stride))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 64), draws)
+@example(164, 28, [0.0] * 40)
+def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: list[float]) -> None:
+    clip = cfr(Fraction(25), Fraction(1, 1000), count)
+    frames = min(frames, 40)
+    for sampling in (Uniform(frames), Uniform(frames, place="random")):
+        got = select(sampling, clip, np.array(random[: sampling.draws]), "none")
+        assert got.mask.all()
+        for i, frame in enumerate(got.frames.tolist()):
+            assert 0 <= frame < count
+            assert math.floor(Fraction(i * count, frames)) <= frame <= Fraction((i + 1) * count, frames)
+
+
+@settings(max_examples=200, deadline=None)
+@given(clips(), st.integers(0, 60), pads)
+def test_lengthen(clip: ClipTimes, more: int, pad: Pad) -> None:
+    whole = select(All(), clip, np.empty(0), pad)
+    count = len(clip.pts)
+    slots = count + more
+    got = lengthen(whole, slots, pad)
+    assert_is(got, reference(Frames(range(slots)), clip, [], "constant" if pad == "none" else pad))
+    assert got.mask.tolist() == [n < count for n in range(slots)]
+
+
+def test_many_clips_at_once_are_short_as_one_by_one() -> None:
+    frames, duration = np.array([1, 4, 5, 6, 50]), np.array([40, 160, 161, 200, 2000])
+    tick = Fraction(1, 1000)
+    for sampling in (Window(5), Window(5, fps=25), Window(2, stride=4), Frames([4, 0]), Uniform(9), All()):
+        together = sampling.is_short(frames, duration, tick)
+        assert together.dtype == np.bool_
+        one_by_one = [bool(sampling.is_short(frames[n : n + 1], duration[n : n + 1], tick)[0]) for n in range(5)]
+        assert together.tolist() == one_by_one
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Window(0),
+        lambda: Window(-1),
+        lambda: Window(True),
+        lambda: Window(2.5),  # type: ignore[arg-type]
+        lambda: Window("8"),  # type: ignore[arg-type]
+        lambda: Window(8, stride=0),
+        lambda: Window(8, stride=1.0),  # type: ignore[arg-type]
+        lambda: Window(8, stride=1, fps=8),
+        lambda: Window(8, fps=0),
+        lambda: Window(8, fps=-1),
+        lambda: Window(8, fps=float("nan")),
+        lambda: Window(8, fps=float("inf")),
+        lambda: Window(8, fps=True),
+        lambda: Window(8, fps="25"),  # type: ignore[arg-type]
+        lambda: Window(8, place="middle"),  # type: ignore[arg-type]
+        lambda: Uniform(0),
+        lambda: Uniform(4, place="start"),  # type: ignore[arg-type]
+        lambda: Frames([]),
+        lambda: Frames([-1]),
+        lambda: Frames([1.5]),  # type: ignore[list-item]
+        lambda: Frames([True]),
+        lambda: Frames("abc"),  # type: ignore[arg-type]
+        lambda: Frames(5),  # type: ignore[arg-type]
+    ],
+)
+def test_silly_arguments(make: Any) -> None:
+    with pytest.raises(InputError) as error:
+        make()
+    assert "\n" not in str(error.value)

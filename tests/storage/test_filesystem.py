@@ -1,0 +1,387 @@
+"""storage: local files, errors in plain words, and the same calls against a real S3 server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import DatasetError, InputError
+from streamvid.storage import filesystem
+from tests.support.s3_server import S3Server, forget_s3_connections
+
+
+def one_sentence(error: BaseException) -> str:
+    """The error's text, checked to be one line that ends like a sentence."""
+    text = str(error)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert len(text) < 500
+    return text
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [
+        ("/data/x", True),
+        ("x", True),
+        ("file:///data/x", True),
+        ("/data/a::b/c", True),
+        ("odd::name", True),
+        (Path("x"), True),
+        ("s3://bucket/x", False),
+        ("http://host/x", False),
+        ("simplecache::s3://bucket/x", False),
+    ],
+)
+def test_is_local(path: filesystem.AnyPath, local: bool) -> None:
+    assert filesystem.is_local(path) is local
+
+
+def test_join() -> None:
+    assert filesystem.join("s3://bucket/ds", "shards", "0.tar") == "s3://bucket/ds/shards/0.tar"
+    assert filesystem.join("s3://bucket/", "x") == "s3://bucket/x"
+    assert filesystem.join(Path("/data"), "x") == "/data/x"
+    assert filesystem.join("/", "x") == "/x"
+
+
+@pytest.mark.parametrize(
+    ("url", "redacted"),
+    [
+        ("https://me:pa@ss@host/x", "https://***@host/x"),
+        ("s3://AKIA:abc/def", "s3://AKIA:abc/def"),
+        ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
+        ("s3://bucket/a@b.mp4", "s3://bucket/a@b.mp4"),
+        ("http://h/x?key=abc&part=2&secret=def#f", "http://h/x?key=***&part=2&secret=***#f"),
+        (
+            "http://h/x?X-Amz-Security-Token=a%2Fb&X-Amz-Signature=0f",
+            "http://h/x?X-Amz-Security-Token=***&X-Amz-Signature=***",
+        ),
+        ("http://h/x?AWSAccessKeyId=AKIA&TOKEN=t", "http://h/x?AWSAccessKeyId=***&TOKEN=***"),
+        ("see http://u:p@h/x and http://v@h/y?sig=1", "see http://***@h/x and http://***@h/y?sig=***"),
+        ("/data/key=5/x.mp4", "/data/key=5/x.mp4"),
+    ],
+)
+def test_redact(url: str, redacted: str) -> None:
+    assert filesystem.redact(url) == redacted
+
+
+def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
+    script = (
+        "import sys; from streamvid.store import storage, cache; storage.write_bytes(sys.argv[1], b'x'); "
+        "assert storage.read_bytes(sys.argv[1]) == b'x'; assert not {'s3fs', 'aiohttp', 'botocore'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], check=True)
+
+
+# --- local files
+
+
+def test_local_round_trip(tmp_path: Path) -> None:
+    path = filesystem.join(tmp_path, "new", "a::b [1].bin")
+    assert not filesystem.exists(path)
+    filesystem.write_bytes(path, b"hello")
+    assert filesystem.exists(path)
+    assert filesystem.exists(tmp_path / "new")
+    assert filesystem.size(path) == 5
+    assert filesystem.read_bytes(path) == b"hello"
+    filesystem.write_bytes(path, b"again")
+    with filesystem.open_read(path) as file:
+        file.seek(1)
+        assert file.read() == b"gain"
+    filesystem.put_file(path, tmp_path / "copy")
+    filesystem.get_file(f"file://{tmp_path}/copy", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"again"
+    assert filesystem.list_files(tmp_path, recursive=True) == [str(tmp_path / "back"), str(tmp_path / "copy"), path]
+    assert filesystem.list_files(tmp_path) == [str(tmp_path / "back"), str(tmp_path / "copy")]
+    assert filesystem.glob(tmp_path / "**" / "*b*") == [str(tmp_path / "back"), path]
+    assert filesystem.glob(tmp_path / "*.none") == []
+
+
+def test_local_write_leaves_the_old_file_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    filesystem.write_bytes(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DatasetError, match="disk is full") as error:
+        filesystem.write_bytes(path, b"new")
+    one_sentence(error.value)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_local_files_are_readable_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        filesystem.write_bytes(tmp_path / "x", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+def check_ranges(folder: str, other: str) -> None:
+    """Ranges of files in both places, in the order asked for."""
+    filesystem.write_bytes(f"{folder}/a", bytes(range(100)))
+    filesystem.write_bytes(f"{other}/b", b"hello")
+    wanted = [(f"{folder}/a", 10, 13), (f"{other}/b", 1, 4), (f"{folder}/a", 90, 200), (f"{folder}/a", 0, 1)]
+    assert filesystem.read_ranges(wanted) == [b"\x0a\x0b\x0c", b"ell", bytes(range(90, 100)), b"\0"]
+    assert filesystem.read_ranges([]) == []
+    with pytest.raises(DatasetError, match=r"Cannot read .*missing: it does not exist"):
+        filesystem.read_ranges([(f"{folder}/a", 0, 1), (f"{folder}/missing", 0, 1)])
+
+
+def test_ranges_of_local_and_remote_files(tmp_path: Path) -> None:
+    check_ranges(str(tmp_path), "memory://ranges")
+    check_ranges("memory://ranges", str(tmp_path / "b"))
+
+
+def test_s3_ranges(s3_bucket: str, tmp_path: Path) -> None:
+    check_ranges(f"s3://{s3_bucket}/ranges", str(tmp_path))
+
+
+def test_empty_folder_and_missing_folder(tmp_path: Path) -> None:
+    assert filesystem.list_files(tmp_path) == []
+    with pytest.raises(DatasetError, match="does not exist"):
+        filesystem.list_files(tmp_path / "none")
+
+
+def test_local_errors(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (
+            lambda: filesystem.read_bytes(tmp_path / "none"),
+            DatasetError,
+            f"Cannot read {tmp_path}/none: it does not exist",
+        ),
+        (lambda: filesystem.size(tmp_path / "none"), DatasetError, "does not exist"),
+        (lambda: filesystem.open_read(tmp_path / "none"), DatasetError, "does not exist"),
+        (lambda: filesystem.put_file(tmp_path / "none", tmp_path / "y"), DatasetError, f"Cannot read {tmp_path}/none"),
+        (lambda: filesystem.read_bytes(tmp_path), DatasetError, "is a folder"),
+        (lambda: filesystem.size(tmp_path), DatasetError, "is a folder"),
+        (lambda: filesystem.read_bytes(tmp_path / "file" / "x"), DatasetError, "a part of the path is a file"),
+        (lambda: filesystem.write_bytes(tmp_path / "file" / "x", b""), DatasetError, "a part of the path is a file"),
+        (lambda: filesystem.read_bytes("a\0b"), InputError, "null"),
+        (lambda: filesystem.read_bytes(""), InputError, "An empty path"),
+    ]
+    for call, kind, words in cases:
+        with pytest.raises(kind) as error:
+            call()
+        assert words in one_sentence(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_local_permission(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"")
+    path.chmod(0)
+    with pytest.raises(DatasetError, match="permission denied") as error:
+        filesystem.read_bytes(path)
+    one_sentence(error.value)
+
+
+# --- remote errors that need no server
+
+
+def test_unknown_protocol() -> None:
+    with pytest.raises(InputError, match="'nope' is not a known protocol") as error:
+        filesystem.read_bytes("nope://me:hunter2@x/y")
+    assert "hunter2" not in one_sentence(error.value)
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+
+
+def test_missing_package() -> None:
+    script = "import sys; sys.modules['s3fs'] = None; from streamvid.store import storage; storage.read_bytes('s3://bucket/x')"
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("streamvid.errors.InputError: Cannot read s3://bucket/x: ")
+    assert "Install s3fs" in last
+
+
+def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(_: filesystem.AnyPath) -> None:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(filesystem, "_locate", broken)
+    with pytest.raises(AttributeError):
+        filesystem.read_bytes(tmp_path)
+
+
+def test_http_server_down(closed_port: int) -> None:
+    url = f"http://me:hunter2@127.0.0.1:{closed_port}/x?token=abc"
+    for call in (filesystem.read_bytes, filesystem.size, filesystem.exists):
+        with pytest.raises(filesystem.StorageUnavailable, match="cannot be reached") as error:
+            call(url)
+        text = one_sentence(error.value)
+        assert "hunter2" not in text
+        assert "abc" not in text
+
+
+def test_s3_server_down(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed_port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # else botocore tries for seconds, each time that s3fs tries
+    forget_s3_connections()
+    try:
+        with pytest.raises(filesystem.StorageUnavailable, match="AWS_ENDPOINT_URL") as error:
+            filesystem.read_bytes("s3://bucket/x")
+        assert "hunter2" not in one_sentence(error.value)
+    finally:
+        forget_s3_connections()
+
+
+# --- a real S3 server
+
+
+def test_s3_round_trip(s3_bucket: str, tmp_path: Path) -> None:
+    base = f"s3://{s3_bucket}/round trip"
+    path = filesystem.join(base, "shards", "0.tar")
+    assert not filesystem.exists(path)
+    with pytest.raises(DatasetError, match="does not exist"):
+        filesystem.list_files(base)
+    filesystem.write_bytes(path, b"hello")
+    assert filesystem.exists(path)
+    assert filesystem.exists(base)
+    assert (filesystem.size(path), filesystem.read_bytes(path)) == (5, b"hello")
+    # What was read or listed before is not remembered.
+    assert filesystem.list_files(base) == []
+    filesystem.write_bytes(path, b"longer than before")
+    filesystem.write_bytes(filesystem.join(base, "dataset.json"), b"{}")
+    assert (filesystem.size(path), filesystem.read_bytes(path)) == (18, b"longer than before")
+    assert filesystem.list_files(base) == [filesystem.join(base, "dataset.json")]
+    assert filesystem.list_files(base, recursive=True) == [filesystem.join(base, "dataset.json"), path]
+    assert filesystem.glob(filesystem.join(base, "*", "*.tar")) == [path]
+    with filesystem.open_read(path) as file:
+        file.seek(7)
+        assert file.read() == b"than before"
+
+
+def test_s3_large_file_in_parts(s3_bucket: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(2**20) * 20)  # more than two ranges
+    url = f"s3://{s3_bucket}/large"
+    filesystem.put_file(source, url)
+    assert filesystem.size(url) == 20 * 2**20
+    filesystem.get_file(url, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+
+
+def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
+    base = f"s3://{s3_bucket}/others"
+    filesystem.write_bytes(filesystem.join(base, "a"), b"1")
+    assert len(filesystem.list_files(base)) == 1
+    script = "import sys; from streamvid.store import storage; storage.write_bytes(sys.argv[1], b'12')"
+    for name in ("a", "b"):
+        subprocess.run([sys.executable, "-c", script, filesystem.join(base, name)], check=True)
+    assert filesystem.list_files(base) == [filesystem.join(base, "a"), filesystem.join(base, "b")]
+    assert filesystem.size(filesystem.join(base, "a")) == 2
+
+
+def test_s3_missing(s3_bucket: str, tmp_path: Path) -> None:
+    cases = [
+        (f"s3://{s3_bucket}/none", "it does not exist"),
+        (f"s3://{s3_bucket}-none/x", "does not exist|no such bucket"),
+    ]
+    for url, words in cases:
+        for call in (
+            filesystem.read_bytes,
+            filesystem.size,
+            filesystem.open_read,
+            lambda u: filesystem.get_file(u, tmp_path / "x"),
+        ):
+            with pytest.raises(DatasetError, match=words) as error:
+                call(url)
+            assert url in one_sentence(error.value)
+    with pytest.raises(DatasetError, match="no such bucket") as error:
+        filesystem.write_bytes(f"s3://{s3_bucket}-none/x", b"")
+    one_sentence(error.value)
+    assert not filesystem.exists(f"s3://{s3_bucket}-none/x")
+    for url in ("s3://not a bucket/x", f"s3://{s3_bucket}"):
+        with pytest.raises(InputError, match="write s3://bucket/path") as invalid:
+            filesystem.read_bytes(url)
+        one_sentence(invalid.value)
+
+
+@pytest.fixture(params=["wrong secret", "wrong key", "no credentials"])
+def refused(request: pytest.FixtureRequest, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A URL that exists, and an environment in which the server refuses it."""
+    url = f"s3://{s3_bucket}/refused"
+    filesystem.write_bytes(url, b"x")
+    if request.param == "wrong secret":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2")
+    elif request.param == "wrong key":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "hunter2hunter2")
+    else:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    forget_s3_connections()
+    yield url
+    forget_s3_connections()
+
+
+def test_s3_refused_credentials(refused: str, s3_server: S3Server, tmp_path: Path) -> None:
+    calls: list[Callable[[str], object]] = [
+        filesystem.read_bytes,
+        filesystem.size,
+        filesystem.exists,
+        filesystem.list_files,
+        lambda url: filesystem.write_bytes(url, b""),
+        lambda url: filesystem.get_file(url, tmp_path / "x"),
+    ]
+    for call in calls:
+        with pytest.raises(DatasetError, match="credentials") as error:
+            call(refused)
+        text = one_sentence(error.value)
+        assert not isinstance(error.value, filesystem.StorageUnavailable)
+        assert refused in text
+        assert "AWS_SECRET_ACCESS_KEY" in text
+        assert "hunter2" not in text
+        assert s3_server.secret not in text
+
+
+def test_bucket_environment_reaches_child_processes(s3_bucket: str) -> None:
+    filesystem.write_bytes(f"s3://{s3_bucket}/child", b"seen")
+    script = "import sys; from streamvid.store import storage; print(storage.read_bytes(sys.argv[1]).decode())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"s3://{s3_bucket}/child"], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "seen"
+
+
+def test_s3_after_fork(s3_bucket: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # s3fs tries again itself, and says so in its log
+    forget_s3_connections()
+    url = f"s3://{s3_bucket}/fork"
+    filesystem.write_bytes(url, b"x")  # the parent has an event loop and connections now
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if filesystem.read_bytes(url) == b"x" and filesystem.list_files(f"s3://{s3_bucket}") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with caplog.at_level(logging.DEBUG, logger="s3fs"):
+        assert filesystem.read_bytes(url) == b"x"
+    assert "Retryable" not in caplog.text  # the child has not closed the parent's connections

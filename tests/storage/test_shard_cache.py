@@ -1,0 +1,601 @@
+"""ShardCache: with real processes on one folder, and a server that counts, fails and stalls on demand."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.server
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.errors import DatasetError, InputError
+from streamvid.storage import filesystem
+from streamvid.storage import shard_cache as cache_module
+from streamvid.storage.shard_cache import Lease, ShardCache
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass
+class Site:
+    """What the test server serves and how it misbehaves. `gets` counts the downloads begun, by name."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    gets: dict[str, int] = field(default_factory=dict)
+    refuse: dict[str, int] = field(default_factory=dict)  # so many GETs are answered with 503
+    cut: dict[str, int] = field(default_factory=dict)  # so many GETs break off halfway
+    damage: dict[str, int] = field(default_factory=dict)  # so many GETs send other bytes
+    stall: set[str] = field(default_factory=set)  # GETs stop halfway until `go`
+    stalled: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, name: str, data: bytes) -> dict[str, Any]:
+        """Serve `data`; returns the arguments of ShardCache's calls for it."""
+        self.files[name] = data
+        return {"url": f"{self.address}/{name}", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def take(self, table: dict[str, int], name: str) -> bool:
+        with self.mutex:
+            left = table.get(name, 0)
+            table[name] = left - 1
+            return left > 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    site: Site
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        site, name = self.site, self.path.lstrip("/").partition("?")[0]
+        if name not in site.files:
+            self.send_error(404)
+            return
+        if body:
+            with site.mutex:
+                site.gets[name] = site.gets.get(name, 0) + 1
+            if site.take(site.refuse, name):
+                self.send_error(503)
+                return
+        data = site.files[name]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if not body:
+            return
+        half = len(data) // 2
+        if site.take(site.cut, name):
+            self.wfile.write(data[:half])
+        elif site.take(site.damage, name):
+            self.wfile.write(bytes(len(data)))
+        elif name in site.stall:
+            self.wfile.write(data[:half])
+            self.wfile.flush()
+            site.stalled.set()
+            site.go.wait(60)
+            self.wfile.write(data[half:])
+        else:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that was killed is part of the tests
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    server = Server(("127.0.0.1", 0), type("SiteHandler", (Handler,), {"site": site}))
+    site.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield site
+    finally:
+        site.go.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ShardCache]:
+    """A cache of 100 bytes."""
+    with ShardCache(tmp_path / "cache", limit_bytes=100) as cache:
+        yield cache
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_RETRY_AFTER_SECONDS", (0.0, 0.0))
+
+
+def published(root: Path) -> list[str]:
+    """Every file that the cache keeps but its locks."""
+    return sorted(path.name for path in root.iterdir() if path.name != "locks")
+
+
+def data(letter: str, size: int = 40) -> bytes:
+    return letter.encode() * size
+
+
+# --- other processes
+
+
+class WatchedCache(ShardCache):
+    """Sends "missed" whenever a file is looked for and is not there."""
+
+    pipe: Connection
+
+    def _pin(self, size: int, sha256: str) -> Lease | None:
+        lease = super()._pin(size, sha256)
+        if lease is None:
+            self.pipe.send("missed")
+        return lease
+
+
+def hold(root: Path, limit: int, file: dict[str, Any], pipe: Connection) -> None:
+    """Lease a file, send its bytes, and hold it until told to go on."""
+    with WatchedCache(root, limit_bytes=limit) as cache:
+        cache.pipe = pipe
+        with cache.lease(**file) as lease:
+            pipe.send(lease.path.read_bytes())
+            pipe.recv()
+
+
+@dataclass
+class Holder:
+    """Another process that leases one file, until told to go on or killed."""
+
+    process: BaseProcess
+    pipe: Connection
+
+    def miss(self) -> None:
+        """Wait until it has found that the file is not there yet, and so is about to fetch it or wait for it."""
+        assert self.pipe.poll(60)
+        assert self.pipe.recv() == "missed"
+
+    def read(self) -> bytes:
+        """Wait until it has the lease; the file's bytes."""
+        while True:
+            assert self.pipe.poll(60)
+            if (message := self.pipe.recv()) != "missed":
+                return bytes(message)
+
+    def finish(self) -> None:
+        self.pipe.send("go on")
+        self.process.join(60)
+        assert self.process.exitcode == 0
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it can clean up."""
+        self.process.kill()
+        self.process.join()
+
+
+class Holders:
+    def __init__(self) -> None:
+        self.started: list[Holder] = []
+
+    def start(self, root: Path, limit: int, file: dict[str, Any]) -> Holder:
+        here, there = SPAWN.Pipe()
+        process = SPAWN.Process(target=hold, args=(root, limit, file, there), daemon=True)
+        process.start()
+        there.close()
+        self.started.append(Holder(process, here))
+        return self.started[-1]
+
+
+@pytest.fixture
+def holders() -> Iterator[Holders]:
+    holders = Holders()
+    yield holders
+    for holder in holders.started:
+        holder.kill()
+        holder.pipe.close()
+
+
+# --- one process
+
+
+def test_fetched_once_and_kept(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    file = site.add("a", data("a"))
+    for _ in range(3):
+        with cache.lease(**file) as lease:
+            assert lease.path.read_bytes() == data("a")
+            assert lease.path == tmp_path / "cache" / file["sha256"]
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {"a": 1}
+    with ShardCache(tmp_path / "cache", limit_bytes=100) as later:
+        assert later.read_through(**file) == data("a")
+    assert site.gets == {"a": 1}
+    assert published(tmp_path / "cache") == [file["sha256"]]
+
+
+def test_empty_file(cache: ShardCache, site: Site) -> None:
+    assert cache.read_through(**site.add("a", b"")) == b""
+
+
+def test_same_content_under_another_url_is_the_same_file(cache: ShardCache, site: Site) -> None:
+    cache.read_through(**site.add("a", data("a")))
+    assert cache.read_through(**site.add("b", data("a"))) == data("a")
+    assert site.gets == {"a": 1}
+
+
+def test_least_recently_used_goes_first_and_the_limit_holds(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    a, b, c = (site.add(name, data(name)) for name in "abc")
+    for file in (a, b, a, c):  # 40 bytes each of 100: c needs room, and b was used longest ago
+        cache.read_through(**file)
+        assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*") if path.is_file()) <= 100
+    assert published(tmp_path / "cache") == sorted([a["sha256"], c["sha256"]])
+    cache.read_through(**b)
+    assert published(tmp_path / "cache") == sorted([b["sha256"], c["sha256"]])
+    assert site.gets == {"a": 1, "b": 2, "c": 1}
+
+
+def test_leased_files_stay_and_the_limit_is_passed_with_one_warning(
+    cache: ShardCache, site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [site.add(name, data(name)) for name in "abcd"]
+    leases: list[Lease] = []
+    with caplog.at_level(logging.WARNING, logger="streamvid"):
+        leases.extend(cache.lease(**file) for file in files)
+    assert [lease.path.read_bytes() for lease in leases] == [data(name) for name in "abcd"]
+    assert [record.message for record in caplog.records if "limit" in record.message] == [
+        f"The cache in {tmp_path}/cache grows to 120 bytes, over its limit of 100, as all files in it are in use; "
+        "raise the limit to the shards that all processes of this node read at once."
+    ]
+    for lease in leases:
+        lease.release()
+        lease.release()
+    cache.read_through(**site.add("e", data("e")))
+    assert len(published(tmp_path / "cache")) == 2  # back under the limit
+
+
+def test_file_leased_twice_stays_until_both_are_released(cache: ShardCache, site: Site) -> None:
+    a = site.add("a", data("a", 90))
+    first, second = cache.lease(**a), cache.lease(**a)
+    first.release()
+    cache.read_through(**site.add("b", data("b")))
+    assert second.path.read_bytes() == data("a", 90)
+    second.release()
+    cache.read_through(**site.add("c", data("c")))
+    assert not second.path.exists()
+
+
+def test_shard_larger_than_the_limit(cache: ShardCache, site: Site) -> None:
+    with pytest.raises(InputError, match=r"101 bytes, more than the whole cache of 100; raise .*cache_bytes"):
+        cache.lease(**site.add("a", data("a", 101)))
+    assert site.gets == {}
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_limit_must_be_positive(tmp_path: Path, limit: int) -> None:
+    with pytest.raises(InputError, match="positive"):
+        ShardCache(tmp_path, limit_bytes=limit)
+
+
+def test_root_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"The cache folder .* cannot be used: Not a directory; "):
+        ShardCache(tmp_path / "file", limit_bytes=1)
+
+
+@pytest.mark.parametrize("sha256", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n", "٠" * 64, None])
+def test_untrusted_hashes(cache: ShardCache, site: Site, tmp_path: Path, sha256: Any) -> None:
+    file = site.add("a", data("a")) | {"sha256": sha256}
+    for call in (cache.lease, cache.prefetch, cache.read_through):
+        with pytest.raises(DatasetError, match="64 lower-case hexadecimal digits"):
+            call(**file)
+    assert published(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "40", None, True])
+def test_untrusted_sizes(cache: ShardCache, site: Site, size: Any) -> None:
+    with pytest.raises(DatasetError, match="not a number of bytes"):
+        cache.lease(**(site.add("a", data("a")) | {"size": size}))
+
+
+# --- damage and failures
+
+
+def test_wrong_contents_are_fetched_once_more_then_refused(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    file = site.add("a", data("a"))
+    site.files["a"] = data("b")
+    with pytest.raises(DatasetError, match=f"{file['url']} is damaged: its SHA-256 is "):
+        cache.lease(**file)
+    assert site.gets == {"a": 2}
+    assert published(tmp_path / "cache") == []
+
+
+def test_damage_on_the_way_is_repaired(cache: ShardCache, site: Site) -> None:
+    file = site.add("a", data("a"))
+    site.damage["a"] = 1
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {"a": 2}
+
+
+def test_wrong_size_is_refused_before_the_download(cache: ShardCache, site: Site) -> None:
+    file = site.add("a", data("a"))
+    site.files["a"] = data("a", 10_000)
+    with pytest.raises(DatasetError, match="has 10000 bytes, but the dataset says 40"):
+        cache.lease(**file)
+    assert site.gets == {}
+
+
+def test_missing_file_is_not_tried_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    file = site.add("a", data("a"))
+    del site.files["a"]
+    with pytest.raises(DatasetError, match="does not exist"):
+        cache.lease(**file)
+    assert published(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "cut"])
+def test_passing_trouble_is_waited_out(cache: ShardCache, site: Site, trouble: str) -> None:
+    file = site.add("a", data("a"))
+    getattr(site, trouble)["a"] = 2
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {"a": 3}
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "cut"])
+def test_lasting_trouble_is_told(cache: ShardCache, site: Site, tmp_path: Path, trouble: str) -> None:
+    file = site.add("a", data("a"))
+    getattr(site, trouble)["a"] = 100
+    file["url"] += "?token=hunter2"
+    with pytest.raises(filesystem.StorageUnavailable, match="try again") as error:
+        cache.lease(**file)
+    assert "hunter2" not in str(error.value)
+    assert site.gets == {"a": 3}
+    assert published(tmp_path / "cache") == []
+    getattr(site, trouble)["a"] = 0
+    assert cache.read_through(**file) == data("a")
+
+
+@pytest.mark.parametrize("size", [0, 39, 41])
+def test_published_file_of_another_size_is_fetched_again(
+    cache: ShardCache, site: Site, tmp_path: Path, size: int
+) -> None:
+    file = site.add("a", data("a"))
+    (tmp_path / "cache" / file["sha256"]).write_bytes(bytes(size))
+    with cache.lease(**file) as lease:
+        assert lease.path.read_bytes() == data("a")
+    assert site.gets == {"a": 1}
+
+
+def test_evicted_between_open_and_lock(
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = site.add("a", data("a"))
+    cache.read_through(**file)
+    flock = fcntl.flock
+    evictions = [tmp_path / "cache" / file["sha256"]]
+
+    def evicting(fd: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_SH and evictions:
+            evictions.pop().unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", evicting)
+    with cache.lease(**file) as lease:
+        assert lease.path.read_bytes() == data("a")
+    assert site.gets == {"a": 2}
+
+
+def test_part_of_a_dead_process_is_removed(site: Site, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    with ShardCache(root, limit_bytes=100) as cache:
+        file = site.add("a", data("a"))
+        (root / f"{'0' * 64}.90.part").write_bytes(bytes(60))
+        (root / f"{file['sha256']}.40.part").write_bytes(b"half")
+        (root / "unknown.part").touch()
+        cache.read_through(**site.add("b", data("b")))
+        assert cache.read_through(**file) == data("a")
+        assert len(published(root)) == 3  # a, b and what is not the cache's own
+    (root / f"{'1' * 64}.90.part").touch()
+    ShardCache(root, limit_bytes=100)
+    assert len(published(root)) == 3
+
+
+# --- prefetch and threads
+
+
+def test_prefetched_file_is_there(cache: ShardCache, site: Site) -> None:
+    file = site.add("a", data("a"))
+    for _ in range(3):
+        cache.prefetch(**file)
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {"a": 1}
+    cache.prefetch(**file)
+    cache.close()
+    assert cache._prefetches == {}  # or else it could not be prefetched again after an eviction
+
+
+def test_prefetch_errors_surface_at_lease_once(cache: ShardCache, site: Site) -> None:
+    file = site.add("a", data("a"))
+    good = site.files.pop("a")
+    cache.prefetch(**file)
+    assert cache._prefetches[file["sha256"]].exception(60)
+    site.files["a"] = good
+    with pytest.raises(DatasetError, match="does not exist"):
+        cache.lease(**file)
+    assert cache.read_through(**file) == good
+
+
+def test_lease_does_not_wait_for_other_prefetches(cache: ShardCache, site: Site) -> None:
+    slow = [site.add(f"slow{i}", data("s", i + 1)) for i in range(cache_module._PREFETCH_THREADS)]
+    site.stall = set(site.files)
+    for file in slow:
+        cache.prefetch(**file)
+    wanted = site.add("a", data("a"))
+    cache.prefetch(**wanted)  # all threads are busy
+    assert cache.read_through(**wanted) == data("a")
+    site.go.set()
+
+
+def test_close_drops_what_has_not_begun(site: Site, tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache", limit_bytes=100)
+    files = [site.add(f"slow{i}", data("s", i + 1)) for i in range(cache_module._PREFETCH_THREADS + 3)]
+    site.stall = set(site.files)
+    for file in files:
+        cache.prefetch(**file)
+    site.stalled.wait(60)
+    closer = threading.Thread(target=cache.close)
+    closer.start()
+    cache._closed.wait(60)
+    site.go.set()
+    closer.join()
+    assert len(site.gets) <= cache_module._PREFETCH_THREADS
+    assert not list((tmp_path / "cache").glob("*.part"))
+    with pytest.raises(RuntimeError, match="closed"):
+        cache.lease(**files[0])
+
+
+def test_many_threads_on_few_bytes(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    files = [site.add(name, data(name, 30)) for name in "abcdef"]
+
+    def work(seed: int) -> bool:
+        good = True
+        for i in range(15):
+            file = files[(i * seed) % len(files)]
+            with cache.lease(**file) as lease:
+                found = lease.path.read_bytes()
+                good = good and hashlib.sha256(found).hexdigest() == file["sha256"] and lease.path.exists()
+        return good
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, (1, 5, 7, 11)))
+    # Four leases at once may pass the limit; the next download brings it back.
+    cache.read_through(**site.add("z", data("z", 30)))
+    assert len(published(tmp_path / "cache")) <= 3
+
+
+def test_refused_after_fork(cache: ShardCache, site: Site) -> None:
+    cache._pid += 1  # what a forked child sees
+    with pytest.raises(RuntimeError, match="fork"):
+        cache.lease(**site.add("a", data("a")))
+    cache._pid -= 1
+
+
+# --- several processes
+
+
+def test_processes_share_one_download(site: Site, tmp_path: Path, holders: Holders) -> None:
+    file = site.add("a", os.urandom(100_000))
+    site.stall.add("a")
+    four = [holders.start(tmp_path, 10**6, file) for _ in range(4)]
+    for holder in four:
+        holder.miss()
+    assert site.stalled.wait(60)
+    site.go.set()  # one downloads; the others have missed the file and wait
+    assert all(holder.read() == site.files["a"] for holder in four)
+    for holder in four:
+        holder.finish()
+    assert site.gets == {"a": 1}
+    assert published(tmp_path) == [file["sha256"]]
+
+
+def test_killed_downloader_blocks_nobody(site: Site, tmp_path: Path, holders: Holders) -> None:
+    file = site.add("a", os.urandom(100_000))
+    site.stall.add("a")
+    first = holders.start(tmp_path, 10**6, file)
+    assert site.stalled.wait(60)
+    assert published(tmp_path) == [f"{file['sha256']}.100000.part"]
+    second = holders.start(tmp_path, 10**6, file)
+    second.miss()
+    assert site.gets == {"a": 1}
+    site.stall.clear()
+    first.kill()
+    assert second.read() == site.files["a"]
+    second.finish()
+    assert site.gets == {"a": 2}
+    assert published(tmp_path) == [file["sha256"]]
+
+
+def test_what_another_process_fetches_counts(site: Site, tmp_path: Path, holders: Holders) -> None:
+    with ShardCache(tmp_path, limit_bytes=100) as cache:
+        cache.read_through(**site.add("a", data("a", 30)))
+        slow = site.add("slow", data("s", 60))
+        site.stall.add("slow")
+        holders.start(tmp_path, 100, slow)
+        assert site.stalled.wait(60)
+        b = site.add("b", data("b", 30))  # 30 + 30 would fit, were it not for the 60 being fetched
+        cache.read_through(**b)
+        assert published(tmp_path) == sorted([b["sha256"], f"{slow['sha256']}.60.part"])
+
+
+def test_files_leased_by_another_process_stay_until_it_dies(site: Site, tmp_path: Path, holders: Holders) -> None:
+    a, b, c = (site.add(name, data(name, 60)) for name in "abc")
+    other = holders.start(tmp_path, 100, a)
+    assert other.read() == data("a", 60)
+    with ShardCache(tmp_path, limit_bytes=100) as cache:
+        cache.read_through(**b)
+        cache.read_through(**c)
+        assert published(tmp_path) == sorted([a["sha256"], c["sha256"]])
+        other.kill()
+        cache.read_through(**b)
+        assert published(tmp_path) == [b["sha256"]]
+
+
+def test_lease_that_a_forked_child_inherits_ends_with_its_release(
+    site: Site, cache: ShardCache, tmp_path: Path
+) -> None:
+    lease = cache.lease(**site.add("a", data("a", 90)))
+    ready, stop = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stop)
+        os.read(ready, 1)  # until the parent closes its end
+        os._exit(0)
+    os.close(ready)
+    try:
+        lease.release()
+        b = site.add("b", data("b", 90))
+        cache.read_through(**b)
+        assert published(tmp_path / "cache") == [b["sha256"]]
+    finally:
+        os.close(stop)
+        os.waitpid(child, 0)
+
+
+# --- a real object store
+
+
+def test_s3(s3_bucket: str, tmp_path: Path, holders: Holders) -> None:
+    contents = os.urandom(20 * 2**20)  # several ranges
+    url = f"s3://{s3_bucket}/00000000.tar"
+    filesystem.write_bytes(url, contents)
+    file: dict[str, Any] = {"url": url, "size": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+    two = [holders.start(tmp_path, 10**8, file) for _ in range(2)]
+    for holder in two:
+        assert holder.read() == contents
+        holder.finish()
+    filesystem.write_bytes(url, bytes(len(contents)))
+    with ShardCache(tmp_path, limit_bytes=10**8) as cache:
+        assert cache.read_through(**file) == contents  # by its hash, still in the cache
+        with pytest.raises(DatasetError, match=f"{url} is damaged"):
+            cache.lease(url, size=len(contents), sha256="0" * 64)

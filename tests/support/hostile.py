@@ -1,0 +1,101 @@
+"""What a test puts in the place of `streamvid.packing.run_local.store_source`, in the worker processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+from streamvid.errors import VideoError
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import PackOptions, Piece, Refused
+from streamvid.packing.process_source import process_source
+
+
+def crash_on_two(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Die as a process does in which FFmpeg follows a wild pointer."""
+    if "two" in source.name:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return process_source(source, place, treatment)
+
+
+def few_places(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
+    if len(list(place.parent.glob("clip-*"))) > 2:
+        raise VideoError("too many")
+    return process_source(source, place, treatment)
+
+
+def full_disk(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Find the disk full after the first videos."""
+    if source.name == "top.avi":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
+    return process_source(source, place, treatment)
+
+
+def reject_all(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Reject everything."""
+    raise VideoError("no good")
+
+
+def stuck_on_two(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Wait for ever, as a decoder does whose threads wait for each other."""
+    if "two" in source.name:
+        time.sleep(3600)
+    return process_source(source, place, treatment)
+
+
+def first_is_slowest(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+    """Finish in another order than started."""
+    time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
+    return process_source(source, place, treatment)
+
+
+def die() -> None:
+    """End the process at once."""
+    os._exit(3)
+
+
+def double(number: int) -> int:
+    """Do something."""
+    return 2 * number
+
+
+def refuse(text: str) -> None:
+    """Raise."""
+    raise VideoError(text)
+
+
+def where() -> int:
+    """The process's number."""
+    return os.getpid()
+
+
+def chatter(text: str) -> str:
+    """Print, in Python and below it."""
+    print(text)
+    os.write(1, text.encode())
+    return text
+
+
+def spin() -> None:
+    """Compute for ever, and read and write nothing."""
+    while True:
+        pass
+
+
+def read_for(seconds: float) -> int:
+    """Go on reading for a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        Path("/proc/self/stat").read_bytes()
+        time.sleep(0.05)
+    return os.getpid()
+
+
+def sleep(seconds: float) -> int:
+    """Take a while."""
+    time.sleep(seconds)
+    return os.getpid()

@@ -1,0 +1,133 @@
+"""Small videos and packed datasets for the tests of packing and reading."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tools.clips import Recipe, write
+
+SMALL = Recipe(width=96, height=64, frames=12, gop=6, b_frames=2)
+
+# All of them suit a GPU, by their sizes too: they are copied.
+VIDEOS: dict[str, Recipe] = {
+    "a/one.mp4": SMALL,
+    "a/two.mkv": Recipe(codec="vp9", container="mkv", width=128, height=128, frames=8, gop=8, b_frames=0),
+    "b/clip10.mp4": Recipe(width=96, height=64, frames=5, gop=5, b_frames=0, rotation=90),
+    "b/clip2.mov": Recipe(codec="hevc", container="mov", width=160, height=144, frames=12, gop=6, b_frames=2),
+    "top.avi": Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=4, gop=1, b_frames=0),
+    "slow.mp4": Recipe(width=96, height=64, frames=9, gop=9, trim=2, fps=Fraction(24)),
+}
+NATURAL_ORDER = ["a/one.mp4", "a/two.mkv", "b/clip2.mov", "b/clip10.mp4", "slow.mp4", "top.avi"]
+
+
+class InlineWorkers:
+    """In the place of `streamvid.packing.run_local.Workers`: makes the calls at once, and starts no process."""
+
+    def __init__(self, count: int) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def __enter__(self) -> InlineWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:
+    """A dataset of these videos as they are, with labels and two columns, in several shards."""
+    (folder / "videos").mkdir()
+    lines = ["path,label,score,place"]
+    for n, (name, recipe) in enumerate(recipes.items()):
+        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
+        lines.append(f"{name}.{recipe.container},{n % 3},{n / 4},town {n}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    pack(
+        [folder / "videos"],
+        folder / "set",
+        labels=folder / "labels.csv",
+        shard_size=40_000,
+        treatment=PackOptions("any"),
+        progress=False,
+    )
+    return folder / "set"
+
+
+def make_videos(folder: Path) -> Path:
+    """One small file of each kind."""
+    for name, recipe in VIDEOS.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(recipe, path)
+    return folder
+
+
+def add_unreadable(folder: Path) -> dict[str, str]:
+    """Files that cannot be packed; name → a word that the reason holds."""
+    (folder / "text.mp4").write_text("this is not a video\n" * 100)
+    (folder / "empty.mp4").write_bytes(b"")
+    whole = (folder / "a/one.mp4").read_bytes()
+    (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    _write_sound(folder / "sound.mp4")
+    return {"text.mp4": "read", "empty.mp4": "read", "cut.mp4": "read", "sound.mp4": "no video"}
+
+
+def _write_sound(path: Path) -> None:
+    import av
+    import numpy as np
+
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("aac", rate=48000, layout="mono")
+        for start in range(0, 4096, 1024):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 48000, start
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by relative path."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def reseal(folder: Path) -> None:
+    """Make dataset.json agree with the files again, so that only what lies deeper is wrong."""
+    manifest = json.loads((folder / "dataset.json").read_text())
+    for shard in manifest["shards"]:
+        for extension, field in (("tar", "sha256"), ("idx", "idx_sha256"), ("parquet", "parquet_sha256")):
+            data = (folder / "shards" / f"{shard['name']}.{extension}").read_bytes()
+            shard[field] = hashlib.sha256(data).hexdigest()
+            if extension == "tar":
+                shard["bytes"] = len(data)
+    manifest["bytes"] = sum(shard["bytes"] for shard in manifest["shards"])
+    (folder / "dataset.json").write_text(json.dumps(manifest))
+
+
+def edit_parquet(path: Path, row: int, **values: Any) -> None:
+    """Change cells of one row of a shard's parquet, and nothing else."""
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    rows[row] |= values
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)

@@ -1,0 +1,61 @@
+"""The reference that frames are held against: a full sequential decode of a whole file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.color.yuv_to_rgb import to_rgb
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.packet_selection import EncodedSlice, extract_packets, ranges, select_packets
+from streamvid.video.stored_clip import UNORDERED, StoredClip
+
+
+def sequential(path: Path | str, *, full_range: bool, edits: bool = True) -> list[npt.NDArray[np.uint8]]:
+    """Every frame that a player shows of a file's video, RGB, in order.
+
+    With `edits` edit lists are followed. FFmpeg then loses the leading pictures of a key frame that is the last to be
+    shown, even if the edit takes in all: so not where nothing is cut.
+    """
+    with av.open(str(path), options={} if edits else {"ignore_editlist": "1"}) as container:
+        return [to_rgb(frame, full_range=full_range) for frame in container.decode(video=0)]
+
+
+def seconds(path: Path | str) -> list[float]:
+    """When each of them is shown, from the first."""
+    with av.open(str(path)) as container:
+        times: list[Any] = [frame.time for frame in container.decode(video=0)]
+    return [time - times[0] for time in times]
+
+
+def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: FrameIndex | None = None) -> EncodedSlice:
+    """Some frames of a stored clip as an encoded slice, by way of byte ranges as a loader reads them."""
+    part = select_packets(index or clip.index, np.asarray(frames, dtype=np.int64))
+    spans = ranges(part, gap=gap)
+    data = np.fromfile(clip.mp4, dtype=np.uint8)
+    return EncodedSlice(
+        name=clip.mp4.stem,
+        codec=clip.codec,
+        stsd=clip.stsd,
+        width=clip.width,
+        height=clip.height,
+        full_range=clip.color_range == "pc",
+        data=extract_packets(part, spans, [data[start:end] for start, end in spans.tolist()]),
+        sizes=part.sizes,
+        ranks=part.ranks,
+        frames=part.frames,
+        plain=part.plain,
+        starts=part.starts,
+        in_order=UNORDERED not in clip.traits.split(","),
+    )
+
+
+def whole(clip: StoredClip) -> EncodedSlice:
+    """All frames of a stored clip, and all its packets: nothing is left out."""
+    plain = replace(clip.index, flags=clip.index.flags & ~np.int64(2 | 4))
+    return slice_of(clip, np.arange(len(clip.index.visible)), index=plain)

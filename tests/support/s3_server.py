@@ -1,0 +1,138 @@
+"""Fixtures for tests against a real S3 server: a Ceph RGW of one node, which checks signatures as a mock would not.
+
+A server that is up already on STREAMVID_S3_PORT (7480) is used as it is; otherwise tools/s3/up.sh starts one for the
+session. Loaded by `pytest_plugins = ["tests.s3_server"]` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TOOLS = Path(__file__).parents[2] / "tools" / "s3"
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 server on this machine and the credentials that it takes."""
+
+    endpoint: str
+    key: str = "svkey"
+    secret: str = "svsecret"  # of a server that listens on 127.0.0.1 alone
+
+    def environment(self) -> dict[str, str]:
+        """What makes s3fs, DALI and the AWS tools, here and in child processes, talk to this server and no other."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            # Nothing of the developer's own account, and no waiting for a metadata service that is not there.
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def filesystem(self) -> Any:
+        """An s3fs file system with these credentials, whatever the environment says."""
+        import s3fs
+
+        return s3fs.S3FileSystem(key=self.key, secret=self.secret, endpoint_url=self.endpoint, use_listings_cache=False)
+
+
+@contextlib.contextmanager
+def s3_environment(server: S3Server) -> Iterator[None]:
+    """Set the server's environment variables, as child processes see them too, and restore them after."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+            patch.delenv(name, raising=False)
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        forget_s3_connections()
+        try:
+            yield
+        finally:
+            forget_s3_connections()
+
+
+def forget_s3_connections() -> None:
+    """Make fsspec read the environment again: it keeps file systems, and with them the credentials of their making."""
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@contextlib.contextmanager
+def s3_test_bucket(server: S3Server) -> Iterator[str]:
+    """A new bucket, by name; emptied and removed after."""
+    fs = server.filesystem()
+    name = f"streamvid-{uuid.uuid4().hex}"
+    fs.call_s3("create_bucket", Bucket=name)  # mkdir would name a region, which this server has none of
+    try:
+        yield name
+    finally:
+        fs.rm(name, recursive=True)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """The server that is up, or one started for this session. Skips where Ceph is not installed."""
+    server = S3Server(f"http://127.0.0.1:{os.environ.get('STREAMVID_S3_PORT', '7480')}")
+    if _answers(server):
+        yield server
+        return
+    if not shutil.which("radosgw"):
+        pytest.skip("no S3 server to test with: install Ceph's with `sudo tools/s3/install.sh`")
+    # Not pytest's own temporary folders: their names can be too long for Ceph's sockets.
+    folder = tempfile.mkdtemp(prefix="streamvid-s3-")
+    try:
+        # Daemons inherit no pipe: a file, as the end of a pipe's output would be the end of the server.
+        with open(os.path.join(folder, "start.log"), "w+") as log:
+            root = os.path.join(folder, "ceph")
+            start = subprocess.run([_TOOLS / "up.sh", root], stdout=log, stderr=log, check=False)
+            log.seek(0)
+            if start.returncode:
+                pytest.fail(f"tools/s3/up.sh failed:\n{log.read()}")
+        try:
+            yield server
+        finally:
+            subprocess.run([_TOOLS / "down.sh", root], check=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def s3_bucket(s3_server: S3Server) -> Iterator[str]:
+    """The name of a bucket for the tests of a module, with the environment variables that reach it set meanwhile."""
+    with s3_environment(s3_server), s3_test_bucket(s3_server) as name:
+        yield name
+
+
+def _answers(server: S3Server) -> bool:
+    """Whether an S3 server takes our credentials there."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    import socket
+    from urllib.parse import urlsplit
+
+    where = urlsplit(server.endpoint)
+    try:
+        # A closed port is told at once, where s3fs would try for seconds.
+        socket.create_connection((where.hostname or "", where.port or 80), timeout=2).close()
+    except OSError:
+        return False
+    try:
+        server.filesystem().call_s3("list_buckets")
+    except OSError:
+        return False
+    return True

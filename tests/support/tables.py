@@ -1,0 +1,52 @@
+"""Datasets that are rows alone: nothing of them is on a disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamvid.dataset.clip_table import Categories, ClipTable
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import Manifest, ShardEntry
+
+
+def dataset_of(
+    metas: Sequence[dict[str, Any] | str],
+    *,
+    labels: Sequence[int | None] | None = None,
+    classes: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    name: str = "made",
+    shards: int = 1,
+    **columns: Sequence[int],
+) -> Dataset:
+    """A dataset of one clip per object of metadata, in as many shards. Columns not given are 1, or "x"."""
+    count = len(metas)
+    whole: dict[str, Any] = {}
+    for field, kind in ClipTable.__annotations__.items():
+        if kind == "Categories":
+            whole[field] = Categories(np.zeros(count, dtype=np.int32), ("x",))
+        elif kind in ("Int32", "Int64"):
+            dtype = np.int32 if kind == "Int32" else np.int64
+            whole[field] = np.asarray(columns.get(field, np.ones(count)), dtype=dtype)
+    whole["stsd_id"] = np.zeros(count, dtype=np.int32)
+    whole["label"] = np.array([-1 if n is None else n for n in labels or [None] * count], dtype=np.int64)
+    whole["shard"] = np.sort(np.arange(count, dtype=np.int32) % shards)
+    whole |= {
+        "key": list(keys or (f"clip{row}" for row in range(count))),
+        "source": [f"{row}.mp4" for row in range(count)],
+        "meta": [meta if isinstance(meta, str) else json.dumps(meta) for meta in metas],
+        "sha256": ["0" * 64] * count,
+        "stsds": [b"\0" * 16],
+    }
+    for field in ("rotation",):
+        whole[field] = np.asarray(columns.get(field, np.zeros(count)), dtype=np.int32)
+    clips = ClipTable(**whole)
+    zeros = "0" * 64
+    entries = tuple(
+        ShardEntry(f"{s:08d}", int((clips.shard == s).sum()), 1, 1, zeros, zeros, zeros) for s in range(shards)
+    )
+    return Dataset(f"/made/{name}", Manifest(name, 1.0, tuple(classes) if classes else None, entries), clips)

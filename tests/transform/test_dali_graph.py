@@ -1,0 +1,251 @@
+"""The transform's DALI graph on the CPU, held against NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamvid.errors import InputError
+from streamvid.transform.output_size import output_size, resized
+from streamvid.transform.params import inputs
+from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
+from tests.support.views import Array, Clip, clip, draws, torch_batches
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NO_DRAWS = np.zeros(DRAWS)
+
+
+def run(transform: Transform, *batches: list[Clip], has_blanks: bool | None = None) -> list[Array]:
+    """The video of each batch."""
+    return [batch["video"].numpy() for batch in torch_batches(transform, *batches, has_blanks=has_blanks)]
+
+
+def by_numpy(transform: Transform, one: Clip) -> Array:
+    """The same without resizing, step by step."""
+    frames = np.rot90(one.frames, k=-one.rotation // 90, axes=(1, 2))
+    if transform.crop is not None:
+        height, width = transform.crop if isinstance(transform.crop, tuple) else (transform.crop, transform.crop)
+        x, y = (one.random[0], one.random[1]) if transform.random_crop else (0.5, 0.5)
+        left = math.floor(x * (frames.shape[2] - width + 1))
+        top = math.floor(y * (frames.shape[1] - height + 1))
+        frames = frames[:, top : top + height, left : left + width]
+    frames = np.stack([frames[n] if n >= 0 else np.zeros_like(frames[0]) for n in one.gather])
+    if transform.flip and one.random[2] < 0.5:
+        frames = frames[:, :, ::-1]
+    out: Array = frames
+    if transform.dtype != "uint8":
+        out = (frames / 255.0 - np.array(transform.mean or (0, 0, 0))) / np.array(transform.std or (1, 1, 1))
+    axes = {"FHWC": (0, 1, 2, 3), "FCHW": (0, 3, 1, 2), "CFHW": (3, 0, 1, 2)}[transform.layout]
+    return out.transpose(axes).astype(transform.dtype)
+
+
+def check(transform: Transform, *batches: list[Clip], has_blanks: bool | None = None) -> None:
+    for got, batch in zip(run(transform, *batches, has_blanks=has_blanks), batches, strict=True):
+        wanted = np.stack([by_numpy(transform, one) for one in batch])
+        assert got.dtype == wanted.dtype
+        assert got.shape == wanted.shape
+        if transform.dtype == "uint8":
+            np.testing.assert_array_equal(got, wanted)
+        else:
+            half = transform.dtype == "float16"
+            np.testing.assert_allclose(
+                got.astype(float), wanted.astype(float), rtol=2e-3 if half else 1e-5, atol=2e-3 if half else 2e-6
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_and_dtypes(layout: Any, dtype: Any) -> None:
+    """All at once, on clips of several sizes and lengths: odd ones, one that fits the crop exactly, one frame."""
+    norm: dict[str, Any] = {"mean": MEAN, "std": STD} if dtype != "uint8" else {}
+    gather = [[0, 1, 2, 2], [2, 1, 0, -1], [0, 0, 0, 0], [-1, -1, 0, 1]]
+    sizes = [(24, 32), (33, 47), (20, 16), (64, 21)]
+    batch = [
+        clip(h, w, decoded=max(g) + 1, gather=g, seed=n, rotation=90 * n)
+        for n, ((h, w), g) in enumerate(zip(sizes, gather, strict=True))
+    ]
+    # Upright, the third lies and has to be at least the crop.
+    check(Transform(crop=(16, 14), flip=True, layout=layout, dtype=dtype, **norm), batch, batch[:2], batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from([0, 90, 180, 270]), st.integers(0, 99)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_any_crop_of_any_size(
+    sizes: list[tuple[int, int, int, int]], flip: bool, random_crop: bool, data: st.DataObject
+) -> None:
+    batch = [clip(h, w, decoded=2, seed=seed, rotation=rotation) for h, w, rotation, seed in sizes]
+    upright = [(h, w) if rotation % 180 == 0 else (w, h) for h, w, rotation, _ in sizes]
+    crop = tuple(data.draw(st.integers(1, min(side[axis] for side in upright))) for axis in (0, 1))
+    check(Transform(crop=crop, flip=flip, random_crop=random_crop, layout="FHWC", dtype="uint8"), batch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 16), (17, 13), (1, 7), (48, 64), (97, 131)])
+def test_turning_is_exact(height: int, width: int, rotation: int) -> None:
+    check(Transform(layout="FHWC", dtype="uint8"), [clip(height, width, rotation=rotation)])
+
+
+def test_turned_and_upright_clips_in_one_batch() -> None:
+    batch = [
+        clip(*((40, 30) if rotation % 180 else (30, 40)), seed=n, rotation=rotation)
+        for n, rotation in enumerate((0, 90, 180, 270))
+    ]
+    check(Transform(layout="FHWC", dtype="uint8"), batch)
+
+
+def test_every_place_of_a_crop_can_come() -> None:
+    one = clip(1, 5, decoded=1)
+    places = set()
+    for x in np.linspace(0, 1, 50, endpoint=False):
+        (got,) = run(
+            Transform(crop=1, layout="FHWC", dtype="uint8"),
+            [Clip(one.frames, [0], np.array([x] + [0.0] * (DRAWS - 1)))],
+        )[:1]
+        places.add(next(n for n in range(5) if np.array_equal(got[0, 0, 0, 0], one.frames[0, 0, n])))
+        if x > 0.3 and len(places) == 5:
+            break
+    assert len(places) == 5
+
+
+def test_one_draw_for_all_frames_of_a_clip() -> None:
+    still = np.repeat(clip(40, 60, decoded=1).frames, 8, axis=0)
+    batch = [Clip(still, list(range(8)), draws(seed)) for seed in range(6)]
+    (got,) = run(Transform(resize=50, crop=32, flip=True, dtype="float32", mean=MEAN, std=STD), batch)
+    for video in got:  # CFHW
+        for frame in range(1, 8):
+            np.testing.assert_array_equal(video[:, frame], video[:, 0])
+    # And another draw for another clip.
+    assert len({video.tobytes() for video in got}) == 6
+
+
+def test_half_of_the_clips_are_flipped() -> None:
+    many = 1000
+    made = inputs(
+        Transform(flip=True),
+        heights=np.full(many, 8),
+        widths=np.full(many, 8),
+        rotations=np.zeros(many, dtype=np.int64),
+        gather=np.zeros((many, 1), dtype=np.int64),
+        random=np.stack([draws(n) for n in range(many)]),
+    )
+    assert 400 < made["video.mirror"].sum() < 600
+
+
+def test_for_evaluation_nothing_is_left_to_chance() -> None:
+    transform = Transform(crop=16, flip=True, dtype="uint8", layout="FHWC").for_evaluation()
+    one = clip(33, 47)
+    batch = [Clip(one.frames, one.gather, draws(seed)) for seed in range(4)]
+    (got,) = run(transform, batch)
+    np.testing.assert_array_equal(got, np.broadcast_to(one.frames[:, 9:25, 16:32], got.shape))  # 8.5 → 9, 15.5 → 16
+
+
+def test_a_constant_picture_is_black_before_it_is_normalised() -> None:
+    (got,) = run(Transform(mean=MEAN, std=STD, layout="FHWC"), [clip(8, 8, gather=[0, -1, -1])])
+    np.testing.assert_allclose(got[0, 1], np.broadcast_to(-np.array(MEAN) / np.array(STD), (8, 8, 3)), rtol=1e-5)
+    np.testing.assert_array_equal(got[0, 2], got[0, 1])
+    assert not np.array_equal(got[0, 0], got[0, 1])
+    (got,) = run(Transform(dtype="uint8", resize=12, crop=8), [clip(8, 8, gather=[-1, -1, -1])])
+    assert not got.any()
+
+
+def test_a_graph_for_blanks_without_any() -> None:
+    check(Transform(dtype="uint8"), [clip(8, 9)], has_blanks=True)
+
+
+def test_zero_to_one() -> None:
+    frames = np.stack([np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)])
+    for dtype in ("float16", "float32"):
+        (got,) = run(Transform(dtype=dtype, layout="FHWC"), [Clip(frames, [0, 1], NO_DRAWS)])
+        np.testing.assert_array_equal(got[0, 0], 0)
+        np.testing.assert_array_equal(got[0, 1], 1)
+
+
+def naive_resized(height: int, width: int, short: int) -> tuple[int, int]:
+    """The short side as asked, the long one in proportion, half a pixel up."""
+    scale = short / min(height, width)
+    return max(1, math.floor(height * scale + 0.5)), max(1, math.floor(width * scale + 0.5))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 1000))
+def test_sizes_by_the_short_side(height: int, width: int, short: int) -> None:
+    got = resized(Transform(resize=short), np.array([height]), np.array([width]))[0].tolist()
+    assert min(got) == short
+    assert max(abs(a - b) for a, b in zip(got, naive_resized(height, width, short), strict=True)) <= 1
+    assert (got[0] <= got[1]) == (height <= width) or got[0] == got[1]
+
+
+@pytest.mark.parametrize("resize", [16, 40, (20, 36), (64, 10)])
+def test_the_graph_resizes_to_the_sizes_said(resize: Any) -> None:
+    for height, width in ((24, 32), (33, 47), (64, 21)):
+        transform = Transform(resize=resize, dtype="uint8", layout="FHWC")
+        (got,) = run(transform, [clip(height, width)])
+        assert got.shape[2:4] == output_size(transform, np.array([height]), np.array([width]), ["a"])
+        assert got.shape[2:4] == tuple(resized(transform, np.array([height]), np.array([width]))[0])
+        flat = Clip(np.full((1, height, width, 3), (10, 120, 250), np.uint8), [0], NO_DRAWS)
+        (got,) = run(transform, [flat])
+        assert np.abs(got.astype(int) - [10, 120, 250]).max() == 0
+
+
+def test_resizing_keeps_the_picture() -> None:
+    """Twice as large: a gradient stays a gradient, left is left, up is up."""
+    ramp = np.zeros((1, 16, 32, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(32)[None, None, :] * 8, np.arange(16)[None, :, None] * 16
+    (got,) = run(Transform(resize=32, dtype="uint8", layout="FHWC"), [Clip(ramp, [0], NO_DRAWS)])
+    assert got.shape == (1, 1, 32, 64, 3)
+    assert np.all(np.diff(got[0, 0, :, :, 0].astype(int), axis=1) >= 0)
+    assert np.all(np.diff(got[0, 0, :, :, 1].astype(int), axis=0) >= 0)
+    x = np.clip((np.arange(64) + 0.5) / 2 - 0.5, 0, 31) * 8
+    assert np.abs(got[0, 0, 5, :, 0] - x).max() <= 1
+
+
+def test_a_crop_larger_than_the_frame_names_clip_and_remedy() -> None:
+    heights, widths = np.array([100, 60, 100]), np.array([100, 80, 50])
+    with pytest.raises(InputError, match=r"64x64.* 2 clips.*two.*60x80.*resize") as error:
+        output_size(Transform(crop=64), heights, widths, ["one", "two", "three"])
+    assert "\n" not in str(error.value)
+    assert output_size(Transform(resize=64, crop=64), heights, widths, ["one", "two", "three"]) == (64, 64)
+    assert output_size(Transform(crop=(60, 50)), heights, widths, ["one", "two", "three"]) == (60, 50)
+    with pytest.raises(InputError, match=r"one.*32x32"):
+        output_size(Transform(resize=32, crop=33), np.array([100]), np.array([100]), ["one"])
+
+
+def test_mixed_sizes_without_a_crop() -> None:
+    heights, widths = np.array([60, 60, 80]), np.array([80, 80, 60])
+    for transform in (Transform(), Transform(resize=30)):
+        with pytest.raises(InputError, match=r"one.*three.*crop") as error:
+            output_size(transform, heights, widths, ["one", "two", "three"])
+        assert "\n" not in str(error.value)
+    assert output_size(Transform(resize=(30, 40)), heights, widths, ["one", "two", "three"]) == (30, 40)
+    assert output_size(Transform(), heights[:2], widths[:2], ["one", "two"]) == (60, 80)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize": 0}, {"resize": -1}, {"resize": 2.5}, {"resize": True}, {"resize": (1, 2, 3)}, {"resize": ()},
+        {"resize": (64, 0)}, {"resize": 100_000}, {"resize": "256"}, {"crop": 0}, {"crop": [22, 22]}, {"crop": (0, 5)},
+        {"layout": "FWHC"}, {"layout": None}, {"dtype": "float64"}, {"dtype": np.float32},
+        {"mean": MEAN, "dtype": "uint8"}, {"std": STD, "dtype": "uint8"}, {"mean": (0, 0)}, {"std": (1, 0, 1)},
+        {"std": (1, float("nan"), 1)}, {"mean": (float("inf"), 0, 0)},
+        {"mean": 0.5}, {"std": "abc"},
+    ],
+)  # fmt: skip
+def test_silly_arguments(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        Transform(**options)
+    assert "\n" not in str(error.value)

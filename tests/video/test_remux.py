@@ -1,0 +1,162 @@
+"""Every hard clip, stored and indexed: the right frames, at the right times, found by the index alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from streamvid.decode.decoders import CpuDecoder, decode_with_pyav
+from streamvid.errors import VideoError
+from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
+from streamvid.video.remux import store_clip
+from tests.support.reference import seconds, sequential, slice_of, whole
+from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate, write
+
+HARD = hard_recipes()
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_clip(name: str, tmp_path: Path) -> None:
+    recipe = HARD[name]
+    source = write(recipe, tmp_path / f"{name}.{recipe.container}")
+    clip = store_clip(source, tmp_path)
+    full_range = clip.color_range == "pc"
+    frames = sequential(source, full_range=full_range)
+
+    # The index knows the frames that a player shows, and when.
+    assert len(clip.index.visible) == len(frames)
+    assert clip.index.frame_pts[0] == 0
+    tick = clip.time_base[0] / clip.time_base[1]
+    tolerance = 0.0011 if recipe.container in ("mkv", "webm") or recipe.variable else 2 * tick
+    if recipe.container != "avi":
+        np.testing.assert_allclose(clip.index.frame_pts * tick, seconds(source), atol=tolerance)
+    if not (recipe.container == "avi" and recipe.audio):  # FFmpeg's AVI muxer shows the first frame twice there
+        shown_at = [float(t) for t in recipe.shown_at()]
+        np.testing.assert_allclose(clip.index.frame_pts * tick, shown_at, atol=max(tolerance, 0.001))
+    assert (clip.height, clip.width, 3) == frames[0].shape
+    assert clip.rotation == recipe.rotation
+
+    # The mp4 itself plays the same frames, in any reader.
+    stored = sequential(clip.mp4, full_range=full_range)
+    assert len(stored) == len(frames)
+    assert all(np.array_equal(a, b) for a, b in zip(stored, frames, strict=True))
+
+    # Any frames, out of a minimal slice, are bit for bit those of the sequential decode, and the ones that they
+    # should be.
+    rng = np.random.default_rng(len(name))
+    numbers = recipe.shown()
+    for _ in range(12):
+        count = int(rng.integers(1, min(6, len(frames)) + 1))
+        wanted = np.sort(rng.choice(len(frames), count, replace=False))
+        part = slice_of(clip, wanted, gap=int(rng.integers(0, 4000)))
+        for got, n in zip(decode_with_pyav(part), wanted, strict=True):
+            np.testing.assert_array_equal(got, frames[n])
+            if recipe.number:
+                assert read_frame_number(got) == numbers[n]
+
+
+@pytest.mark.parametrize("name", [n for n, r in HARD.items() if r.codec in ("vp8", "vp9", "mjpeg")])
+def test_dali_decodes_on_the_cpu_as_pyav_does(name: str, tmp_path: Path) -> None:
+    recipe = HARD[name]
+    clip = store_clip(write(recipe, tmp_path / f"{name}.{recipe.container}"), tmp_path)
+    frames = sequential(clip.mp4, full_range=clip.color_range == "pc")
+    wanted = [0, len(frames) // 2, len(frames) - 1]
+    decoder = CpuDecoder(threads=2)
+    try:
+        for got in decoder.decode([slice_of(clip, wanted), whole(clip)])[0:1]:
+            for frame, n in zip(got, wanted, strict=True):
+                np.testing.assert_array_equal(frame, frames[n])
+    finally:
+        decoder.close()
+
+
+def test_the_index_survives_its_file(tmp_path: Path) -> None:
+    clip = store_clip(write(HARD["hevc_open_gop"], tmp_path / "a.mp4"), tmp_path)
+    data = clip.index.to_npy()
+    assert len(data) == 128 + 32 * len(clip.index)
+    again = FrameIndex.from_npy(data)
+    for column in ("pts", "offset", "size", "flags"):
+        np.testing.assert_array_equal(getattr(again, column), getattr(clip.index, column))
+    # As DALI reads it: int64, 16 of them header.
+    np.testing.assert_array_equal(np.frombuffer(data, dtype="<i8")[16:].reshape(-1, 4)[:, 0], clip.index.pts)
+
+
+def test_packets_lie_where_the_index_says(tmp_path: Path) -> None:
+    clip = store_clip(write(HARD["h264_audio"], tmp_path / "a.mp4"), tmp_path)
+    data = clip.mp4.read_bytes()
+    with av.open(str(clip.mp4)) as container:
+        assert len(container.streams) == 1
+        for n, packet in enumerate(p for p in container.demux(video=0) if p.size):
+            assert data[clip.index.offset[n] : clip.index.offset[n] + clip.index.size[n]] == bytes(packet)
+    assert data.index(b"moov") < data.index(b"mdat")
+
+
+def test_same_file_same_bytes(tmp_path: Path) -> None:
+    source = write(HARD["h264_trimmed"], tmp_path / "a.mp4")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    one, two = store_clip(source, tmp_path / "1"), store_clip(source, tmp_path / "2")
+    assert one.mp4.read_bytes() == two.mp4.read_bytes()
+    assert one.index.to_npy() == two.index.to_npy()
+
+
+def test_lead_in_of_a_trimmed_clip_is_hidden(tmp_path: Path) -> None:
+    clip = store_clip(write(HARD["h264_trimmed"], tmp_path / "a.mp4"), tmp_path)
+    hidden = clip.index.flags & HIDDEN != 0
+    assert hidden.any()
+    assert (clip.index.pts[hidden] < 0).all()
+    assert clip.index.flags[0] & RANDOM_ACCESS
+
+
+def test_headers_that_lie_are_not_believed(tmp_path: Path) -> None:
+    recipe = Recipe(frames=20)
+    source = write(recipe, tmp_path / "a.mp4")
+    true = store_clip(source, tmp_path)
+    width, height, frames = true.width, true.height, len(true.index.visible)
+    lie_about_size(source, 64, 48)
+    lie_about_duration(source, 100.0)
+    lied = store_clip(source, tmp_path)
+    assert (lied.width, lied.height, len(lied.index.visible)) == (width, height, frames)
+    got = decode_with_pyav(slice_of(lied, [3, 9]))
+    assert [read_frame_number(f) for f in got] == [3, 9]
+
+
+@pytest.mark.parametrize("container", ["mp4", "mov", "avi"])
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.3, 0.9])
+def test_truncated_files_are_refused(container: str, fraction: float, tmp_path: Path) -> None:
+    muxer = (("movflags", "faststart"),) if container != "avi" else ()
+    source = write(Recipe(container=container, frames=40, b_frames=0, muxer=muxer), tmp_path / f"a.{container}")  # type: ignore[arg-type]
+    truncate(source, fraction)
+    with pytest.raises(VideoError) as error:
+        store_clip(source, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_no_video_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.mp4"
+    text.write_text("not a video")
+    with pytest.raises(VideoError):
+        store_clip(text, tmp_path)
+
+
+def test_playlists_are_not_followed(tmp_path: Path) -> None:
+    """A file that names others must not make FFmpeg open them."""
+    write(Recipe(container="ts", frames=10), tmp_path / "secret.ts")
+    for name, text in {
+        "list.mp4": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nsecret.ts\n#EXT-X-ENDLIST\n",
+        "concat.mp4": "ffconcat version 1.0\nfile secret.ts\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(VideoError):
+            store_clip(tmp_path / name, tmp_path)
+
+
+def test_names_that_look_like_urls(tmp_path: Path) -> None:
+    folder = tmp_path / "http:"
+    folder.mkdir()
+    source = write(replace(Recipe(), frames=10), folder / "concat:a|b.mp4")
+    assert len(store_clip(source, tmp_path).index.visible) == 10

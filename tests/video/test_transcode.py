@@ -1,0 +1,355 @@
+"""Converting: the same frames at the same times, in the right colours, decodable from every key frame, always the same
+bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.decode.decoders import decode_with_pyav
+from streamvid.errors import InputError, VideoError
+from streamvid.mp4 import boxes
+from streamvid.video.encoders import ENCODERS, TARGETS, Target
+from streamvid.video.frame_index import HIDDEN, LEADING
+from streamvid.video.pixel_format import fitting_size
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import Footage, TranscodeOptions, encode, transcode
+from tests.support.reference import slice_of, whole
+from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number, write
+
+HARD = hard_recipes()
+WIDE = Recipe(width=320, height=176, frames=40, gop=20)
+"""Both sides are multiples of 16: no target changes its size."""
+
+
+def stored(recipe: Recipe, folder: Path) -> StoredClip:
+    folder.mkdir()
+    return store_clip(write(recipe, folder / f"source.{recipe.container}"), folder)
+
+
+def converted(
+    clip: StoredClip | Path, folder: Path, conversion: TranscodeOptions, keyframes: Sequence[Fraction | float] = ()
+) -> StoredClip:
+    folder.mkdir()
+    transcode(clip, folder / "converted.mp4", conversion, keyframes=keyframes)
+    return store_clip(folder / "converted.mp4", folder)
+
+
+def times(clip: StoredClip) -> list[Fraction]:
+    return [Fraction(int(pts)) * Fraction(*clip.time_base) for pts in clip.index.frame_pts]
+
+
+def numbers(clip: StoredClip, recipe: Recipe) -> list[int]:
+    return [read_frame_number(frame, (recipe.width, recipe.height)) for frame in decode_with_pyav(whole(clip))]
+
+
+def psnr(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(np.float32) - b) ** 2)))
+
+
+def tags(clip: StoredClip) -> tuple[int, int, int, int]:
+    with av.open(str(clip.mp4)) as container:
+        frame = next(container.decode(video=0))
+        return int(frame.colorspace), int(frame.color_primaries), int(frame.color_trc), int(frame.color_range)
+
+
+@pytest.mark.parametrize("codec", TARGETS)
+def test_frames_times_and_colours_are_kept(codec: Target, tmp_path: Path) -> None:
+    source = stored(WIDE, tmp_path / "source")
+    clip = converted(source, tmp_path / "out", TranscodeOptions(codec, gop=8), keyframes=[Fraction(3, 30), 0.5])
+    assert clip.codec == codec
+    assert times(clip) == times(source)
+    assert numbers(clip, WIDE) == list(range(40))
+    assert (clip.width, clip.height) == (320, 176)
+    assert clip.duration * Fraction(*clip.time_base) == source.duration * Fraction(*source.time_base)
+    if codec == "mjpeg":
+        assert clip.index.keyframes.tolist() == list(range(40))
+    else:
+        # Frames 3 and 15 were asked for; a GOP's count starts anew at each key frame.
+        assert clip.index.keyframes.tolist() == [0, 3, 11, 15, 23, 31, 39]
+        assert tags(clip) == tags(source) == (1, 1, 1, 1)
+    before, after = decode_with_pyav(whole(source)), decode_with_pyav(whole(clip))
+    if codec == "mjpeg":
+        # Motion JPEG has no tags, so its pixels were turned into BT.601: they are other ones for a reader that takes
+        # BT.601 for everything, as ours does. See the test of BT.601 footage.
+        return
+    # Neighbouring frames are 25 dB apart, swapped colour planes less.
+    assert min(psnr(a, b) for a, b in zip(before, after, strict=True)) > 36
+    assert psnr(before[0], before[1]) < 30
+
+
+@pytest.mark.parametrize("codec", TARGETS)
+def test_groups_are_closed_and_no_packet_is_hidden(codec: Target, tmp_path: Path) -> None:
+    source = stored(WIDE, tmp_path / "source")
+    clip = converted(source, tmp_path / "out", TranscodeOptions(codec, gop=8))
+    assert not (clip.index.flags & (HIDDEN | LEADING)).any()
+    assert clip.traits == ""
+    reference = decode_with_pyav(whole(clip))
+    for key in clip.index.keyframes.tolist():
+        # From the key frame alone, up to the next one, every frame is that of the sequential decode.
+        group = np.arange(key, min(key + 8, 40))
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, group)), reference[group])
+
+
+@pytest.mark.parametrize("codec", TARGETS)
+def test_the_same_bytes_every_time(codec: Target, tmp_path: Path) -> None:
+    """96 pixels: of that width, x264's macroblock trees gave other bytes in seven of eight runs."""
+    source = stored(Recipe(width=96, height=64, frames=48), tmp_path / "source")
+    files = []
+    for run in range(6):
+        rubbish = _stirred_memory(run)
+        transcode(source, tmp_path / f"{run}.mp4", TranscodeOptions(codec, gop=24))
+        files.append((tmp_path / f"{run}.mp4").read_bytes())
+        del rubbish
+    assert len(set(files)) == 1
+
+
+def _stirred_memory(run: int) -> list[bytes]:
+    """Blocks of other sizes in each run: what an encoder allocates, and does not clear, then holds something else."""
+    return [os.urandom(1 << (10 + run)) for _ in range(50)]
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize(("width", "height"), [(320, 180), (100, 150), (131, 97)])
+def test_the_coded_size_is_the_display_size(codec: Target, width: int, height: int, tmp_path: Path) -> None:
+    recipe = Recipe(width=width, height=height, frames=4, gop=4, pix_fmt="yuv444p")
+    clip = converted(stored(recipe, tmp_path / "source"), tmp_path / "out", TranscodeOptions(codec))
+    assert clip.width % 16 == clip.height % 16 == 0
+    assert abs(clip.width - width) <= 8
+    assert abs(clip.height - height) <= 8
+    assert clip.pix_fmt == "yuv420p"
+    if codec == "h264":
+        # With the crop taken out of the stream, the picture stays as large.
+        assert _size_without_crop(clip) == (clip.width, clip.height)
+
+
+def _size_without_crop(clip: StoredClip) -> tuple[int, int]:
+    raw = clip.mp4.with_suffix(".h264")
+    with av.open(str(clip.mp4)) as container, av.open(str(raw), "w", format="h264") as output:
+        stream = container.streams.video[0]
+        track = output.add_stream_from_template(stream)
+        for packet in container.demux(stream):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    with av.open(str(raw)) as container:
+        stream = container.streams.video[0]
+        options = "crop_left=0:crop_right=0:crop_top=0:crop_bottom=0"
+        strip = av.BitStreamFilterContext(f"h264_metadata={options}", stream)
+        context: Any = av.CodecContext.create("h264", "r")
+        for packet in container.demux(stream):
+            for part in strip.filter(packet if packet.size else None):
+                for frame in context.decode(part):
+                    return frame.width, frame.height
+        (frame, *_) = context.decode(None)
+        return frame.width, frame.height
+
+
+def test_the_check_of_coded_sizes_sees_a_crop(tmp_path: Path) -> None:
+    assert _size_without_crop(stored(Recipe(width=320, height=180, frames=2), tmp_path / "a")) == (320, 192)
+
+
+@given(
+    st.integers(1, 4000), st.integers(1, 4000), st.sampled_from(TARGETS), st.none() | st.integers(16, 2160)
+)  # fmt: skip
+def test_sizes_keep_the_shape_and_fit_the_blocks(width: int, height: int, codec: Target, short: int | None) -> None:
+    encoder = ENCODERS[codec]
+    got = fitting_size(width, height, codec, short)
+    factor = min(1.0, short / min(width, height)) if short is not None else 1.0
+    for side, before in zip(got, (width, height), strict=True):
+        assert side % encoder.block == 0
+        assert side >= encoder.least
+        if before * factor >= encoder.least:
+            # Half a block, and what floating point makes of it.
+            assert abs(side - before * factor) <= encoder.block / 2 + 1e-9
+
+
+def test_sizes_that_people_ask_for() -> None:
+    assert fitting_size(1920, 1080, "h264", 720) == (1280, 720)
+    assert fitting_size(1080, 1920, "h264", 720) == (720, 1280)
+    assert fitting_size(1920, 1080, "h264", None) == (1920, 1072)
+    assert fitting_size(1920, 1080, "vp9", None) == (1920, 1080)
+    assert fitting_size(1280, 720, "hevc", 1080) == (1280, 720), "nothing is made larger"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["h264_vfr", "h264_vfr_list", "h264_vfr_mkv", "h264_2997", "h264_ts_clock_wraps", "h264_delayed", "vp9_vfr",
+     "h264_avi_b_frames", "mpeg4_avi_b_frames", "vp8_hidden_frames", "vp9_hidden_frames", "h264_one_frame",
+     "h264_trimmed_both", "h264_trimmed_past_key", "h264_open_gop_from_recovery", "hevc_open_gop_from_cra"],
+)  # fmt: skip
+def test_every_visible_frame_at_its_own_time(name: str, tmp_path: Path) -> None:
+    """Variable rates, edit lists, hidden packets, odd clocks: what the copy shows is what is encoded."""
+    recipe = HARD[name]
+    source = stored(recipe, tmp_path / "source")
+    clip = converted(source, tmp_path / "out", TranscodeOptions("h264"))
+    assert times(clip) == times(source)
+    assert numbers(clip, recipe) == recipe.shown()
+    assert clip.duration * Fraction(*clip.time_base) == source.duration * Fraction(*source.time_base)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3])
+def test_hevc_of_few_frames(frames: int, tmp_path: Path) -> None:
+    """x265 gives random decode times to videos that end before its first B-frames do."""
+    source = stored(Recipe(frames=frames), tmp_path / "source")
+    for run in range(8):
+        rubbish = _stirred_memory(run)
+        clip = converted(source, tmp_path / str(run), TranscodeOptions("hevc"))
+        assert times(clip) == times(source)
+        del rubbish
+
+
+@pytest.mark.parametrize("codec", ["h264", "mjpeg"])
+@pytest.mark.parametrize("full_range", [False, True])
+def test_levels_stay_what_they_mean(codec: Target, full_range: bool, tmp_path: Path) -> None:
+    """BT.601, in which everything can be said: black and white stay black and white in either range."""
+    recipe = Recipe(width=320, height=176, frames=3, colour="bt601", full_range=full_range, crf=4)
+    source = stored(recipe, tmp_path / "source")
+    clip = converted(source, tmp_path / "out", TranscodeOptions(codec, crf=2))
+    assert clip.color_range == ("pc" if codec == "mjpeg" or full_range else "tv")
+    assert psnr(decode_with_pyav(whole(source))[1], decode_with_pyav(whole(clip))[1]) > 38
+
+
+def test_ten_bits_are_kept_where_the_codec_can(tmp_path: Path) -> None:
+    source = stored(HARD["hevc_10bit"], tmp_path / "source")
+    hevc = converted(source, tmp_path / "hevc", TranscodeOptions("hevc"))
+    h264 = converted(source, tmp_path / "h264", TranscodeOptions("h264"))
+    assert (hevc.pix_fmt, h264.pix_fmt) == ("yuv420p10le", "yuv420p")
+    assert tags(hevc) == tags(h264) == tags(source) == (9, 9, 14, 1)
+    pictures = [decode_with_pyav(slice_of(clip, [5]))[0] for clip in (hevc, h264)]
+    assert psnr(*pictures) > 34
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_rotation_is_carried(degrees: int, tmp_path: Path) -> None:
+    recipe = Recipe(width=320, height=176, frames=3, rotation=degrees)
+    clip = converted(stored(recipe, tmp_path / "source"), tmp_path / "out", TranscodeOptions("h264"))
+    assert clip.rotation == degrees
+    assert numbers(clip, recipe) == [0, 1, 2], "the pixels themselves are not turned"
+
+
+@pytest.mark.parametrize(
+    ("fps", "most", "kept"),
+    [
+        (Fraction(60), Fraction(30), list(range(0, 40, 2))),
+        (Fraction(60000, 1001), Fraction(30), list(range(0, 40, 2))),
+        (Fraction(30), Fraction(30), list(range(40))),
+        (Fraction(30000, 1001), Fraction(30), list(range(40))),
+        (Fraction(50), Fraction(25), list(range(0, 40, 2))),
+    ],
+)
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+def test_frames_above_the_rate_are_left_out(
+    fps: Fraction, most: Fraction, kept: list[int], container: Any, tmp_path: Path
+) -> None:
+    """Matroska rounds to milliseconds: 33, 67, 100 are still 30 frames a second."""
+    recipe = Recipe(width=96, height=64, frames=40, fps=fps, container=container)
+    source = stored(recipe, tmp_path / "source")
+    clip = converted(source, tmp_path / "out", TranscodeOptions("h264", max_fps=most))
+    assert numbers(clip, recipe) == kept
+    assert times(clip) == [times(source)[n] for n in kept]
+    end = source.duration * Fraction(*source.time_base)
+    assert clip.duration * Fraction(*clip.time_base) == end
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 50))
+def test_no_second_has_more_frames_than_asked_for(steps: list[int], most: int) -> None:
+    from streamvid.video.transcode import _thinned
+
+    ticks = np.cumsum([0, *steps]).tolist()
+    footage = Footage([(None, at) for at in ticks], Fraction(1, 1000), Fraction(25))  # type: ignore[list-item]
+    kept = [at for _, at in _thinned(footage, Fraction(most))]
+    assert kept[0] == 0
+    assert set(kept) <= set(ticks)
+    for n in range(len(kept)):
+        within = [at for at in kept if kept[n] <= at < kept[n] + 1000]
+        assert len(within) <= most + 1
+    # What was left out came sooner than a frame's time after one that was kept.
+    for at in set(ticks) - set(kept):
+        assert any(at - 1000 / most < k < at for k in kept)
+
+
+def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mpeg2.ts"
+    with av.open(str(path), "w", format="mpegts") as output:
+        stream: Any = output.add_stream("mpeg2video", rate=25)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 160, 96, "yuv420p", 4_000_000
+        recipe = Recipe(width=160, height=96, frames=20, gop=10)
+        from tools.clips import paint
+
+        for number, picture in enumerate(paint(recipe)):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    with pytest.raises(VideoError, match="codec is mpeg2video"):
+        store_clip(path, tmp_path)
+    clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
+    assert numbers(clip, recipe) == list(range(20))
+    assert times(clip) == [Fraction(n, 25) for n in range(20)]
+
+
+def test_damage_is_not_concealed(tmp_path: Path) -> None:
+    source = write(Recipe(frames=60, gop=30), tmp_path / "source.mp4")
+    flip_bytes(source, 0.5, 0.51, 0.52)
+    (tmp_path / "in").mkdir()
+    clip = store_clip(source, tmp_path / "in")
+    with pytest.raises(VideoError, match=r"frame [0-9]+ of it is damaged or missing"):
+        transcode(clip, tmp_path / "out.mp4", TranscodeOptions("h264"))
+
+
+def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
+    picture = np.zeros((96, 160, 4), dtype=np.uint8)
+    picture[:, :, 3] = 255
+    picture[:, :80, 0] = picture[:, 80:, 2] = 255  # red beside blue
+    frame = av.VideoFrame.from_ndarray(picture, format="rgba")
+    encode(Footage([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264"))
+    clip = store_clip(tmp_path / "a.mp4", tmp_path)
+    assert (clip.pix_fmt, clip.color_space, clip.color_range) == ("yuv420p", "smpte170m", "tv")
+    (shown,) = decode_with_pyav(whole(clip))
+    np.testing.assert_allclose(shown[48, 20], [255, 0, 0], atol=8)
+    np.testing.assert_allclose(shown[48, 140], [0, 0, 255], atol=8)
+
+
+def test_times_must_rise(tmp_path: Path) -> None:
+    frame = av.VideoFrame(64, 64, "yuv420p")
+    with pytest.raises(VideoError, match="do not rise"):
+        encode(
+            Footage([(frame, 0), (frame, 5), (frame, 5)], Fraction(1, 25), Fraction(25)),
+            tmp_path / "a.mp4",
+            TranscodeOptions(),
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"codec": "vp8"},
+        {"short_side": 4},
+        {"max_fps": Fraction(0)},
+        {"gop": 0},
+        {"crf": 99},
+        {"codec": "mjpeg", "crf": 0},
+    ],
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"choose from|positive"):
+        TranscodeOptions(**wrong)
+
+
+def test_the_stored_sample_description_is_tagged_hvc1(tmp_path: Path) -> None:
+    """QuickTime plays nothing else."""
+    clip = converted(stored(WIDE, tmp_path / "source"), tmp_path / "out", TranscodeOptions("hevc"))
+    assert clip.stsd[20:24] == b"hvc1"
+    assert boxes.codec_configuration(clip.stsd, b"hvcC")[0] == 1
