@@ -153,7 +153,7 @@ def test_as_a_process(folder: Path) -> None:
 _DROPPED = """
 import os, signal, sys, time
 from streamvid import cli
-from streamvid.commands import info
+from streamvid.cli import info
 
 class Slow:
     def __del__(self):

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import streamvid.store.columns
-import streamvid.store.meta
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streamvid.dataset.columns
+import streamvid.dataset.meta_json
 from streamvid.dataset.columns import column_for_batch, table
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
@@ -84,13 +84,13 @@ def test_no_classes_no_class_column() -> None:
 
 def test_metadata_are_read_when_they_are_needed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    read = streamvid.store.meta.meta_columns
+    read = streamvid.dataset.meta_json.meta_columns
 
     def counting(*given: Any) -> Any:
         calls.append(1)
         return read(*given)
 
-    monkeypatch.setattr(streamvid.store.columns, "meta_columns", counting)
+    monkeypatch.setattr(streamvid.dataset.columns, "meta_columns", counting)
     dataset = dataset_of([{"a": 1}, {"a": 2}])
     table(dataset, ["key", "seconds", "fps"])
     column_for_batch(dataset, "frames", [0])

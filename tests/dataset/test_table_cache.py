@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import streamvid.store.dataset
 
+import streamvid.dataset.dataset
 from streamvid.dataset import table_cache
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.columns import table
@@ -50,13 +50,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards whose rows were read, in order."""
     found: list[str] = []
-    read = streamvid.store.dataset.read_scalars
+    read = streamvid.dataset.dataset.read_scalars
 
     def counting(source: Any, entry: Any) -> Any:
         found.append(entry.name)
         return read(source, entry)
 
-    monkeypatch.setattr(streamvid.store.dataset, "read_scalars", counting)
+    monkeypatch.setattr(streamvid.dataset.dataset, "read_scalars", counting)
     return found
 
 
@@ -187,7 +187,7 @@ def test_the_ones_used_longest_ago_make_room(folder: Path, monkeypatch: pytest.M
 
 def test_processes_at_once(packed: Path, folder: Path) -> None:
     script = (
-        "import sys; from streamvid.store import rowcache; rowcache.FEW_CLIPS = 1\n"
+        "import sys; from streamvid.dataset import table_cache; table_cache.FEW_CLIPS = 1\n"
         "from streamvid.dataset.dataset import Dataset\n"
         "for _ in range(10):\n"
         "    for file in rowcache.folder().glob('*.rows'): file.unlink(missing_ok=True)\n"

@@ -136,7 +136,7 @@ def test_the_same_bytes_with_any_number_of_workers(
 ) -> None:
     pack([videos], tmp_path / "one" / "ds", workers=1, shard_size=30_000)
     if store is not None:
-        monkeypatch.setattr("streamvid.packing.run_local.store_source", store)
+        monkeypatch.setattr("streamvid.packing.run_local.process_source", store)
     pack([videos], tmp_path / "two" / "ds", workers=3, shard_size=30_000)
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
@@ -202,26 +202,26 @@ def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path
 
 
 def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.crash_on_two)
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.crash_on_two)
     report = pack([videos], tmp_path / "ds", workers=2)
     assert [(r.source, "SIGSEGV" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
 def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.stuck_on_two)
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.stuck_on_two)
     monkeypatch.setattr("streamvid.packing.run_local.Workers", functools.partial(Workers, silent_s=1.5))
     report = pack([videos], tmp_path / "ds", workers=2)
     assert [(r.source, "stuck" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
 
 
 def test_temporary_files_do_not_pile_up(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.few_places)
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.few_places)
     assert not pack([videos], tmp_path / "ds", workers=1).rejected
 
 
 def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.packing.run_local.store_source", hostile.full_disk)
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.full_disk)
     with pytest.raises(OSError, match="No space left"):
         pack([videos], tmp_path / "ds")
     assert not (tmp_path / "ds/dataset.json").exists()

@@ -85,8 +85,8 @@ def test_redact(url: str, redacted: str) -> None:
 
 def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
     script = (
-        "import sys; from streamvid.store import storage, cache; storage.write_bytes(sys.argv[1], b'x'); "
-        "assert storage.read_bytes(sys.argv[1]) == b'x'; assert not {'s3fs', 'aiohttp', 'botocore'} & set(sys.modules)"
+        "import sys; from streamvid.storage import filesystem, shard_cache; filesystem.write_bytes(sys.argv[1], b'x'); "
+        "assert filesystem.read_bytes(sys.argv[1]) == b'x'; assert not {'s3fs', 'aiohttp', 'botocore'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], check=True)
 
@@ -211,7 +211,7 @@ def test_unknown_protocol() -> None:
 
 
 def test_missing_package() -> None:
-    script = "import sys; sys.modules['s3fs'] = None; from streamvid.store import storage; storage.read_bytes('s3://bucket/x')"
+    script = "import sys; sys.modules['s3fs'] = None; from streamvid.storage import filesystem; filesystem.read_bytes('s3://bucket/x')"
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("streamvid.errors.InputError: Cannot read s3://bucket/x: ")
@@ -292,7 +292,7 @@ def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
     base = f"s3://{s3_bucket}/others"
     filesystem.write_bytes(filesystem.join(base, "a"), b"1")
     assert len(filesystem.list_files(base)) == 1
-    script = "import sys; from streamvid.store import storage; storage.write_bytes(sys.argv[1], b'12')"
+    script = "import sys; from streamvid.storage import filesystem; filesystem.write_bytes(sys.argv[1], b'12')"
     for name in ("a", "b"):
         subprocess.run([sys.executable, "-c", script, filesystem.join(base, name)], check=True)
     assert filesystem.list_files(base) == [filesystem.join(base, "a"), filesystem.join(base, "b")]
@@ -363,7 +363,7 @@ def test_s3_refused_credentials(refused: str, s3_server: S3Server, tmp_path: Pat
 
 def test_bucket_environment_reaches_child_processes(s3_bucket: str) -> None:
     filesystem.write_bytes(f"s3://{s3_bucket}/child", b"seen")
-    script = "import sys; from streamvid.store import storage; print(storage.read_bytes(sys.argv[1]).decode())"
+    script = "import sys; from streamvid.storage import filesystem; print(filesystem.read_bytes(sys.argv[1]).decode())"
     done = subprocess.run(
         [sys.executable, "-c", script, f"s3://{s3_bucket}/child"], check=True, capture_output=True, text=True
     )

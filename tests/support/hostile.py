@@ -1,4 +1,4 @@
-"""What a test puts in the place of `streamvid.packing.run_local.store_source`, in the worker processes."""
+"""What a test puts in the place of `streamvid.packing.run_local.process_source`, in the worker processes."""
 
 from __future__ import annotations
 

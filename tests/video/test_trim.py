@@ -206,7 +206,7 @@ def test_ten_clips_take_no_more_passes_than_one(tmp_path: Path, monkeypatch: pyt
         opened.append(path)
         return real(path, edits=edits)
 
-    for module in ("remux", "probe", "scan"):
+    for module in ("remux", "probe", "timestamps"):
         monkeypatch.setattr(f"streamvid.video.{module}.open_video", counted, raising=True)
     whole = store_clip(source, tmp_path, cut_only=True)
     passes = len(opened)
