@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream import nal
 from streamvid.mp4.boxes import codec_configuration
 
@@ -87,7 +85,7 @@ def _take(box: bytes, at: int, count: int, sets: list[bytes]) -> int:
     return at
 
 
-def to_annex_b(data: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int64], length_size: int) -> list[bytes]:
+def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> list[bytes]:
     """Put start codes in the place of lengths.
 
     Args:

@@ -9,6 +9,8 @@ from typing import Final
 
 from rich.console import Console
 
+from streamvid.text import printable
+
 SHOWN: Final = 20
 """Rejected videos or problems that are printed one by one."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -40,11 +42,6 @@ class _Output(Console):
     def on_broken_pipe(self) -> None:
         # rich would exit with 1, which is how `verify` says that a dataset is damaged.
         raise BrokenPipeError
-
-
-def printable(text: str) -> str:
-    """Names come from other people's files, and a terminal obeys control characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def fail(text: str, code: int) -> int:

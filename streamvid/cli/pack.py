@@ -6,9 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from streamvid.cli.cut_options import add_cutting_options, cutting_of
-from streamvid.cli.output import SHOWN, console, parse_size, printable
+from streamvid.cli.output import SHOWN, console, parse_size
 from streamvid.cli.transcode_options import add_converting_options, conversion_of, warn_of_unsuited
 from streamvid.errors import InputError
+from streamvid.text import printable
 
 if TYPE_CHECKING:
     from streamvid.packing.report import PackReport

@@ -8,7 +8,8 @@ from collections import Counter
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, console, printable
+from streamvid.cli.output import FAILED, SHOWN, console
+from streamvid.text import printable
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

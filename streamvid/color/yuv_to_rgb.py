@@ -11,15 +11,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.mp4 import boxes
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-Bytes = npt.NDArray[np.uint8]
-Planes = tuple[Bytes, Bytes, Bytes]
+Planes = tuple[UInt8, UInt8, UInt8]
 """A picture's red, green and blue, uint8 [height, width] each."""
 
 _FLAGS: Final = "bilinear+accurate_rnd+full_chroma_int"
@@ -89,6 +88,6 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
     return graph
 
 
-def to_rgb(frame: VideoFrame, *, full_range: bool) -> Bytes:
+def to_rgb(frame: VideoFrame, *, full_range: bool) -> UInt8:
     """One frame: uint8 [height, width, 3]."""
     return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, INDEX_TYPES, SCALAR_SCHEMA, SCHEMA
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
-from streamvid.video.frame_index import HIDDEN, FrameIndex, Int64
+from streamvid.video.frame_index import HIDDEN, FrameIndex
 
 Int32 = npt.NDArray[np.int32]
 
@@ -100,7 +101,7 @@ class ClipTable:
         return len(self.shard)
 
     @property
-    def seconds(self) -> npt.NDArray[np.float64]:
+    def seconds(self) -> Float64:
         """float64 [clips]: duration in seconds."""
         return np.asarray(self.duration * (self.time_base_num / self.time_base_den), dtype=np.float64)
 
@@ -120,7 +121,7 @@ class ShardIndex:
     pts: Int64
     offset: Int64
     size: Int32
-    flags: npt.NDArray[np.uint8]
+    flags: UInt8
 
     @property
     def nbytes(self) -> int:
@@ -332,7 +333,7 @@ def _check_index(index: ShardIndex, entry: ShardEntry, clips: ClipTable, first: 
         _require(shown == clips.frames[rows], "it has not as many visible packets as frames", clips, entry, first)
 
 
-def _require(good: npt.NDArray[np.bool_], what: str, clips: ClipTable, entry: ShardEntry, first: int) -> None:
+def _require(good: Bool, what: str, clips: ClipTable, entry: ShardEntry, first: int) -> None:
     if not good.all():
         raise _wrong(entry, clips.key[first + int(np.argmin(good))], what)
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamvid.arrays import Bool, Int64
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.meta_fields import Fields
 from streamvid.dataset.meta_json import meta_columns
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError, InputError
-from streamvid.video.frame_index import Int64
 
 if TYPE_CHECKING:
     from streamvid.dataset.clip_source import ClipSource
@@ -210,7 +210,7 @@ def _numbers_of(column: npt.NDArray[Any]) -> Callable[[], pa.Array]:
     return lambda: pa.array(column)
 
 
-def _lying(clips: ClipTable) -> npt.NDArray[np.bool_]:
+def _lying(clips: ClipTable) -> Bool:
     return np.asarray(clips.rotation % 180 != 0)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import Categories, ClipTable, Int32, ShardIndex
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset, IndexCache, Parquet
@@ -21,7 +22,7 @@ from streamvid.dataset.meta_fields import joined as joined_fields
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex
 
 if TYPE_CHECKING:
     from streamvid.storage.shard_cache import ShardCache

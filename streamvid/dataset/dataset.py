@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from streamvid.arrays import Int64
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_table import ClipTable, ShardIndex, read_index, read_scalars
 from streamvid.dataset.columns import Columns
@@ -21,7 +22,7 @@ from streamvid.dataset.meta_fields import Fields
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.local_path import local_path
-from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex
 
 if TYPE_CHECKING:
     from streamvid.storage.shard_cache import ShardCache

@@ -17,17 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from streamvid.arrays import Bool, Float64, Int64
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
-from streamvid.video.frame_index import Int64
 
 if TYPE_CHECKING:
     from streamvid.dataset.clip_source import ClipSource
 
-Floats = npt.NDArray[np.float64]
 Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[["ClipSource", Int64], npt.ArrayLike]
 
 BALANCED: Final = "balanced"
@@ -67,7 +66,7 @@ def select_rows(
     return np.flatnonzero(chosen).astype(np.int64)
 
 
-def matches(dataset: ClipSource, where: str | pc.Expression) -> npt.NDArray[np.bool_]:
+def matches(dataset: ClipSource, where: str | pc.Expression) -> Bool:
     """bool [clips]: which clips fulfil a condition; as `select_rows`."""
     if isinstance(where, str):
         return evaluate(where, dataset.columns)
@@ -76,7 +75,7 @@ def matches(dataset: ClipSource, where: str | pc.Expression) -> npt.NDArray[np.b
     raise InputError(f"where must be text or a pyarrow.compute expression, it is {where!r}")
 
 
-def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Floats:
+def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
     """How often each clip comes in an epoch, on average.
 
     Args:
@@ -120,7 +119,7 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Floats:
     return result
 
 
-def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
+def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> Bool:
     if isinstance(keys, str | os.PathLike):
         shown = f" of {filesystem.redact(os.fspath(keys))}"
         wanted: Sequence[str] = _read_keys(os.fspath(keys))
@@ -176,7 +175,7 @@ def _read_keys(path: str) -> list[str]:
     return [key for key in keys.to_pylist() if key]
 
 
-def _by_expression(where: pc.Expression, columns: Columns) -> npt.NDArray[np.bool_]:
+def _by_expression(where: pc.Expression, columns: Columns) -> Bool:
     try:
         try:
             return _filtered(where, columns, columns.built_in)
@@ -193,7 +192,7 @@ def _by_expression(where: pc.Expression, columns: Columns) -> npt.NDArray[np.boo
         raise InputError(f"the expression {where} does not fit: {str(error).splitlines()[0]}") from error
 
 
-def _filtered(where: pc.Expression, columns: Columns, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _filtered(where: pc.Expression, columns: Columns, names: Sequence[str]) -> Bool:
     number = "row"
     while number in names:
         number += "_"
@@ -203,7 +202,7 @@ def _filtered(where: pc.Expression, columns: Columns, names: Sequence[str]) -> n
     return found
 
 
-def _balanced(dataset: ClipSource, rows: Int64) -> Floats:
+def _balanced(dataset: ClipSource, rows: Int64) -> Float64:
     labels = dataset.clips.label[rows]
     if (labels < 0).any():
         without = int((labels < 0).sum())
@@ -216,7 +215,7 @@ def _balanced(dataset: ClipSource, rows: Int64) -> Floats:
     return np.asarray(len(rows) / (len(counts) * counts.astype(np.float64)))[which.ravel()]
 
 
-def _column(dataset: ClipSource, rows: Int64, name: str) -> Floats:
+def _column(dataset: ClipSource, rows: Int64, name: str) -> Float64:
     try:
         column = dataset.columns.get(name)
     except InputError as error:
@@ -227,7 +226,7 @@ def _column(dataset: ClipSource, rows: Int64, name: str) -> Floats:
     return np.asarray(values, dtype=np.float64)[rows]
 
 
-def _by_label(dataset: ClipSource, rows: Int64, weights: Mapping[Any, float]) -> Floats:
+def _by_label(dataset: ClipSource, rows: Int64, weights: Mapping[Any, float]) -> Float64:
     numbers = {name: number for number, name in enumerate(dataset.classes or ())}
     labels = check_labels(dataset.clips, dataset.classes) if dataset.classes is not None else dataset.clips.label
     there = set(numbers.values()) if dataset.classes is not None else set(np.unique(labels[labels >= 0]).tolist())
@@ -269,7 +268,7 @@ def _weight(name: Any, weight: Any) -> float:
     return number
 
 
-def _numbers(values: npt.ArrayLike, count: int, who: str, what: str) -> Floats:
+def _numbers(values: npt.ArrayLike, count: int, who: str, what: str) -> Float64:
     try:
         array = np.asarray(values)
         numeric = array.dtype.kind in "iuf"

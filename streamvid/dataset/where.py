@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamvid.arrays import Bool
 from streamvid.dataset.columns import Columns, is_number
 from streamvid.errors import InputError
-
-Bools = npt.NDArray[np.bool_]
 
 MAX_LENGTH: Final = 20_000
 """Characters of a condition; lists of keys have a place of their own."""
@@ -51,7 +49,7 @@ _ARITHMETIC: Final[dict[type[ast.operator], tuple[Callable[[Any, Any], Any], Cal
 }
 
 
-def evaluate(text: str, columns: Columns) -> Bools:
+def evaluate(text: str, columns: Columns) -> Bool:
     """bool [clips]: of which clips the condition is true.
 
     Args:
@@ -132,7 +130,7 @@ class _Evaluator:
         self._source = source
         self._columns = columns
 
-    def condition(self, node: ast.expr) -> Bools:
+    def condition(self, node: ast.expr) -> Bool:
         match node:
             case ast.BoolOp(op=op, values=parts):
                 combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
@@ -217,7 +215,7 @@ class _Evaluator:
                 return value
         raise self._wrong(node, "has no len(): texts and lists have")
 
-    def _compared(self, node: ast.Compare, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Bools:
+    def _compared(self, node: ast.Compare, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Bool:
         match how:
             case ast.Is() | ast.IsNot():
                 value = self.value(left)
@@ -244,7 +242,7 @@ class _Evaluator:
             a, b = _floats(a), _floats(b)
         return _bools(_COMPARISONS[type(how)](a, b))
 
-    def _contained(self, node: ast.Compare, left: ast.expr, right: ast.expr) -> tuple[Bools, Bools]:
+    def _contained(self, node: ast.Compare, left: ast.expr, right: ast.expr) -> tuple[Bool, Bool]:
         """bool [clips] twice: whether there is a value to ask about, and whether it is in there."""
         inner = self.value(left)
         if isinstance(right, ast.Tuple | ast.List | ast.Set):
@@ -316,7 +314,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and value in _INT64
 
 
-def _is_in(column: pa.Array, values: Sequence[Any]) -> Bools:
+def _is_in(column: pa.Array, values: Sequence[Any]) -> Bool:
     """bool [n]: which of the column's values are among these."""
     if _kind(column) == "missing" or not values:
         return np.zeros(len(column), dtype=bool)
@@ -337,7 +335,7 @@ def _is_in(column: pa.Array, values: Sequence[Any]) -> Bools:
     return found
 
 
-def _bools(values: Any) -> Bools:
+def _bools(values: Any) -> Bool:
     """A column of truth values as NumPy has it, missing ones as False."""
     filled = values.fill_null(False) if values.null_count else values
     return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=bool)

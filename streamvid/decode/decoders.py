@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.cpu import ReusableCodecContext, SliceSegment, decode_frames, split_at_keyframes
 from streamvid.decode.dali_batching import fuse, group
@@ -22,7 +22,7 @@ from streamvid.errors import VideoError
 from streamvid.transform.cpu_crop_resize import resize_alone
 from streamvid.video.packet_selection import EncodedSlice
 
-Frames = npt.NDArray[np.uint8]
+Frames = UInt8
 
 _CPU_ONLY: Final = ("mjpeg",)
 """Intra pictures that no GPU decoder behind DALI knows."""

@@ -13,13 +13,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
+from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
 from streamvid.fetch.plan_samples import SamplePlan, encoded_slice
 from streamvid.storage import filesystem
 from streamvid.storage.range_reader import ShardReader, Span
-from streamvid.video.frame_index import HIDDEN, NPY_HEADER_BYTES, FrameIndex, Int64
+from streamvid.video.frame_index import HIDDEN, NPY_HEADER_BYTES, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, extract_packets
 
 INDEX_BYTES: Final = 256 << 20

@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
 from streamvid.fetch import range_fetcher
@@ -23,7 +23,7 @@ from streamvid.sampling.picks import All
 from streamvid.transform import params
 from streamvid.transform.params import Fields
 from streamvid.transform.spec import Transform, Views
-from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, Slice, extract_packets, ranges, select_packets
 from streamvid.video.stored_clip import UNORDERED
 
@@ -57,7 +57,7 @@ class SamplePlan:
     clip: int
     valid: bool
     selection: Selection
-    random: npt.NDArray[np.float64]
+    random: Float64
     part: Slice
     spans: Int64
 
@@ -81,9 +81,9 @@ class EncodedBatch:
     inputs: Fields
     clips: Int64
     labels: Int64
-    valid: npt.NDArray[np.bool_]
-    mask: npt.NDArray[np.bool_]
-    seconds: npt.NDArray[np.float64]
+    valid: Bool
+    mask: Bool
+    seconds: Float64
     bytes_read: int
 
 
@@ -136,9 +136,7 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
     return meta
 
 
-def make_sample(
-    index: FrameIndex, clip: int, valid: bool, selection: Selection, random: npt.NDArray[np.float64]
-) -> SamplePlan:
+def make_sample(index: FrameIndex, clip: int, valid: bool, selection: Selection, random: Float64) -> SamplePlan:
     """The sample of a clip that shows the selected frames."""
     shown = selection.frames[selection.frames >= 0]
     # A constant picture needs no frame, but a decoder needs one to make a picture of that size.
@@ -183,7 +181,7 @@ def _byte_ranges(dataset: ClipSource, sample: SamplePlan, path: str) -> list[ran
     return [range_fetcher.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
 
 
-def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: npt.NDArray[np.uint8]) -> EncodedSlice:
+def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> EncodedSlice:
     """A sample's packets and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
     rows, clip, part = dataset.clips, sample.clip, sample.part
     return EncodedSlice(

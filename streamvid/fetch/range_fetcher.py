@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
-from streamvid.video.packet_selection import Bytes
 
 TAR_BLOCK: Final = 512
 """DALI accepts only offsets that are a multiple of this."""
@@ -23,14 +23,14 @@ TAR_BLOCK: Final = 512
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes [start, end) of a local file."""
+    """UInt8 [start, end) of a local file."""
 
     path: str
     start: int
     end: int
 
 
-def read(ranges: Sequence[ByteRange]) -> list[Bytes]:
+def read(ranges: Sequence[ByteRange]) -> list[UInt8]:
     """Read ranges of shards, each file from front to back.
 
     Args:
@@ -54,7 +54,7 @@ def read(ranges: Sequence[ByteRange]) -> list[Bytes]:
             for n, numbers in enumerate(by_file.values())
         ]
         blocks = _run(list(by_file), indexes, len(ranges))
-    result: list[Bytes] = [np.empty(0, dtype=np.uint8)] * len(ranges)
+    result: list[UInt8] = [np.empty(0, dtype=np.uint8)] * len(ranges)
     for number, block in zip(order, blocks, strict=True):
         wanted = ranges[number]
         result[number] = block[wanted.start % TAR_BLOCK :]
@@ -75,7 +75,7 @@ def _write_index(path: Path, ranges: Sequence[ByteRange]) -> str:
     return str(path)
 
 
-def _run(paths: list[str], indexes: list[str], count: int) -> list[Bytes]:
+def _run(paths: list[str], indexes: list[str], count: int) -> list[UInt8]:
     from nvidia.dali import fn, pipeline_def
 
     @pipeline_def(batch_size=count, num_threads=1, device_id=None, prefetch_queue_depth=1)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 
+from streamvid.arrays import Float64
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.meta_json import meta_columns
@@ -162,7 +162,7 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
     )
 
 
-def histogram(values: npt.NDArray[np.float64]) -> Histogram:
+def histogram(values: Float64) -> Histogram:
     """Values in a handful of bars: of equal width, or of steps 1, 2, 5, 10 … where they are far apart."""
     if len(values) == 0:
         return Histogram((), ())
@@ -227,7 +227,7 @@ def _sorted(counts: Any) -> Counts:
     return tuple(sorted(counts, key=lambda item: (-item[1], item[0])))
 
 
-def _spread(values: npt.NDArray[np.float64]) -> Spread:
+def _spread(values: Float64) -> Spread:
     if len(values) == 0:
         return Spread(0.0, 0.0, 0.0)
     return Spread(float(values.min()), float(np.median(values)), float(values.max()))

@@ -7,10 +7,10 @@ from typing import Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import printable
 from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread, counted, in_bytes, in_time
 from streamvid.inspection.sampling_cost import SamplingCost
 from streamvid.storage.filesystem import redact
+from streamvid.text import printable
 
 _SHOWN: Final = 8
 """Different values of a property that are listed; the rest is summed up."""

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.plan_samples import GAP_BYTES, clip_times
 from streamvid.sampling.base import FrameSampler, select
-from streamvid.video.frame_index import Int64
 from streamvid.video.packet_selection import ranges, select_packets
 
 CLIPS: Final = 500

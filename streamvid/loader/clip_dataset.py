@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.indexed_dataset import IndexedDataset, open_indexed
@@ -22,7 +23,6 @@ from streamvid.sampling.picks import All
 from streamvid.transform.dali_renderer import ABOUT, about
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import TAKEN, Transform, Views, by_view
-from streamvid.video.frame_index import Int64
 from streamvid.video.packet_selection import EncodedSlice
 
 

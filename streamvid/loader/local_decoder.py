@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import RgbConverter
 from streamvid.decode.cpu import ReusableCodecContext
 from streamvid.decode.decoders import decode_with_pyav
@@ -116,7 +117,7 @@ class _Synchronous:
         self._pipeline = pipeline()
         self._pipeline.build()
 
-    def run(self, frames: Sequence[npt.NDArray[np.uint8]], batch: EncodedBatch) -> dict[str, npt.NDArray[Any]]:
+    def run(self, frames: Sequence[UInt8], batch: EncodedBatch) -> dict[str, npt.NDArray[Any]]:
         """The views of one clip, arrays of their own."""
         for name, pictures in zip(self._frames, frames, strict=True):
             self._pipeline.feed_input(name, [pictures], layout="FHWC")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.decoders import GpuDecoder, decode_with_pyav, why_on_cpu
@@ -20,7 +21,6 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.sampling.picks import Uniform
 from streamvid.transform.spec import Transform
-from streamvid.video.frame_index import Int64
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import UNORDERED
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
@@ -33,7 +34,6 @@ from streamvid.storage.shard_cache import ShardCache
 from streamvid.transform.dali_renderer import ABOUT
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import Transform, Views, by_view
-from streamvid.video.frame_index import Int64
 
 if TYPE_CHECKING:
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy

@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Int64
+
 TIMESCALE: Final = 1000
 """Ticks per second in the MP4s written here: one frame a millisecond. Real times live in the frame index."""
 
@@ -143,7 +145,7 @@ def visual_sample_description(entry: bytes, configuration: bytes, *, width: int,
     return full_box(b"stsd", _be32([1]), _box(entry, fixed, configuration))
 
 
-def composition_offsets(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def composition_offsets(ranks: Int64) -> Int64:
     """Ticks from a packet's decoding to its presentation, if packet *i* is decoded at tick *i* and shown in the
     order of `ranks`.
 
@@ -159,12 +161,12 @@ def composition_offsets(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def header(
     stsd: bytes,
-    sizes: npt.NDArray[np.int64],
+    sizes: Int64,
     *,
     width: int,
     height: int,
-    offsets: npt.NDArray[np.int64] | None = None,
-    steps: npt.NDArray[np.int64] | None = None,
+    offsets: Int64 | None = None,
+    steps: Int64 | None = None,
     timescale: int = TIMESCALE,
 ) -> bytes:
     """Everything of an MP4 that comes before its packets: `ftyp`, `moov` and the header of `mdat`.

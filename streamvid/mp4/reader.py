@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import Bool, Int64
 from streamvid.mp4 import boxes
 from streamvid.mp4.edit_list import MOST_MOOV, part
-from streamvid.video.frame_index import Int64
 
 _MOST_BOXES: Final = 1000
 """At the top of a file."""
@@ -77,7 +76,7 @@ class PlainTrack:
     pts: Int64
     offset: Int64
     size: Int64
-    sync: npt.NDArray[np.bool_]
+    sync: Bool
     last_duration: int
 
 
@@ -244,7 +243,7 @@ class _Movie:
         _require(int(runs[:, 0].sum()) == packets and int(runs[:, 1].max()) < 1 << 31, "a negative delay")
         return np.repeat(runs[:, 1], runs[:, 0])
 
-    def _sync(self, stbl: Sequence[tuple[bytes, int, int]], packets: int) -> npt.NDArray[np.bool_]:
+    def _sync(self, stbl: Sequence[tuple[bytes, int, int]], packets: int) -> Bool:
         found = self._optional(stbl, b"stss")
         if found is None:
             return np.ones(packets, dtype=bool)

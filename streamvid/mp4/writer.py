@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Bool, Int64
 from streamvid.mp4 import boxes
-from streamvid.video.frame_index import Int64
 from streamvid.video.timestamps import decode_times
 
 _WORD: Final = 1 << 32
@@ -26,7 +26,7 @@ def clip_header(
     *,
     pts: Int64,
     sizes: Int64,
-    sync: npt.NDArray[np.bool_],
+    sync: Bool,
     shown: tuple[int, int],
     width: int,
     height: int,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions, Scenes
 from streamvid.video.stored_clip import StoredClip
@@ -94,7 +94,7 @@ def _shown_frames(clip: StoredClip) -> Iterator[tuple[int, VideoFrame]]:
                     yield frame.pts - shift, frame
 
 
-def _small(frame: VideoFrame, clip: StoredClip) -> npt.NDArray[np.uint8]:
+def _small(frame: VideoFrame, clip: StoredClip) -> UInt8:
     scale = min(1.0, _WIDTH / clip.width)
     width, height = max(1, round(clip.width * scale)), max(1, round(clip.height * scale))
     picture = frame.reformat(width=width, height=height, format="bgr24", interpolation="AREA").to_ndarray()

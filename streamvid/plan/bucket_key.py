@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamvid.arrays import Int64
 from streamvid.bitstream.annexb import parameters
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.mp4.boxes import codec_configuration
-from streamvid.video.frame_index import Int64
 
 BucketKeys = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.plan.bucket_key import BucketKeys
-from streamvid.video.frame_index import Int64
 
 
 def bucket_order(

@@ -16,6 +16,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Bool, Int64
 from streamvid.errors import InputError
 from streamvid.plan.bucket_key import BucketKeys
 from streamvid.plan.bucketing import bucket_order
@@ -23,7 +24,6 @@ from streamvid.plan.mixture import Stream
 from streamvid.plan.permutation import GROUP, Pool, arrange, deal_to_nodes, draws, generator, pass_items
 from streamvid.plan.sample_id import rows_of
 from streamvid.plan.world import World
-from streamvid.video.frame_index import Int64
 
 __all__ = ["Epoch", "Plan", "Pool", "Position", "Step", "Topology", "TopologyRun", "draws"]
 
@@ -105,7 +105,7 @@ class Step:
 
     items: Int64
     passes: Int64
-    valid: npt.NDArray[np.bool_]
+    valid: Bool
 
 
 @dataclass(frozen=True)

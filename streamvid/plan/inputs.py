@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
@@ -19,7 +20,6 @@ from streamvid.plan.mixture import whole_weights
 from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import MAX_SAMPLES, expand
 from streamvid.sampling.base import FrameSampler, Pad
-from streamvid.video.frame_index import Int64
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

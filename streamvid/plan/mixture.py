@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.errors import InputError
 from streamvid.plan.permutation import MIX, Pool, Shuffle, arrange, generator, pass_items
-from streamvid.video.frame_index import Int64
 
 BLOCK: Final = 4096
 """Positions in which every pool has its exact share, give or take one, in random order."""

@@ -9,8 +9,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Float64, Int64
 from streamvid.plan.sample_id import repeat
-from streamvid.video.frame_index import Int64
 
 Shuffle = Literal["full", "block", "none"]
 SHUFFLES: Final[tuple[Shuffle, ...]] = ("full", "block", "none")
@@ -31,7 +31,7 @@ class Pool:
 
     items: Int64
     shards: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float64] | None = None
+    weights: Float64 | None = None
 
     def __len__(self) -> int:
         """Items in a pass, the same in every pass."""
@@ -53,7 +53,7 @@ def generator(seed: int, number: int, purpose: int, *, part: int = 0, item: int 
     return np.random.Generator(np.random.Philox(key=key, counter=[0, part, item, purpose]))
 
 
-def draws(seed: int, number: int, item: int, count: int, *, purpose: int = SAMPLE) -> npt.NDArray[np.float64]:
+def draws(seed: int, number: int, item: int, count: int, *, purpose: int = SAMPLE) -> Float64:
     """float64 [count], uniform in [0, 1): the random numbers of an item in a pass, whoever decodes it, and when."""
     if not count:
         return np.empty(0)

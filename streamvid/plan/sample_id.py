@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.video.frame_index import Int64
+from streamvid.arrays import Int64
 
 _ROW_BITS: Final = 32
 _SAMPLE_BITS: Final = 20

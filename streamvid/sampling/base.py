@@ -15,17 +15,14 @@ from functools import cached_property
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import Bool, Float64, Int64
 from streamvid.errors import InputError
-from streamvid.video.frame_index import Int64
 
 Pad = Literal["edge", "constant", "reflect_101", "reflect_1001", "none"]
 PADS: tuple[Pad, ...] = ("edge", "constant", "reflect_101", "reflect_1001", "none")
 MAX_NUMBER: Final = (1 << 31) - 1
 """The greatest number of frames, and step, that samplers take: sums and products of these fit into int64."""
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 def _no_frames() -> Int64:
@@ -95,8 +92,8 @@ class Selection:
     """
 
     frames: Int64
-    mask: Bools
-    seconds: Floats
+    mask: Bool
+    seconds: Float64
 
 
 class FrameSampler(Protocol):
@@ -117,10 +114,10 @@ class FrameSampler(Protocol):
         none of a short clip.
         """
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         """Place the slots of a clip's sample number `sample`; `random` is float64 [draws], uniform in [0, 1)."""
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         """bool [clips]: which clips, given their frames and their durations in ticks, are too short and would be
         padded, even in their first sample."""
 
@@ -135,11 +132,11 @@ class OneSample(ABC):
         return np.ones(len(frames), dtype=np.int64)
 
     @abstractmethod
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         """See `FrameSampler`."""
 
 
-def select(sampling: FrameSampler, clip: ClipTimes, random: Floats, pad: Pad, *, sample: int = 0) -> Selection:
+def select(sampling: FrameSampler, clip: ClipTimes, random: Float64, pad: Pad, *, sample: int = 0) -> Selection:
     """The frames of one sample of a clip.
 
     Args:
@@ -189,7 +186,7 @@ def frame_displayed_at(pts: Int64, instants: Int64) -> Int64:
     return np.maximum(np.searchsorted(pts, instants, side="right") - 1, 0)
 
 
-def _seconds(clip: ClipTimes, frames: Int64) -> Floats:
+def _seconds(clip: ClipTimes, frames: Int64) -> Float64:
     return np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
 
 

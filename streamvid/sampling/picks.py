@@ -10,19 +10,17 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from streamvid.arrays import Bool, Float64, Int64
 from streamvid.errors import InputError
 from streamvid.sampling.base import (
     MAX_NUMBER,
-    Bools,
     ClipTimes,
-    Floats,
     OneSample,
     SlotLayout,
     frame_displayed_at,
     one_of,
     whole_number,
 )
-from streamvid.video.frame_index import Int64
 
 WITHIN: Final = 1e-6
 """Ticks by which an instant in seconds may miss a whole tick: what float64 does to times that were exact."""
@@ -55,14 +53,14 @@ class Uniform(OneSample):
     def draws(self) -> int:
         return self.frames if self.place == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         count = len(clip.pts)
         within = random if self.place == "random" else 0.5
         # Divided last: a part that begins at a whole frame begins there in float64 too.
         position = ((np.arange(self.frames) + within) * count / self.frames).astype(np.int64)
         return SlotLayout(np.minimum(position, count - 1), count, in_ticks=False)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.zeros(len(frames), dtype=bool)
 
 
@@ -94,7 +92,7 @@ class Keyframes(OneSample):
     def draws(self) -> int:
         return self.frames if self.place == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         among = clip.keyframes if len(clip.keyframes) else np.zeros(1, dtype=np.int64)
         count = len(among)
         if count > self.frames:
@@ -108,7 +106,7 @@ class Keyframes(OneSample):
             among = among[chosen]
         return SlotLayout(among, len(clip.pts), in_ticks=False, length=self.frames)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.zeros(len(frames), dtype=bool)
 
 
@@ -135,7 +133,7 @@ class RandomFrames(OneSample):
     def draws(self) -> int:
         return self.frames
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         count = len(clip.pts)
         if count <= self.frames:
             return SlotLayout(np.arange(self.frames, dtype=np.int64), count, in_ticks=False)
@@ -146,7 +144,7 @@ class RandomFrames(OneSample):
             chosen.add(last if frame in chosen else frame)
         return SlotLayout(np.array(sorted(chosen), dtype=np.int64), count, in_ticks=False)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(frames < self.frames)
 
 
@@ -179,11 +177,11 @@ class Frames(OneSample):
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         count = len(clip.pts)
         return SlotLayout(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(frames <= max(self.numbers))
 
 
@@ -227,7 +225,7 @@ class ByClip(OneSample):
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         values, count = self._values(clip), len(clip.pts)
         if self.frames is not None:
             for number in values:
@@ -245,7 +243,7 @@ class ByClip(OneSample):
             position = np.where(ticks < clip.duration, frame_displayed_at(clip.pts, ticks), count)
         return SlotLayout(position, count, in_ticks=False, length=self.slots)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.zeros(len(frames), dtype=bool)
 
     @property
@@ -284,15 +282,15 @@ class All(OneSample):
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         count = len(clip.pts)
         return SlotLayout(np.arange(count, dtype=np.int64), count, in_ticks=False)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.zeros(len(frames), dtype=bool)
 
 
-def whole_ticks(seconds: Floats, tick: Fraction) -> Int64:
+def whole_ticks(seconds: Float64, tick: Fraction) -> Int64:
     """Instants in seconds → ticks, rounded up to whole ones: docs/sampling.md says why. At most 2**53."""
     return np.ceil(np.minimum(seconds / float(tick), 2.0**53) - WITHIN).astype(np.int64)
 

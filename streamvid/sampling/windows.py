@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from streamvid.arrays import Bool, Float64, Int64
 from streamvid.errors import InputError
-from streamvid.sampling.base import Bools, ClipTimes, Floats, OneSample, SlotLayout, one_of, whole_number
-from streamvid.video.frame_index import Int64
+from streamvid.sampling.base import ClipTimes, OneSample, SlotLayout, one_of, whole_number
 
 Rate = float | Fraction
 Place = Literal["random", "center", "start"]
@@ -76,7 +76,7 @@ class Window(OneSample):
     def draws(self) -> int:
         return (self.place == "random") + (self.span is not None) + (self.frames if self.jitter else 0)
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         # `random` holds one number for the place if that is random, one for the span if given, then the jitter's.
         if self._in_frames:
             steps, end = _by_stride(self.frames, self.stride or 1), len(clip.pts)
@@ -93,7 +93,7 @@ class Window(OneSample):
     def samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
         return super().samples(frames, duration, tick, whole) * self.windows
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         if self.span is not None:
             # The span gives way to the clip's end; only a clip without any duration has no room for a slot.
             return np.asarray(duration < 1)
@@ -109,7 +109,7 @@ class Window(OneSample):
             return _by_stride(self.frames, self.stride or 1)
         return _by_rate(((self.frames, self.fps),), tick)
 
-    def _ticks(self, clip: ClipTimes, random: Floats) -> Int64:
+    def _ticks(self, clip: ClipTimes, random: Float64) -> Int64:
         """int64 [frames]: slots from the first one on, in ticks; by span, over a random one."""
         if self.span is None:
             return self._steps(clip.tick)
@@ -155,12 +155,12 @@ class MultiRate(OneSample):
     def draws(self) -> int:
         return 1 if self.place == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         steps = _by_rate(tuple(self.parts), clip.tick)
         start = _first_tick(clip, int(steps[-1]), self.place, random, sample, 1)
         return SlotLayout(steps + start, clip.duration, in_ticks=True)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(duration <= _by_rate(tuple(self.parts), tick)[-1])
 
 
@@ -202,7 +202,7 @@ class TiledWindows:
     def draws(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Floats, sample: int) -> SlotLayout:
+    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
         first = sample * (self.step or self.frames)
         if self.fps is None:
             position = np.arange(first, first + self.frames) * (self.stride or 1)
@@ -218,7 +218,7 @@ class TiledWindows:
         reaching, starting = -(-rest // step) + 1, -(-(rest + self.frames) // step)
         return np.where(rest <= 0, 1, np.minimum(reaching, starting))
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bools:
+    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(self._length(frames, duration, tick) < self.frames)
 
     def _length(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
@@ -232,7 +232,7 @@ class TiledWindows:
         return np.asarray(last * step.denominator // step.numerator + 1, dtype=np.int64)
 
 
-def _first(count: int, place: str, random: Floats, sample: int, windows: int) -> int:
+def _first(count: int, place: str, random: Float64, sample: int, windows: int) -> int:
     """One of `count` starts; 0 if there is none, as in a clip that is too short."""
     if count <= 1 or place == "start":
         return 0
@@ -241,7 +241,7 @@ def _first(count: int, place: str, random: Floats, sample: int, windows: int) ->
     return (count - 1) // 2 if windows == 1 or place == "center" else _share(count - 1, sample, windows)
 
 
-def _first_tick(clip: ClipTimes, span: int, place: str, random: Floats, sample: int, windows: int) -> int:
+def _first_tick(clip: ClipTimes, span: int, place: str, random: Float64, sample: int, windows: int) -> int:
     """When a window starts whose last slot lies `span` ticks behind its first: a frame's time."""
     if place in ("random", "start"):
         count = int(np.searchsorted(clip.pts, clip.duration - span, side="left")) if place == "random" else 1
@@ -259,7 +259,7 @@ def _share(last: int, sample: int, windows: int) -> int:
     return (2 * sample * last + windows - 1) // (2 * (windows - 1))
 
 
-def _moved(position: Int64, end: int, most: int, random: Floats) -> Int64:
+def _moved(position: Int64, end: int, most: int, random: Float64) -> Int64:
     """SlotLayout moved by up to `most` either way, within the clip, in order. Padding stays."""
     moved = position - most + (random * (2 * most + 1)).astype(np.int64)
     moved = np.maximum.accumulate(np.clip(moved, 0, max(0, end - 1)))

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.local_path import local_path
-from streamvid.video.packet_selection import Bytes
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _RETRY_AFTER_SECONDS: Final = (1.0, 4.0)
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes [start, end) of a shard at a local path or URL."""
+    """UInt8 [start, end) of a shard at a local path or URL."""
 
     path: str
     start: int
@@ -53,7 +53,7 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+    def read(self, spans: Sequence[Span]) -> list[UInt8]:
         """The bytes of each range, uint8, in the order asked for.
 
         Raises:

@@ -19,11 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Float32, Int64, UInt8
 from streamvid.transform.spec import Transform, Views, by_view
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 _NEAR: Final = 1 / 256
 """Places this near to a whole pixel are on it: they were rounded to float32 on their way."""
@@ -104,9 +101,9 @@ class Scratch(threading.local):
     resize lasts."""
 
     def __init__(self) -> None:
-        self._memory: dict[str, Bytes] = {}
+        self._memory: dict[str, UInt8] = {}
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Bytes:
+    def take(self, name: str, shape: tuple[int, ...]) -> UInt8:
         """An array of that shape, uint8, with anything in it; good until the thread takes another of that name."""
         size = math.prod(shape)
         memory = self._memory.get(name)
@@ -133,7 +130,7 @@ class CropResizer:
             for source, start, end, out in zip((height, width), lying.start, lying.end, lying.size, strict=True)
         )
 
-    def __call__(self, planes: Sequence[Bytes]) -> list[Bytes]:
+    def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
         """The picture's red, green and blue, uint8 [height, width] each, of those of a frame as decoded; they may be
         views of these."""
         rows, columns = self._rows, self._columns
@@ -143,7 +140,7 @@ class CropResizer:
             made = list(self._resized(planes))
         return [np.rot90(plane, -self._turns) for plane in made]
 
-    def _resized(self, planes: Sequence[Bytes]) -> Bytes:
+    def _resized(self, planes: Sequence[UInt8]) -> UInt8:
         """uint8 [3, height, width], as the frame lies."""
         import torch
 
@@ -157,14 +154,14 @@ class CropResizer:
             block[..., channel] = self._fewer_lines(lines)[:, :across]
         pixels = torch.from_numpy(block)[None].permute(0, 3, 1, 2)
         made = _resize(pixels, (rows.made, columns.made), (1.0, columns.scale))
-        out: Bytes = made[0, :, rows.lead : rows.lead + rows.out, columns.lead : columns.lead + columns.out].numpy()
+        out: UInt8 = made[0, :, rows.lead : rows.lead + rows.out, columns.lead : columns.lead + columns.out].numpy()
         if len(rows.border):
             out[:, rows.border] = _lines(planes, rows, columns)
         if len(columns.border):
             out[:, :, columns.border] = _lines([plane.T for plane in planes], columns, rows).transpose(0, 2, 1)
         return out
 
-    def _fewer_lines(self, lines: Bytes) -> Bytes:
+    def _fewer_lines(self, lines: UInt8) -> UInt8:
         """Resized from top to bottom alone: uint8 [made, width, rounded up to a multiple of 4]."""
         import torch
 
@@ -203,7 +200,7 @@ class CropResizedFrames:
         # Views that lie alike are made once.
         self._placers = {one: CropResizer(one, height=height, width=width, scratch=scratch) for one in crop_boxes}
 
-    def of(self, planes: Sequence[Bytes]) -> list[list[Bytes]]:
+    def of(self, planes: Sequence[UInt8]) -> list[list[UInt8]]:
         """Of a decoded frame's red, green and blue, uint8 [height, width] each, those of each view."""
         made = {one: place(planes) for one, place in self._placers.items()}
         return [made[one] for one in self._placements]
@@ -225,7 +222,7 @@ class CropResizeSink:
         self._pictures = pictures
         self.frames = [np.empty((count, *size, 3), dtype=np.uint8) for size in sizes]
 
-    def put(self, row: int, planes: Sequence[Bytes]) -> None:
+    def put(self, row: int, planes: Sequence[UInt8]) -> None:
         for frames, picture in zip(self.frames, self._pictures.of(planes), strict=True):
             for channel, plane in enumerate(picture):
                 frames[row, ..., channel] = plane
@@ -250,7 +247,7 @@ class _Axis:
         if self.cuts:
             self.scale, self.lead, self.made = 1.0, 0, out
             self.origin, self.stop = round(start), round(start) + out
-            self.border: Ints = np.empty(0, dtype=np.int64)
+            self.border: Int64 = np.empty(0, dtype=np.int64)
             return
         reach = max(self.scale, 1.0)
         # A part of a picture that is resized as a whole begins so many pixels of the picture from the frame's edge.
@@ -268,7 +265,7 @@ class _Axis:
         self.border = np.flatnonzero(sees_more)
 
     @cached_property
-    def taps(self) -> tuple[Ints, Floats]:
+    def taps(self) -> tuple[Int64, Float32]:
         """Pixels of the frame that each of the picture is made of, int64 [out, taps], and their weights, float32."""
         reach = max(self.scale, 1.0)
         centres = self.start + (np.arange(self.out) + 0.5) * self.scale
@@ -278,7 +275,7 @@ class _Axis:
         return np.clip(at, 0, self.source - 1).astype(np.int64), weights.astype(np.float32)
 
     @cached_property
-    def beyond(self) -> tuple[Ints, Floats]:
+    def beyond(self) -> tuple[Int64, Float32]:
         """Pixels of the frame that those of `border` are made of, int64 [n], and their weights, float32 [border, n]."""
         every, shares = self.taps
         at, weights = every[self.border], shares[self.border]
@@ -289,12 +286,12 @@ class _Axis:
         return wanted, mixed
 
 
-def _lines(planes: Sequence[Bytes], across: _Axis, along: _Axis) -> Bytes:
+def _lines(planes: Sequence[UInt8], across: _Axis, along: _Axis) -> UInt8:
     """The picture's lines at `across.border`, uint8 [3, lines, along.out], of planes whose first axis is `across`."""
     wanted, mixed = across.beyond
     band = np.stack([plane[wanted] for plane in planes]).astype(np.float32)
     at, weights = along.taps
-    values: Floats = np.einsum("clxt,xt->clx", (mixed @ band)[:, :, at], weights)
+    values: Float32 = np.einsum("clxt,xt->clx", (mixed @ band)[:, :, at], weights)
     return np.asarray(np.clip(np.rint(values), 0, 255), dtype=np.uint8)
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.transform.cpu_crop_resize import Bytes, CropBox, CropResizedFrames, Scratch, crop_boxes, fits_crop_resize
+from streamvid.arrays import Float32, UInt8
+from streamvid.transform.cpu_crop_resize import CropBox, CropResizedFrames, Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.spec import DType, Transform, Views, by_view
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class _Canvas:
         for one in views.values():
             one.blacken(clip, np.flatnonzero(~shown).tolist())
 
-    def put(self, row: int, planes: Sequence[Bytes]) -> None:
+    def put(self, row: int, planes: Sequence[UInt8]) -> None:
         slots = self._slots[row]
         if not slots:
             return
@@ -113,7 +114,7 @@ class _Finished:
         self._less = [np.float32(255 * value) for value in mean]
         self._times = [np.float32(1 / (255 * value)) for value in std]
 
-    def write(self, clip: int, slots: Sequence[int], planes: Sequence[Bytes]) -> None:
+    def write(self, clip: int, slots: Sequence[int], planes: Sequence[UInt8]) -> None:
         """Write a picture, red, green and blue, uint8 [height, width] each, into all slots that show it."""
         first = self._pictures[clip, slots[0]]
         for channel, plane in enumerate(planes):
@@ -126,7 +127,7 @@ class _Finished:
         if slots:
             self.write(clip, slots, [np.zeros(self._pictures.shape[3:], dtype=np.uint8)] * 3)
 
-    def _normalise(self, channel: int, plane: Bytes, out: npt.NDArray[Any]) -> None:
+    def _normalise(self, channel: int, plane: UInt8, out: npt.NDArray[Any]) -> None:
         if out.dtype == np.uint8:
             out[:] = plane
             return
@@ -139,7 +140,7 @@ class _Finished:
             _to_half(numbers, out)
 
 
-def _to_half(numbers: npt.NDArray[np.float32], out: npt.NDArray[np.float16]) -> None:
+def _to_half(numbers: Float32, out: npt.NDArray[np.float16]) -> None:
     """By PyTorch, which is ten times as fast at it as NumPy."""
     import torch
 

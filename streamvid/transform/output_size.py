@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.errors import InputError
 from streamvid.transform.spec import Transform, Views, by_view, pair
-from streamvid.video.frame_index import Int64
 
 
 def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:

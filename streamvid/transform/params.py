@@ -8,11 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Float64, Int64
 from streamvid.transform.output_size import resized
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view, pair
-from streamvid.video.frame_index import Int64
 
-Floats = npt.NDArray[np.float64]
 Fields = dict[str, npt.NDArray[np.generic]]
 
 KINDS: dict[str, tuple[type[np.generic], int]] = {
@@ -76,7 +75,7 @@ def field_names(transform: Transform | Views, *, rotates: bool, has_blanks: bool
 
 
 def inputs(
-    transform: Transform | Views, *, heights: Int64, widths: Int64, rotations: Int64, gather: Int64, random: Floats
+    transform: Transform | Views, *, heights: Int64, widths: Int64, rotations: Int64, gather: Int64, random: Float64
 ) -> Fields:
     """The graph's inputs for a batch.
 
@@ -105,7 +104,7 @@ def inputs(
     return fields
 
 
-def _of_one_view(transform: Transform, upright: Int64, random: Floats) -> dict[str, npt.NDArray[np.generic]]:
+def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:
     if transform.random_resized_crop is not None and transform.crop is not None:
         place = random[:, [Draw.CROP_Y, Draw.CROP_X]] if transform.random_crop else np.full(upright.shape, 0.5)
         start, extent = boxes(
@@ -142,7 +141,7 @@ def _of_one_view(transform: Transform, upright: Int64, random: Floats) -> dict[s
     return made
 
 
-def _resized_and_cropped(transform: Transform, upright: Int64, random: Floats) -> dict[str, npt.NDArray[np.generic]]:
+def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:
     """`size`, `start` and `end` where the whole frame is resized and then cropped."""
     size = resized(transform, upright[:, 0], upright[:, 1], _short_sides(transform, random[:, Draw.SCALE]))
     if transform.crop is None:
@@ -153,7 +152,7 @@ def _resized_and_cropped(transform: Transform, upright: Int64, random: Floats) -
     return {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
 
 
-def _short_sides(transform: Transform, random: Floats) -> Int64 | None:
+def _short_sides(transform: Transform, random: Float64) -> Int64 | None:
     """int64 [clips]: one of `scales` for each; all are as likely as any other."""
     if transform.scales is None:
         return None
@@ -163,7 +162,7 @@ def _short_sides(transform: Transform, random: Floats) -> Int64 | None:
     return np.array(transform.scales, dtype=np.int64)[np.floor(len(transform.scales) * random).astype(np.int64)]
 
 
-def _corners(sizes: Int64, parts: Int64, place: Floats) -> Floats:
+def _corners(sizes: Int64, parts: Int64, place: Float64) -> Float64:
     """float64 [clips, 2]: where parts of pictures begin. Every place is as likely as any other: there is one more
     than pixels to spare."""
     return np.asarray(np.floor((sizes - parts + 1) * place), dtype=np.float64)
@@ -173,10 +172,10 @@ def boxes(
     sizes: Int64,
     area: tuple[float, float],
     ratio: tuple[float, float],
-    area_at: Floats,
-    ratio_at: Floats,
-    place: Floats,
-) -> tuple[Floats, Int64]:
+    area_at: Float64,
+    ratio_at: Float64,
+    place: Float64,
+) -> tuple[Float64, Int64]:
     """Boxes of random area, proportions and place within pictures.
 
     The area is uniform. The logarithm of width / height is uniform over what fits into the picture with that area;

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import av
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
 from streamvid.mp4 import boxes
-from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex, Int64
+from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import FrameFormat
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
@@ -31,7 +31,7 @@ class Times:
     """
 
     pts: Int64
-    hidden: npt.NDArray[np.bool_]
+    hidden: Bool
     last_frame: int
     time_base: tuple[int, int]
 
@@ -119,7 +119,7 @@ def stored_clip(
     )
 
 
-def before_first_decodable(target: Path, pts: Int64) -> npt.NDArray[np.bool_]:
+def before_first_decodable(target: Path, pts: Int64) -> Bool:
     """bool [packets]: those before the first frame that a decoder hands out.
 
     A stream that does not begin with a random access point may need some packets until a picture is whole.
@@ -158,7 +158,7 @@ def _ordered(kinds: list[packet_info.PacketKind], pts: Int64) -> bool:
     return bool((np.diff(np.array(order)[np.argsort(pts, kind="stable")]) > 0).all())
 
 
-def _flags(kinds: list[packet_info.PacketKind], pts: Int64, hidden: npt.NDArray[np.bool_], codec: str) -> Int64:
+def _flags(kinds: list[packet_info.PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int64:
     """Index flags from what the packets are and when they are shown."""
     random_access = np.array([kind.random_access for kind in kinds])
     disposable = np.array([kind.disposable for kind in kinds])

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from streamvid.arrays import Int64
 
 RANDOM_ACCESS: Final = 1
 """A decoder may start here."""

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import Int64, UInt8
 from streamvid.mp4 import boxes
-from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, FrameIndex, Int64
-
-Bytes = npt.NDArray[np.uint8]
+from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, FrameIndex
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class EncodedSlice:
     width: int
     height: int
     full_range: bool
-    data: Bytes
+    data: UInt8
     sizes: Int64
     ranks: Int64
     frames: Int64
@@ -70,7 +69,7 @@ class EncodedSlice:
     starts: Int64 = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     in_order: bool = True
 
-    def to_mp4(self) -> Bytes:
+    def to_mp4(self) -> UInt8:
         """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation
         order."""
         return _to_mp4(self.stsd, self.sizes, self.ranks, self.data, size=(self.width, self.height))
@@ -79,12 +78,12 @@ class EncodedSlice:
 def slice(
     index: FrameIndex,
     frames: npt.ArrayLike,
-    read: Callable[[int, int], bytes | bytearray | memoryview | Bytes],
+    read: Callable[[int, int], bytes | bytearray | memoryview | UInt8],
     *,
     stsd: bytes,
     gap: int = 64 << 10,
     waste: float = math.inf,
-) -> tuple[Bytes, Int64]:
+) -> tuple[UInt8, Int64]:
     """Some frames of a clip as a small MP4, for any decoder.
 
     Args:
@@ -113,7 +112,7 @@ def slice(
     return _to_mp4(stsd, part.sizes, part.ranks, data, size=boxes.coded_size(stsd)), part.frames
 
 
-def _to_mp4(stsd: bytes, sizes: Int64, ranks: Int64, data: Bytes, *, size: tuple[int, int]) -> Bytes:
+def _to_mp4(stsd: bytes, sizes: Int64, ranks: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
     head = boxes.header(stsd, sizes, width=size[0], height=size[1], offsets=boxes.composition_offsets(ranks))
     return np.concatenate([np.frombuffer(head, dtype=np.uint8), data])
 
@@ -242,7 +241,7 @@ def ranges(part: Slice, *, gap: int, waste: float = math.inf) -> Int64:
     return np.stack([start[first], end[last]], axis=1)
 
 
-def extract_packets(part: Slice, spans: Int64, blocks: list[Bytes]) -> Bytes:
+def extract_packets(part: Slice, spans: Int64, blocks: list[UInt8]) -> UInt8:
     """Cut the slice's packets out of what was read.
 
     Args:

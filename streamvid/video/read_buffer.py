@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.video.frame_index import Int64
+from streamvid.arrays import Int64
 
 PIECE: Final = 1 << 20
 """Bytes that are read at once: few calls, and what was read is still in the processor's cache when it is written."""

@@ -10,8 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.errors import InputError
-from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex
 from streamvid.video.read_buffer import coalesce, read_pieces
 
 UNORDERED: Final = "unordered"

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 
+from streamvid.arrays import Bool, Int64
 from streamvid.mp4.edit_list import Edit, only_edit
-from streamvid.video.frame_index import Int64
 from streamvid.video.probe import open_video, packets, video_stream
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ class PacketTimes:
 
     pts: Int64
     size: Int64
-    keyframe: npt.NDArray[np.bool_]
-    hidden: npt.NDArray[np.bool_]
+    keyframe: Bool
+    hidden: Bool
     last_duration: int
     time_base: tuple[int, int]
     edits: bool = True
@@ -162,7 +161,7 @@ def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
     return _Packets(times, clock, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track)
 
 
-def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, npt.NDArray[np.bool_]] | None:
+def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, Bool] | None:
     """The packets of a file, how many are left out before them, and which are hidden, if FFmpeg hides some that the
     edit list shows.
 

@@ -13,10 +13,11 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.bitstream import packet_info
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import traits
-from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex, Int64
+from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.stored_clip import StoredClip
 

@@ -17,8 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.video.encoders import TARGETS, Target
-from streamvid.video.frame_index import FrameIndex, Int64
+from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip

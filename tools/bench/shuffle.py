@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.plan.bucket_key import BucketKeys
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import Stream
 from streamvid.plan.permutation import Pool, Shuffle
 from streamvid.plan.world import World
-from streamvid.video.frame_index import Int64
 from tools.bench.report import Report, Row, arguments, finish
 
 SHARDS: Final = 1000

@@ -1,0 +1,92 @@
+"""Checks of arguments that a user gives: each returns the value as the code goes on with it, or says what is wrong.
+
+NumPy's numbers count as Python's, as they come out of configurations and loops; True and False are no numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import numpy as np
+
+from streamvid.errors import InputError
+
+MAX_COUNT: Final = (1 << 31) - 1
+"""The largest count that samplers and loaders take: the product of two fits into int64."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number, Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
+
+
+def is_real(value: object) -> bool:
+    """Whether it is a finite number, Python's or NumPy's."""
+    return is_integer(value) or (isinstance(value, float | np.floating) and math.isfinite(value))
+
+
+def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_COUNT) -> int:
+    """The value as an int.
+
+    Args:
+        value: what the user gave.
+        name: the argument's name, for the error.
+        least, most: its limits, both allowed; `most` None for no upper limit.
+
+    Raises:
+        InputError: it is no whole number, or outside the limits.
+    """
+    if not is_integer(value) or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limits = f"of at least {least}" if most in (None, MAX_COUNT) else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {limits}; it is {value!r}")
+    return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def one_of(value: object, allowed: Sequence[str], name: str) -> None:
+    """Raise InputError unless the value is one of those words; a near miss is answered with the word meant."""
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, 1) if isinstance(value, str) else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}{hint}")
+
+
+def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer a keyword that the function does not have with the nearest that it has.
+
+    Raises:
+        TypeError: at the call, as Python itself would; with the name that was probably meant.
+    """
+    names = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
+                owner = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{owner} has no argument {name!r}{hint}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+C = TypeVar("C", bound=type[Any])
+
+
+def suggesting(cls: C) -> C:
+    """`suggest_keywords` for the constructor of a class, dataclasses included."""
+    cls.__init__ = suggest_keywords(cls.__init__)
+    return cls
