@@ -152,8 +152,8 @@ def test_as_a_process(folder: Path) -> None:
 
 _DROPPED = """
 import os, signal, sys, time
-from streamvid import cli
 from streamvid.cli import info
+from streamvid.cli.main import main
 
 class Slow:
     def __del__(self):
@@ -167,7 +167,7 @@ def run(arguments):
 
 info.run = run
 info.add_parser = lambda commands: commands.add_parser("info").set_defaults(run=run)
-sys.exit(cli.main(["info"]))
+sys.exit(main(["info"]))
 """
 
 
