@@ -29,7 +29,7 @@ SliceSegment = tuple[int, int]
 def split_at_keyframes(part: EncodedSlice) -> list[SliceSegment]:
     """Cut a slice into pieces that decode each by itself, in order."""
     cuts = [0]
-    if not np.isin(part.frames, part.ranks).all():
+    if not np.isin(part.frames, part.display_order).all():
         return [(0, len(part.sizes))]  # which fails: no piece by itself would miss the frame that none has
     for start in part.starts.tolist():
         if start - cuts[-1] >= _LEAST and len(part.sizes) - start >= _LEAST:
@@ -57,7 +57,7 @@ def decode_frames(
 
     decoder = decoder or ReusableCodecContext()
     first, last = piece or (0, len(part.sizes))
-    mine = set(part.ranks[first:last].tolist()) if last - first < len(part.sizes) else None
+    mine = set(part.display_order[first:last].tolist()) if last - first < len(part.sizes) else None
     rows = {int(rank): row for row, rank in enumerate(part.frames) if mine is None or int(rank) in mine}
     try:
         settings = _decoder_settings(part.stsd, part.width, part.height)
@@ -141,7 +141,7 @@ def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) ->
 def _packets(part: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
     ends = np.cumsum(part.sizes)
     start = int(ends[first - 1]) if first else 0
-    for rank, end in zip(part.ranks[first:last].tolist(), ends[first:last].tolist(), strict=True):
+    for rank, end in zip(part.display_order[first:last].tolist(), ends[first:last].tolist(), strict=True):
         yield part.data[start:end].tobytes(), rank
         start = end
 

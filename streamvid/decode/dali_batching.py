@@ -94,7 +94,6 @@ def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
         full_range=first.full_range,
         data=np.concatenate([part.data for part in slices]),
         sizes=np.concatenate([part.sizes for part in slices]),
-        ranks=np.concatenate([part.ranks + base for part, base in zip(slices, bases, strict=True)]),
+        display_order=np.concatenate([part.display_order + base for part, base in zip(slices, bases, strict=True)]),
         frames=np.concatenate([part.frames + base for part, base in zip(slices, bases, strict=True)]),
-        plain=all(part.plain for part in slices),
     )

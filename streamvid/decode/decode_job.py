@@ -203,7 +203,7 @@ def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int], byte
         packets = to_annex_b(part.data, part.sizes, settings.length_size)
     except ValueError as error:
         raise VideoError(f"clip {part.name} is damaged ({error}): check it with `streamvid verify`") from error
-    ranks = part.ranks.tolist()
+    ranks = part.display_order.tolist()
     lost = set(part.frames.tolist()) - set(ranks)
     if lost:
         raise VideoError(

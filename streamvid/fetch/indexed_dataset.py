@@ -106,7 +106,7 @@ class IndexedDataset(Dataset):
         slices = []
         for sample in samples:
             mine = [next(blocks) for _ in range(len(sample.spans))]
-            slices.append(encoded_slice(self, sample, extract_packets(sample.part, sample.spans, mine)))
+            slices.append(encoded_slice(self, sample, extract_packets(sample.packets, sample.spans, mine)))
         return slices
 
     def _span(self, row: int, start: int, size: int) -> Span:

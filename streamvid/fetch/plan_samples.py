@@ -24,7 +24,7 @@ from streamvid.transform import params
 from streamvid.transform.params import Fields
 from streamvid.transform.spec import Transform, Views
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, Slice, extract_packets, ranges, select_packets
+from streamvid.video.packet_selection import EncodedSlice, PacketSelection, extract_packets, ranges, select_packets
 from streamvid.video.stored_clip import UNORDERED
 
 GAP_BYTES: Final = 64 << 10
@@ -50,7 +50,7 @@ class SamplePlan:
         valid: False if it is only there to fill the batch.
         selection: which frame each slot shows.
         random: float64 [transform.draws], for the transform.
-        part: the packets to decode.
+        packets: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
     """
 
@@ -58,7 +58,7 @@ class SamplePlan:
     valid: bool
     selection: Selection
     random: Float64
-    part: Slice
+    packets: PacketSelection
     spans: Int64
 
 
@@ -105,7 +105,7 @@ def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[Sa
     if isinstance(recipe.sampling, All):
         slots = max(len(sample.selection.frames) for sample in samples)
         samples = [
-            SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans)
+            SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.packets, s.spans)
             for s in samples
         ]
     return samples
@@ -167,7 +167,7 @@ def encode(
             )
         for n in members:
             mine = [next(blocks) for _ in range(len(flat[n].spans))]
-            slices[n] = encoded_slice(dataset, flat[n], extract_packets(flat[n].part, flat[n].spans, mine))
+            slices[n] = encoded_slice(dataset, flat[n], extract_packets(flat[n].packets, flat[n].spans, mine))
     encoded, first = [], 0
     for batch in batches:
         encoded.append(encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
@@ -183,7 +183,7 @@ def _byte_ranges(dataset: ClipSource, sample: SamplePlan, path: str) -> list[ran
 
 def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> EncodedSlice:
     """A sample's packets and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
-    rows, clip, part = dataset.clips, sample.clip, sample.part
+    rows, clip, part = dataset.clips, sample.clip, sample.packets
     return EncodedSlice(
         name=rows.key[clip],
         codec=rows.codec[clip],
@@ -193,9 +193,8 @@ def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> Encod
         full_range=rows.color_range[clip] == "pc",
         data=data,
         sizes=part.sizes,
-        ranks=part.ranks,
+        display_order=part.display_order,
         frames=part.frames,
-        plain=part.plain,
         starts=part.starts,
         in_order=UNORDERED not in rows.traits[clip].split(","),
     )

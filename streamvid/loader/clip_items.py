@@ -121,7 +121,7 @@ def same_length(samples: Sequence[SamplePlan], recipe: SampleSpec) -> list[Sampl
     """Pad samples to the longest of them."""
     slots = max(len(sample.selection.frames) for sample in samples)
     return [
-        SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.part, s.spans)
+        SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.packets, s.spans)
         for s in samples
     ]
 
@@ -198,5 +198,5 @@ def _with_spans(dataset: IndexedDataset, sample: SamplePlan) -> SamplePlan:
     """With the byte ranges that suit where the shard lies."""
     if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample
-    spans = ranges(sample.part, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE)
-    return SamplePlan(sample.clip, sample.valid, sample.selection, sample.random, sample.part, spans)
+    spans = ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE)
+    return SamplePlan(sample.clip, sample.valid, sample.selection, sample.random, sample.packets, spans)

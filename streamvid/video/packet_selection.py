@@ -14,34 +14,33 @@ import numpy.typing as npt
 
 from streamvid.arrays import Int64, UInt8
 from streamvid.mp4 import boxes
-from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, FrameIndex
+from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Packets of one clip that decode to the wanted frames.
+class PacketSelection:
+    """The packets of one clip that a decoder needs for the wanted frames, in decode order.
 
     Attributes:
-        offsets, sizes: int64 [packets], where each packet lies in the clip's mp4, in decode order.
-        ranks: int64 [packets], each packet's place in presentation order among those of the slice.
-        frames: int64 [wanted], the places in presentation order of the wanted frames, rising.
-        gops: int64 [packets], which group of pictures of the clip each packet belongs to, never falling.
-        starts: int64 [n], packets that need none before them, rising; the first is 0.
-        plain: every packet decodes to one frame that is shown; false if some are hidden.
+        offsets, sizes: int64 [packets], position and size of each packet in the clip's MP4, in bytes.
+        display_order: int64 [packets], a permutation of 0 … packets-1: each packet's rank by presentation time.
+        frames: int64 [wanted], the `display_order` of the wanted frames, ascending.
+        gops: int64 [packets], the number of the clip's group of pictures (GOP) that each packet belongs to, ascending.
+        starts: int64 [n], packets at which decoding may start, as numbers within the selection, ascending; the first
+            is 0.
     """
 
     offsets: Int64
     sizes: Int64
-    ranks: Int64
+    display_order: Int64
     frames: Int64
     gops: Int64
     starts: Int64
-    plain: bool
 
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """A slice with its bytes: all that a decoder needs.
+    """Selected packets with their bytes and what a decoder must be configured with.
 
     Attributes:
         name: the clip's key, for error messages.
@@ -50,9 +49,9 @@ class EncodedSlice:
         width, height: of decoded frames, in pixels.
         full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
         data: uint8 [bytes], the packets one after another in decode order.
-        sizes, ranks, frames, plain: as in `Slice`.
+        sizes, display_order, frames: as in `PacketSelection`.
         starts: likewise; by default the first packet alone.
-        in_order: frames come out of a decoder in the order of `ranks`; False if that is not known.
+        in_order: a decoder outputs frames in `display_order`; False if that is not known.
     """
 
     name: str
@@ -63,16 +62,15 @@ class EncodedSlice:
     full_range: bool
     data: UInt8
     sizes: Int64
-    ranks: Int64
+    display_order: Int64
     frames: Int64
-    plain: bool
     starts: Int64 = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     in_order: bool = True
 
     def to_mp4(self) -> UInt8:
-        """The slice as an MP4 file, uint8 [bytes]: frame *i* of `frames` is its frames[i]-th frame in presentation
+        """The slice as an MP4 file, uint8 [bytes]: the wanted frames are numbers `frames` of it in presentation
         order."""
-        return _to_mp4(self.stsd, self.sizes, self.ranks, self.data, size=(self.width, self.height))
+        return _to_mp4(self.stsd, self.sizes, self.display_order, self.data, size=(self.width, self.height))
 
 
 def slice(
@@ -109,15 +107,15 @@ def slice(
         if len(blocks[-1]) != end - start:
             raise ValueError(f"asked for bytes {start} to {end} of the clip, got {len(blocks[-1])} bytes")
     data = extract_packets(part, spans, blocks)
-    return _to_mp4(stsd, part.sizes, part.ranks, data, size=boxes.coded_size(stsd)), part.frames
+    return _to_mp4(stsd, part.sizes, part.display_order, data, size=boxes.coded_size(stsd)), part.frames
 
 
-def _to_mp4(stsd: bytes, sizes: Int64, ranks: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
-    head = boxes.header(stsd, sizes, width=size[0], height=size[1], offsets=boxes.composition_offsets(ranks))
+def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
+    head = boxes.header(stsd, sizes, width=size[0], height=size[1], offsets=boxes.composition_offsets(display_order))
     return np.concatenate([np.frombuffer(head, dtype=np.uint8), data])
 
 
-def select_packets(index: FrameIndex, frames: Int64) -> Slice:
+def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
     """The fewest packets that decode to `frames`.
 
     Args:
@@ -156,16 +154,15 @@ def select_packets(index: FrameIndex, frames: Int64) -> Slice:
         refers[0] = False
         starts = starts[~refers]
 
-    ranks = np.empty(len(chosen), dtype=np.int64)
-    ranks[np.argsort(index.pts[chosen], kind="stable")] = np.arange(len(chosen))
-    return Slice(
+    display_order = np.empty(len(chosen), dtype=np.int64)
+    display_order[np.argsort(index.pts[chosen], kind="stable")] = np.arange(len(chosen))
+    return PacketSelection(
         offsets=index.offset[chosen],
         sizes=index.size[chosen],
-        ranks=ranks,
-        frames=np.sort(ranks[wanted[kept]]),
+        display_order=display_order,
+        frames=np.sort(display_order[wanted[kept]]),
         gops=np.repeat(gops, counts)[kept],
         starts=starts,
-        plain=not (flags[kept] & HIDDEN).any(),
     )
 
 
@@ -208,7 +205,7 @@ def _needed(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int
     return gops, first, last, last_leading
 
 
-def ranges(part: Slice, *, gap: int, waste: float = math.inf) -> Int64:
+def ranges(part: PacketSelection, *, gap: int, waste: float = math.inf) -> Int64:
     """Byte ranges of the clip's mp4 that hold the slice's packets.
 
     Ranges with few unwanted bytes between them are read as one: those of one group of pictures wherever at most `gap`
@@ -241,7 +238,7 @@ def ranges(part: Slice, *, gap: int, waste: float = math.inf) -> Int64:
     return np.stack([start[first], end[last]], axis=1)
 
 
-def extract_packets(part: Slice, spans: Int64, blocks: list[UInt8]) -> UInt8:
+def extract_packets(part: PacketSelection, spans: Int64, blocks: list[UInt8]) -> UInt8:
     """Cut the slice's packets out of what was read.
 
     Args:

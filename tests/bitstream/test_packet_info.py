@@ -81,10 +81,10 @@ def decoded_alone(clip: StoredClip, keep: np.ndarray) -> dict[int, np.ndarray]:
     part = slice_of(clip, [0])
     frames = np.sort(rank[numbers])
     part = EncodedSlice(
-        **{name: getattr(part, name) for name in ("name", "codec", "stsd", "width", "height", "full_range", "plain")},
+        **{name: getattr(part, name) for name in ("name", "codec", "stsd", "width", "height", "full_range")},
         data=np.concatenate([np.frombuffer(data[n], dtype=np.uint8) for n in numbers]),
         sizes=index.size[numbers],
-        ranks=rank[numbers],
+        display_order=rank[numbers],
         frames=frames,
     )
     by_rank = dict(zip(frames.tolist(), decode_with_pyav(part), strict=True))

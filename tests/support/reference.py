@@ -47,9 +47,8 @@ def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: Fr
         full_range=clip.color_range == "pc",
         data=extract_packets(part, spans, [data[start:end] for start, end in spans.tolist()]),
         sizes=part.sizes,
-        ranks=part.ranks,
+        display_order=part.display_order,
         frames=part.frames,
-        plain=part.plain,
         starts=part.starts,
         in_order=UNORDERED not in clip.traits.split(","),
     )

@@ -124,9 +124,8 @@ def test_ranks_are_the_presentation_order(case: tuple[FrameIndex, list[int]]) ->
     part = select_packets(index, np.array(frames))
     got = chosen(index, part.offsets)
     shown = sorted(got, key=lambda n: (index.pts[n], n))
-    assert [shown.index(n) for n in got] == part.ranks.tolist()
+    assert [shown.index(n) for n in got] == part.display_order.tolist()
     assert [shown.index(int(n)) for n in index.visible[frames]] == part.frames.tolist()
-    assert part.plain == all(not index.flags[n] & HIDDEN for n in got)
 
 
 @settings(max_examples=300, deadline=None)
@@ -209,7 +208,7 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
     stsd = boxes.visual_sample_description(b"vp08", vpcc, width=64, height=48)
     encoded = EncodedSlice(
         name="a", codec="vp8", stsd=stsd, width=64, height=48, full_range=False, data=data,
-        sizes=part.sizes, ranks=part.ranks, frames=part.frames, plain=True,
+        sizes=part.sizes, display_order=part.display_order, frames=part.frames,
     )  # fmt: skip
     written = encoded.to_mp4()
     assert written.dtype == np.uint8
@@ -219,7 +218,7 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
         packets: list[Any] = [p for p in container.demux(stream) if p.size]
         assert b"".join(bytes(p) for p in packets) == data.tobytes()
         assert [p.size for p in packets] == part.sizes.tolist()
-        assert np.argsort(np.argsort([p.pts for p in packets])).tolist() == part.ranks.tolist()
+        assert np.argsort(np.argsort([p.pts for p in packets])).tolist() == part.display_order.tolist()
         times = [p.dts for p in packets]
         assert times == sorted(set(times))
         assert all(p.pts >= p.dts for p in packets)
@@ -296,7 +295,7 @@ def test_no_packet_of_a_slice_can_be_left_out(plain_clip: StoredClip, frame: int
     right = decode_with_pyav(whole)[0]
     assert read_frame_number(right) == frame
     for dropped in range(len(whole.sizes)):
-        if whole.ranks[dropped] == whole.frames[0]:
+        if whole.display_order[dropped] == whole.frames[0]:
             continue  # the frame itself
         with_without = _without(whole, dropped)
         try:
@@ -313,7 +312,10 @@ def _without(part: EncodedSlice, dropped: int) -> EncodedSlice:
     ]
     keep = np.arange(len(part.sizes)) != dropped
     return replace(
-        part, data=np.concatenate(pieces) if pieces else part.data[:0], sizes=part.sizes[keep], ranks=part.ranks[keep]
+        part,
+        data=np.concatenate(pieces) if pieces else part.data[:0],
+        sizes=part.sizes[keep],
+        display_order=part.display_order[keep],
     )
 
 

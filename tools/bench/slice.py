@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 import streamvid as sv
 from streamvid.video.frame_index import DISPOSABLE, FrameIndex
-from streamvid.video.packet_selection import Slice, ranges, select_packets
+from streamvid.video.packet_selection import PacketSelection, ranges, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tools.bench.report import Check, Report, Row, arguments, finish
@@ -121,7 +121,7 @@ def measure(path: Path, clip: StoredClip, seconds: int, *, rounds: int) -> Row:
     frames = np.arange(WANTED) * FPS + (len(index) - WANTED * FPS) * 2 // 3 // (PATTERN * GOP) * (PATTERN * GOP) + 200
     part = select_packets(index, frames)
 
-    def first() -> Slice:
+    def first() -> PacketSelection:
         fresh = FrameIndex(index.pts, index.offset, index.size, index.flags)
         return select_packets(fresh, frames)
 
