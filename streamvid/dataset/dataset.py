@@ -21,7 +21,7 @@ from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Ma
 from streamvid.dataset.meta_fields import Fields
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 from streamvid.video.frame_index import FrameIndex
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
-from streamvid.fetch.plan_samples import SamplePlan, encoded_slice
+from streamvid.fetch import plan_samples
+from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.storage import filesystem
-from streamvid.storage.range_reader import ShardReader, Span
+from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.video.frame_index import HIDDEN, NPY_HEADER_BYTES, FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, extract_packets
+from streamvid.video.packet_selection import EncodedSlice
 
 INDEX_BYTES: Final = 256 << 20
 """Memory for frame indexes of clips that were used last, per process."""
@@ -43,7 +44,7 @@ class IndexedDataset(Dataset):
         self._frame_indexes: OrderedDict[int, FrameIndex] = OrderedDict()
         self._packets_kept = 0
         self._lock = threading.Lock()
-        self._reader = ShardReader()
+        self._reader = RangeReader()
         self._pid = os.getpid()
         self._by_key: Int64 | None = None
 
@@ -84,8 +85,12 @@ class IndexedDataset(Dataset):
         missing = [row for row in dict.fromkeys(rows) if row not in found]
         if missing:
             clips = self.clips
-            spans = [self._span(row, int(clips.npy_offset[row]), int(clips.npy_size[row])) for row in missing]
-            for row, data in zip(missing, self._reader.read(spans), strict=True):
+            starts, sizes, shards = clips.npy_offset[missing], clips.npy_size[missing], clips.shard[missing]
+            wanted = [
+                ByteRange(self.shard_path(shard), start, end)
+                for shard, start, end in zip(shards.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
+            ]
+            for row, data in zip(missing, self._reader.read(wanted), strict=True):
                 found[row] = self._parsed(row, data.tobytes())
             with self._lock:
                 for row in missing:
@@ -93,24 +98,8 @@ class IndexedDataset(Dataset):
         return [found[row] for row in rows]
 
     def read_slices(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
-        """Read the packets of chosen samples, all side by side, and cut them out.
-
-        Raises:
-            DatasetError: a shard cannot be read.
-        """
-        spans = []
-        for sample in samples:
-            origin = int(self.clips.mp4_offset[sample.clip])
-            spans += [self._span(sample.clip, origin + start, end - start) for start, end in sample.spans.tolist()]
-        blocks = iter(self._reader.read(spans))
-        slices = []
-        for sample in samples:
-            mine = [next(blocks) for _ in range(len(sample.spans))]
-            slices.append(encoded_slice(self, sample, extract_packets(sample.packets, sample.spans, mine)))
-        return slices
-
-    def _span(self, row: int, start: int, size: int) -> Span:
-        return Span(self.shard_path(int(self.clips.shard[row])), start, start + size)
+        """The packets of samples, read by range from wherever the shards lie; see `plan_samples.read_slices`."""
+        return plan_samples.read_slices(self, samples, self._reader, self.shard_path)
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -13,13 +13,13 @@ import numpy as np
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
-from streamvid.fetch import range_fetcher
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.plan.permutation import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Pad, Selection, lengthen, select
 from streamvid.sampling.picks import All
+from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.transform import params
 from streamvid.transform.params import Fields
 from streamvid.transform.spec import Transform, Views
@@ -160,14 +160,9 @@ def encode(
         members = np.flatnonzero(np.isin(shards, group)).tolist()
         with access.open(group) as paths:
             path_of = dict(zip(group, paths, strict=True))
-            blocks = iter(
-                range_fetcher.read(
-                    [part for n in members for part in _byte_ranges(dataset, flat[n], path_of[int(shards[n])])]
-                )
-            )
-        for n in members:
-            mine = [next(blocks) for _ in range(len(flat[n].spans))]
-            slices[n] = encoded_slice(dataset, flat[n], extract_packets(flat[n].packets, flat[n].spans, mine))
+            # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
+            read = read_slices(dataset, [flat[n] for n in members], RangeReader(), path_of.__getitem__)
+        slices.update(zip(members, read, strict=True))
     encoded, first = [], 0
     for batch in batches:
         encoded.append(encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))], recipe))
@@ -175,10 +170,30 @@ def encode(
     return encoded
 
 
-def _byte_ranges(dataset: ClipSource, sample: SamplePlan, path: str) -> list[range_fetcher.ByteRange]:
-    """What to read of the shard at `path`."""
-    origin = int(dataset.clips.mp4_offset[sample.clip])
-    return [range_fetcher.ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
+def read_slices(
+    dataset: ClipSource, samples: Sequence[SamplePlan], reader: RangeReader, path_of: Callable[[int], str]
+) -> list[EncodedSlice]:
+    """Read the byte ranges of samples in one call of the reader, and cut their packets out.
+
+    Args:
+        dataset: whose clips they are.
+        samples: in any order; their shards may differ.
+        reader: reads local paths and URLs.
+        path_of: gives the path or URL of a shard's tar by its number.
+
+    Raises:
+        DatasetError: a shard cannot be read. Names the shard.
+    """
+    wanted = []
+    for sample in samples:
+        path, origin = path_of(int(dataset.clips.shard[sample.clip])), int(dataset.clips.mp4_offset[sample.clip])
+        wanted += [ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
+    blocks = iter(reader.read(wanted))
+    slices = []
+    for sample in samples:
+        own = [next(blocks) for _ in range(len(sample.spans))]
+        slices.append(encoded_slice(dataset, sample, extract_packets(sample.packets, sample.spans, own)))
+    return slices
 
 
 def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> EncodedSlice:

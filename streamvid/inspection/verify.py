@@ -25,7 +25,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 from streamvid.workers import WorkerCrashError, Workers
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")

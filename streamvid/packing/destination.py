@@ -33,7 +33,7 @@ from streamvid.packing.journal import (
     unfinished_text,
 )
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path, remove_file
+from streamvid.storage.url import local_path
 
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
@@ -138,7 +138,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if not resumed:
         _clear(destination, everything=not append)
     elif standing.manifest is not None and not append:
-        remove_file(filesystem.join(destination, FILE_NAME))  # of the dataset that this pack replaces
+        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # of the dataset that this pack replaces
     return resumed
 
 
@@ -194,7 +194,7 @@ def finish(
     if rejected is not None:
         filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
     else:
-        remove_file(filesystem.join(destination, REJECTED_FILE))
+        filesystem.remove_file(filesystem.join(destination, REJECTED_FILE))
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
@@ -222,7 +222,7 @@ def tidy(destination: str, fingerprint: str) -> None:
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
     if claimed(destination) == fingerprint:
-        remove_file(filesystem.join(destination, UNFINISHED_FILE))
+        filesystem.remove_file(filesystem.join(destination, UNFINISHED_FILE))
 
 
 def base_name(path: str) -> str:
@@ -235,7 +235,7 @@ def _clear(destination: str, *, everything: bool) -> None:
     if everything:
         # dataset.json first: without it, nothing of what is half removed or half written is taken for a dataset.
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
-            remove_file(filesystem.join(destination, leftover))
+            filesystem.remove_file(filesystem.join(destination, leftover))
     _remove(_progress_files(destination))
     if everything:
         _remove(_shard_files(destination))
@@ -257,7 +257,7 @@ def _progress_files(destination: str) -> list[str]:
 
 def _remove(paths: Iterable[str]) -> None:
     with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(remove_file, paths))
+        list(threads.map(filesystem.remove_file, paths))
 
 
 @contextmanager

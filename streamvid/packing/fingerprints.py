@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from streamvid.errors import InputError
 from streamvid.storage import filesystem
 from streamvid.storage.filesystem import Details
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import numpy as np
 from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 from streamvid.video.probe import MAX_SIDE
 from streamvid.video.remux import as_video_error
 

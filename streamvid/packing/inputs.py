@@ -20,7 +20,7 @@ from streamvid.packing.images import find_sequence
 from streamvid.packing.lists import is_list, other_columns, raw_labels, read_table, video_column
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 
 VIDEO_EXTENSIONS: Final = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".3gp",

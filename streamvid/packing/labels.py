@@ -15,7 +15,7 @@ from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_table, video_column
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 
 _NAMED: Final = 3
 """Missing videos and surplus rows that are named; the others are counted."""

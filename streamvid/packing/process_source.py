@@ -20,7 +20,7 @@ from streamvid.packing.lists import dump_json
 from streamvid.packing.options import FixedLength, PackOptions, Piece, Refused, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import hidden_bytes, trim_clip

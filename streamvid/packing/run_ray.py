@@ -21,7 +21,7 @@ from streamvid.packing.job import Job, Work, versions
 from streamvid.packing.journal import FinishedElsewhereError, Journal, Record
 from streamvid.packing.run_local import Advance, pack_groups
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.url import local_path
 
 _AHEAD: Final = 2
 """Tasks at the cluster per CPU that it has: enough to keep it busy, few enough for any number of groups."""

@@ -31,7 +31,6 @@ from streamvid.dataset.schema import (
 from streamvid.packing.lists import dump_json
 from streamvid.packing.typed_columns import typed_columns
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import move_file
 from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIndex
 from streamvid.video.stored_clip import StoredClip
 
@@ -199,7 +198,7 @@ class ShardWriter:
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written
         for kind, path in paths.items():
-            move_file(path, filesystem.join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
+            filesystem.move_file(path, filesystem.join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
         return ShardEntry(
             name=self.name,
             clips=len(self._rows),

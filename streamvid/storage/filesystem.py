@@ -22,6 +22,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -30,7 +31,7 @@ from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
-from streamvid.storage.url import AnyPath, is_local, join, redact
+from streamvid.storage.url import AnyPath, is_local, join, local_path, redact
 
 __all__ = [
     "AnyPath",
@@ -45,11 +46,13 @@ __all__ = [
     "join",
     "list_details",
     "list_files",
+    "move_file",
     "open_read",
     "put_file",
     "read_bytes",
     "read_ranges",
     "redact",
+    "remove_file",
     "size",
     "write_bytes",
 ]
@@ -278,6 +281,46 @@ def get_file(path: AnyPath, local: AnyPath) -> None:
     with explained(path, "read"):
         fs, name = _locate(path)
         fs.get_file(name, os.fspath(local))
+
+
+def move_file(local: Path, path: str) -> None:
+    """Move a finished local file to `path`, whole or not at all. A file that is there is replaced.
+
+    Args:
+        local: on the same file system as `path`, if that is local, so that nothing is copied.
+
+    Raises:
+        StreamvidError: `path` cannot be written to.
+    """
+    if not is_local(path):
+        put_file(local, path)
+        local.unlink()
+        return
+    target = local_path(path)
+    try:
+        with local.open("rb") as file:
+            os.fsync(file.fileno())
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(local, target)
+    except OSError as error:
+        raise DatasetError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
+
+
+def remove_file(path: str) -> None:
+    """Remove a file if it exists.
+
+    Raises:
+        DatasetError: it exists and cannot be removed.
+    """
+    try:
+        if is_local(path):
+            Path(local_path(path)).unlink(missing_ok=True)
+        elif exists(path):
+            remote, name = url_to_fs(path)
+            remote.rm_file(name)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DatasetError(f"cannot remove {redact(path)}: {reason}; allow it or choose another place") from error
 
 
 def _locate(path: AnyPath) -> tuple[Any, str]:

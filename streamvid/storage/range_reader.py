@@ -1,12 +1,9 @@
-"""Byte ranges of shards → bytes: by pread from local files, by ranged requests side by side from anywhere else."""
+"""Reads byte ranges: with pread from local files, with concurrent ranged requests from object stores."""
 
 from __future__ import annotations
 
-import logging
 import os
-import random
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,34 +14,34 @@ import numpy as np
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
-from streamvid.storage.local_path import local_path
+from streamvid.storage.retry import retrying
+from streamvid.storage.url import is_local, local_path, redact
 
-log = logging.getLogger(__name__)
-
-OPEN_FILES: Final = 64
-"""Shards that a process holds open at most."""
-_RETRY_AFTER_SECONDS: Final = (1.0, 4.0)
-"""s3fs tries each request five times by itself; these are for what breaks in the middle of a body or lasts longer."""
+MAX_OPEN_FILES: Final = 64
+"""Local files that one reader keeps open at most."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """UInt8 [start, end) of a shard at a local path or URL."""
+class ByteRange:
+    """Bytes [start, end) of the file at a local path or URL."""
 
     path: str
     start: int
     end: int
 
 
-class ShardReader:
-    """Reads ranges of shards. For several threads; may be pickled, and used in forked children.
+class RangeReader:
+    """Reads byte ranges of files. Local files stay open for the next read, the `MAX_OPEN_FILES` used last.
 
-    Nothing of a connection or of an event loop is kept here: a forked child gets its own from `storage`.
+    Thread-safe, picklable, and usable in forked children: no connection and no event loop is kept here, since
+    `streamvid.storage.filesystem` gives a forked child its own.
+
+    Files are read, not mapped: a mapped file that somebody truncates kills the process with SIGBUS.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, _File] = OrderedDict()
+        self._open: OrderedDict[str, _LocalFile] = OrderedDict()
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,40 +50,52 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def read(self, spans: Sequence[Span]) -> list[UInt8]:
-        """The bytes of each range, uint8, in the order asked for.
+    def read(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
+        """Read ranges: remote ones concurrently, then local ones, each file from front to back.
+
+        Args:
+            ranges: in any order, of any number of files; they may overlap.
+
+        Returns:
+            The bytes of each range, uint8 [end - start], in the order of `ranges`.
 
         Raises:
-            DatasetError: a shard is missing, or shorter than a range needs; its storage stays away.
+            DatasetError: a file is missing, cannot be read, or ends before a range does. Names the file.
+            StorageUnavailable: the storage did not answer, also when tried again.
         """
-        remote = [n for n, span in enumerate(spans) if not filesystem.is_local(span.path)]
-        blocks: dict[int, bytes] = dict(zip(remote, _fetch([spans[n] for n in remote]), strict=True))
-        for n, span in enumerate(spans):
-            if n not in blocks:
-                blocks[n] = self._file(span.path).read(span)
-            if len(blocks[n]) != span.end - span.start:
+        remote = [n for n, one in enumerate(ranges) if not is_local(one.path)]
+        local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
+        blocks: dict[int, UInt8] = {}
+        if remote:
+            wanted = [(ranges[n].path, ranges[n].start, ranges[n].end) for n in remote]
+            fetched = retrying(lambda: filesystem.read_ranges(wanted))
+            blocks = {n: np.frombuffer(data, dtype=np.uint8) for n, data in zip(remote, fetched, strict=True)}
+        for n in local:
+            blocks[n] = self._file(ranges[n].path).read(ranges[n])
+        for n, one in enumerate(ranges):
+            if len(blocks[n]) != one.end - one.start:
                 raise DatasetError(
-                    f"{filesystem.redact(span.path)} ends before byte {span.end}: copy it again or run streamvid verify"
+                    f"{redact(one.path)} ends before byte {one.end}: copy it again or run streamvid verify"
                 )
-        return [np.frombuffer(blocks[n], dtype=np.uint8) for n in range(len(spans))]
+        return [blocks[n] for n in range(len(ranges))]
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> _LocalFile:
         if self._pid != os.getpid():
-            # Forked: the lock may have been held, and what is open came with the fork, where nobody counts it.
+            # After a fork another thread of the parent may have held the lock.
             self.__init__()  # type: ignore[misc]
         with self._lock:
             file = self._open.get(path)
             if file is None:
-                file = self._open[path] = _File(path)
-                if len(self._open) > OPEN_FILES:
+                file = self._open[path] = _LocalFile(path)
+                if len(self._open) > MAX_OPEN_FILES:
                     self._open.popitem(last=False)
             self._open.move_to_end(path)
             return file
 
 
-class _File:
-    """A file for reading at any place. It closes when the last who uses it lets go: dropping it from the cache does not
-    take it from under another thread."""
+class _LocalFile:
+    """An open file descriptor, closed with the last reference: another thread may still read from a file that
+    `RangeReader` has dropped."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = -1
@@ -97,37 +106,20 @@ class _File:
                 f"{path} cannot be opened ({error.strerror}): copy it again or run streamvid verify"
             ) from error
 
-    def read(self, span: Span) -> bytes:
-        """As much of the range as there is."""
-        parts, at = [], span.start
-        while at < span.end:
+    def read(self, wanted: ByteRange) -> UInt8:
+        """The range, uint8, or the part of it before the end of the file."""
+        block = np.empty(wanted.end - wanted.start, dtype=np.uint8)
+        view, done = memoryview(block), 0
+        while done < len(block):
             try:
-                part = os.pread(self._descriptor, span.end - at, at)
+                count = os.preadv(self._descriptor, [view[done:]], wanted.start + done)
             except OSError as error:
-                raise DatasetError(f"{span.path} cannot be read ({error.strerror}): check the disk") from error
-            if not part:
+                raise DatasetError(f"{wanted.path} cannot be read ({error.strerror}): check the disk") from error
+            if not count:
                 break
-            parts.append(part)
-            at += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            done += count
+        return block[:done]
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-
-
-def _fetch(spans: Sequence[Span]) -> list[bytes]:
-    """Ranges of remote files, all asked for at once."""
-    if not spans:
-        return []
-    delays = list(_RETRY_AFTER_SECONDS)
-    while True:
-        try:
-            return filesystem.read_ranges([(span.path, span.start, span.end) for span in spans])
-        except filesystem.StorageUnavailable as error:
-            if not delays:
-                raise
-            # Spread out, as all workers of a job see the same failure at the same time.
-            delay = delays.pop(0) * random.uniform(0.5, 1.5)
-            log.warning("%s Trying again in %.1f s.", error, delay)
-            time.sleep(delay)

@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import random
 import re
 import threading
 import time
@@ -36,6 +35,7 @@ from filelock import FileLock, Timeout
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
+from streamvid.storage.retry import retrying
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})\.part", re.ASCII)
 
 _PREFETCH_THREADS = 4
-# s3fs tries each request five times by itself; these are for what breaks in the middle of a body or lasts longer.
-_RETRY_AFTER_SECONDS = (1.0, 4.0)
 _CORRUPT_ATTEMPTS = 2
 
 
@@ -238,27 +236,20 @@ class ShardCache:
             part.unlink(missing_ok=True)
 
     def _download(self, url: str, part: Path, size: int) -> None:
-        """Fetch `url` into `part`, trying again a few times if the storage is away for a while."""
-        delays = list(_RETRY_AFTER_SECONDS)
-        while True:
-            try:
-                # Asked first, as a file that is larger than the dataset says would fill the disk past its reservation.
-                actual = filesystem.size(url)
-                if actual != size:
-                    raise DatasetError(
-                        f"{filesystem.redact(url)} has {actual} bytes, but the dataset says {size}; "
-                        "restore the file or pack the dataset again."
-                    )
-                _log.info("Fetching %s (%d bytes).", filesystem.redact(url), size)
-                filesystem.get_file(url, part)
-                return
-            except filesystem.StorageUnavailable as exc:
-                if not delays or self._closed.is_set():
-                    raise
-                # Spread out, as all nodes of a job see the same failure at the same time.
-                delay = delays.pop(0) * random.uniform(0.5, 1.5)
-                _log.warning("%s Trying again in %.1f s.", exc, delay)
-                self._closed.wait(delay)
+        """Fetch `url` into `part`; tried again while the storage is unavailable, until `close`."""
+
+        def attempt() -> None:
+            # The size first: a file larger than the dataset says would fill the disk beyond its reservation.
+            actual = filesystem.size(url)
+            if actual != size:
+                raise DatasetError(
+                    f"{filesystem.redact(url)} has {actual} bytes, but the dataset says {size}; "
+                    "restore the file or pack the dataset again."
+                )
+            _log.info("Fetching %s (%d bytes).", filesystem.redact(url), size)
+            filesystem.get_file(url, part)
+
+        retrying(attempt, sleep=self._closed.wait)
 
     def _reserve(self, part: Path, size: int, sha256: str) -> None:
         """Evict the least recently used files that nobody leases until `size` fits, and reserve it with a part file."""

@@ -1,10 +1,11 @@
-"""What a path says without a look at what is there: local or not, and what of it may be shown."""
+"""Paths and URLs as text: local or remote, joined, and with secrets removed. Nothing is opened here."""
 
 from __future__ import annotations
 
 import os
 import re
 
+import fsspec
 from fsspec.utils import get_protocol
 
 AnyPath = str | os.PathLike[str]
@@ -17,15 +18,20 @@ _SECRET_PART = re.compile(
 
 
 def is_local(path: AnyPath) -> bool:
-    """Whether the path is on a local (or mounted) file system: no URL, or one of `file://`."""
+    """Whether the path is on a local or mounted file system: no URL, or one of `file://`."""
     text = os.fspath(path)
     if not (_URL.match(text) and "://" in text):
         return True
     return get_protocol(text) in ("file", "local")
 
 
+def local_path(path: AnyPath) -> str:
+    """The absolute path of a local path or ``file://`` URL."""
+    return str(fsspec.filesystem("file")._strip_protocol(os.fspath(path)))
+
+
 def join(base: AnyPath, *parts: str) -> str:
-    """`base` with `parts` below it, separated by single slashes. The parts are taken as they are: check them first."""
+    """`base` with `parts` below it, separated by single slashes. The parts are not checked for `..` and the like."""
     joined = os.fspath(base)
     for part in parts:
         joined = joined + part if joined.endswith("/") else f"{joined}/{part}"

@@ -25,7 +25,7 @@ import streamvid as sv
 from streamvid.fetch import indexed_dataset
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.storage import range_reader
+from streamvid.storage import range_reader, retry
 from tests.support.packed import edit_parquet, pack_with_columns, reseal
 from tests.support.reference import sequential
 from tools.clips import Recipe, hard_recipes, write
@@ -306,7 +306,7 @@ def test_a_pickled_dataset_is_small_and_the_same(dataset: Path) -> None:
 
 
 def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "OPEN_FILES", 2)
+    monkeypatch.setattr(range_reader, "MAX_OPEN_FILES", 2)
     before = open_tars()
     ds = sv.ClipDataset(dataset)
     for _ in range(2):
@@ -415,7 +415,7 @@ def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "_RETRY_AFTER_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(retry, "DELAYS", (0.0, 0.0))
     ds = sv.ClipDataset(counting)
     expected = ds.get(0, frames=[0])
     failures = [ConnectionError("gone"), TimeoutError("slow")]

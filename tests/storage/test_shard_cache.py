@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage import filesystem
+from streamvid.storage import filesystem, retry
 from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.shard_cache import Lease, ShardCache
 
@@ -130,7 +130,7 @@ def cache(tmp_path: Path) -> Iterator[ShardCache]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_RETRY_AFTER_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(retry, "DELAYS", (0.0, 0.0))
 
 
 def published(root: Path) -> list[str]:

@@ -1,18 +1,21 @@
-"""Byte ranges of shards, read by DALI: the right bytes, and an error instead of a crash if a file is short."""
+"""Byte ranges of local files: the right bytes, and an error that names the file where one is short or gone."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import DatasetError
-from streamvid.fetch.range_fetcher import ByteRange, read
+from streamvid.storage import range_reader
+from streamvid.storage.range_reader import ByteRange, RangeReader
 
 SIZES = (5000, 512, 70_000)
 
@@ -30,15 +33,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def check(ranges: list[ByteRange]) -> None:
-    got = read(ranges)
+    got = RangeReader().read(ranges)
     assert len(got) == len(ranges)
     for block, one in zip(got, ranges, strict=True):
         assert block.dtype == np.uint8
         assert block.tobytes() == Path(one.path).read_bytes()[one.start : one.end]
 
 
-# Each example builds a DALI pipeline.
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.integers(0, 2).flatmap(
@@ -67,34 +68,74 @@ def test_many_ranges(files: list[Path]) -> None:
 
 
 def test_nothing() -> None:
-    assert read([]) == []
+    assert RangeReader().read([]) == []
 
 
 def test_blocks_do_not_share_memory_with_each_other(files: list[Path]) -> None:
-    one, two = read([ByteRange(str(files[0]), 0, 100)] * 2)
+    one, two = RangeReader().read([ByteRange(str(files[0]), 0, 100)] * 2)
     one[:] = 0
     assert two.tobytes() == files[0].read_bytes()[:100]
 
 
 def test_a_missing_file(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(DatasetError) as error:
-        read([ByteRange(str(files[0]), 0, 10), ByteRange(str(tmp_path / "gone.tar"), 0, 10)])
+    reader = RangeReader()
+    with pytest.raises(DatasetError, match=r"gone\.tar cannot be opened .No such file") as error:
+        reader.read([ByteRange(str(files[0]), 0, 10), ByteRange(str(tmp_path / "gone.tar"), 0, 10)])
     assert "\n" not in str(error.value)
-    check([ByteRange(str(files[0]), 0, 10)])
+    assert len(reader.read([ByteRange(str(files[0]), 0, 10)])[0]) == 10
+
+
+def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "shrinks.tar"
+    path.write_bytes(bytes(1000))
+    reader = RangeReader()
+    reader.read([ByteRange(str(path), 0, 1000)])
+    path.write_bytes(bytes(500))
+    with pytest.raises(DatasetError, match=r"shrinks\.tar ends before byte 1000"):
+        reader.read([ByteRange(str(path), 0, 1000)])
+
+
+def test_files_are_read_from_front_to_back(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    preadv = os.preadv
+
+    def spied(descriptor: int, buffers: Any, offset: int) -> int:
+        asked.append((descriptor, offset))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", spied)
+    wanted = [ByteRange(str(files[n % 2]), start, start + 10) for n, start in enumerate((400, 300, 30, 20, 100))]
+    check(wanted)
+    assert len({descriptor for descriptor, _ in asked}) == 2
+    assert asked == sorted(asked, key=lambda one: (one[0] != asked[0][0], one[1]))
+
+
+def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "MAX_OPEN_FILES", 3)
+    paths = [tmp_path / f"{n}.tar" for n in range(8)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    before = len(os.listdir("/proc/self/fd"))
+    reader = RangeReader()
+    read = reader.read([ByteRange(str(path), 0, 5) for path in paths])
+    assert [block.tobytes().decode() for block in read] == [path.name for path in paths]
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    del reader
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 SHORT = """
 import sys
 from streamvid.errors import DatasetError
-from streamvid.fetch.range_fetcher import ByteRange, read
+from streamvid.storage.range_reader import ByteRange, RangeReader
 path, keep = sys.argv[1], int(sys.argv[2])
 with open(path, "r+b") as file:
     file.truncate(keep)
 for start, end in ((0, 4096), (3000, 60_000), (65_000, 66_000), (69_999, 70_000)):
     try:
-        blocks = read([ByteRange(path, start, end)])
+        blocks = RangeReader().read([ByteRange(path, start, end)])
     except DatasetError as error:
-        assert "\\n" not in str(error), error
+        assert path in str(error) and "\\n" not in str(error), error
         print("refused")
     else:
         assert len(blocks[0]) == end - start
