@@ -109,7 +109,7 @@ class _LocalFile:
     def read(self, wanted: ByteRange) -> UInt8:
         """The range, uint8, or the part of it before the end of the file."""
         block = np.empty(wanted.end - wanted.start, dtype=np.uint8)
-        view, done = memoryview(block), 0
+        view, done = block.data, 0
         while done < len(block):
             try:
                 count = os.preadv(self._descriptor, [view[done:]], wanted.start + done)
