@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.errors import StreamvidError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip

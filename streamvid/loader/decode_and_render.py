@@ -8,9 +8,18 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
-from streamvid.decode.decoders import CpuDecoder, Decoder, GpuDecoder
+from streamvid.decode.base import Decoder
+from streamvid.decode.cpu import CpuDecoder
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec
-from streamvid.transform.cpu_crop_resize import CropResizedFrames, CropResizeSink, Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_crop_resize import (
+    CropResizedFrames,
+    CropResizeSink,
+    Scratch,
+    crop_boxes,
+    fits_crop_resize,
+    resize_alone,
+)
 from streamvid.transform.cpu_renderer import CpuBatchWriter, fits_cpu_renderer
 from streamvid.transform.dali_renderer import DecodedBatch, FinishedBatches, TorchBatches
 from streamvid.transform.spec import Transform, Views
@@ -90,17 +99,19 @@ class DecodeAndRender:
 
     def _submit(self, decoder: Decoder, batch: EncodedBatch) -> Callable[[], Any]:
         if not self._placed:
-            return decoder.submit(batch.slices)
+            return decoder.submit(batch.slices).result
         assert isinstance(decoder, CpuDecoder)
         if self._finished:
             views = CpuBatchWriter(self._recipe.transform, batch, self._scratch)
-            wait = decoder.submit(batch.slices, views.canvases)
-            return lambda: (wait(), views.tensors)[1]
-        return decoder.submit(batch.slices, canvases(self._recipe.transform, batch, self._scratch))
+            written = decoder.write(batch.slices, views.canvases)
+            return lambda: (written.result(), views.tensors)[1]
+        sinks = canvases(self._recipe.transform, batch, self._scratch)
+        written = decoder.write(batch.slices, sinks)
+        return lambda: (written.result(), [sink.frames for sink in sinks])[1]
 
     def _make_decoder(self) -> Decoder:
         if self._device_id is None:
-            return CpuDecoder(threads=self._threads)
+            return CpuDecoder(threads=self._threads, initializer=resize_alone)
         return GpuDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
 
     def _make_transform(self) -> TorchBatches | FinishedBatches:

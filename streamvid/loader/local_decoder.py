@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import UInt8
-from streamvid.color.yuv_to_rgb import RgbConverter
-from streamvid.decode.cpu import ReusableCodecContext
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder
 from streamvid.errors import VideoError
 from streamvid.fetch.plan_samples import EncodedBatch
 from streamvid.loader.decode_and_render import canvases
@@ -40,7 +38,7 @@ class LocalDecoder:
     def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
         self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
         self._placed, self._scratch = fits_crop_resize(transform), Scratch()
-        self._convert, self._decoder = RgbConverter(), ReusableCodecContext()
+        self._decoder = CpuDecoder(threads=0)
         self._pid = os.getpid()
         self._pipeline: _Synchronous | None = None
 
@@ -61,10 +59,15 @@ class LocalDecoder:
         (part,) = batch.slices
         if fits_cpu_renderer(self._transform):
             views = CpuBatchWriter(self._transform, batch, self._scratch)
-            decode_with_pyav(part, views.canvases[0], self._convert, self._decoder)
+            self._decoder.write(batch.slices, views.canvases).result()
             return {view: tensor[0] for view, tensor in views.tensors.items()}
-        canvas = canvases(self._transform, batch, self._scratch)[0] if self._placed else None
-        frames = decode_with_pyav(part, canvas, self._convert, self._decoder)
+        frames: Sequence[UInt8]
+        if self._placed:
+            (sink,) = canvases(self._transform, batch, self._scratch)
+            self._decoder.write(batch.slices, [sink]).result()
+            frames = sink.frames
+        else:
+            frames = self._decoder.decode(batch.slices)
         if self._pid != os.getpid():
             _INHERITED.append(self._pipeline)
             self._pipeline, self._pid = None, os.getpid()
@@ -73,7 +76,7 @@ class LocalDecoder:
                 self._transform, placed=self._placed, rotates=self._rotates, has_blanks=self._has_blanks
             )
         try:
-            pictures = self._pipeline.run(frames if self._placed else [frames], batch)
+            pictures = self._pipeline.run(frames, batch)
         except RuntimeError as error:
             self._pipeline = None  # of no use after an error
             reason = " ".join(str(error).split())[:300]

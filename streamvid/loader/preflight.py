@@ -13,8 +13,9 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import shared_guard
-from streamvid.decode.decoders import GpuDecoder, decode_with_pyav, why_on_cpu
+from streamvid.decode.gpu import GpuDecoder, why_on_cpu
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.plan_samples import SampleSpec, encode, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
@@ -47,7 +48,7 @@ class _Kind:
 
     @property
     def why_on_cpu(self) -> str:
-        """As of `streamvid.decode.decoders.why_on_cpu`."""
+        """As of `streamvid.decode.gpu.why_on_cpu`."""
         return why_on_cpu(self.codec, in_order=UNORDERED not in self.traits)
 
 

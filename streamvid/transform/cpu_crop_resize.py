@@ -207,7 +207,7 @@ class CropResizedFrames:
 
 
 class CropResizeSink:
-    """A canvas (`streamvid.decode.decoders.FrameSink`) of the pictures of a clip's views.
+    """A canvas (`streamvid.decode.base.FrameSink`) of the pictures of a clip's views.
 
     Args:
         pictures: makes them.
@@ -222,7 +222,7 @@ class CropResizeSink:
         self._pictures = pictures
         self.frames = [np.empty((count, *size, 3), dtype=np.uint8) for size in sizes]
 
-    def put(self, row: int, planes: Sequence[UInt8]) -> None:
+    def write(self, row: int, planes: Sequence[UInt8]) -> None:
         for frames, picture in zip(self.frames, self._pictures.of(planes), strict=True):
             for channel, plane in enumerate(picture):
                 frames[row, ..., channel] = plane

@@ -34,7 +34,7 @@ def fits_cpu_renderer(transform: Transform | Views) -> bool:
 
 
 class CpuBatchWriter:
-    """The views of a batch, and the canvases that write into them (`streamvid.decode.decoders.FrameSink`).
+    """The views of a batch, and the canvases that write into them (`streamvid.decode.base.FrameSink`).
 
     Args:
         transform: one of those that `can_finish`.
@@ -42,7 +42,7 @@ class CpuBatchWriter:
         scratch: memory to work in.
 
     Attributes:
-        tensors: of each view, [batch, …] in its layout and dtype, as `frames` of every canvas.
+        tensors: of each view, [batch, …] in its layout and dtype, .
         canvases: of each clip.
     """
 
@@ -57,7 +57,7 @@ class CpuBatchWriter:
             for number, (view, one) in enumerate(by_view(transform).items())
         }
         self.tensors = {view: torch.from_numpy(one.array) for view, one in views.items()}
-        self.canvases = [_Canvas(n, batch, placed[n], views, scratch, self.tensors) for n in range(len(slices))]
+        self.canvases = [_Canvas(n, batch, placed[n], views, scratch) for n in range(len(slices))]
 
 
 class _Canvas:
@@ -70,10 +70,8 @@ class _Canvas:
         placed: Sequence[CropBox],
         views: dict[str, _Finished],
         scratch: Scratch,
-        tensors: dict[str, Any],
     ) -> None:
         part = batch.slices[clip]
-        self.frames = tensors
         self._clip, self._views = clip, views
         self._pictures = CropResizedFrames(placed, height=part.height, width=part.width, scratch=scratch)
         shown = batch.inputs["shown"][clip].reshape(-1) > 0
@@ -89,7 +87,7 @@ class _Canvas:
         for one in views.values():
             one.blacken(clip, np.flatnonzero(~shown).tolist())
 
-    def put(self, row: int, planes: Sequence[UInt8]) -> None:
+    def write(self, row: int, planes: Sequence[UInt8]) -> None:
         slots = self._slots[row]
         if not slots:
             return

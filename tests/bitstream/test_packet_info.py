@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.bitstream import packet_info
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.mp4 import boxes
 from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamvid.bitstream import packet_info
 from streamvid.bitstream.annexb import START_CODE, parameters
 from streamvid.bitstream.picture_order import H264Order, HevcOrder
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.inspection.checks import check_frames
 from streamvid.video import clip_index
 from streamvid.video.remux import store_clip

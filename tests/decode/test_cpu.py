@@ -1,4 +1,4 @@
-"""FFmpeg on the CPU: slices in pieces, several threads, and canvases."""
+"""FFmpeg on the CPU: slices in segments, several threads, and sinks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from streamvid.decode import cpu
-from streamvid.decode.cpu import ReusableCodecContext, decode_frames, split_at_keyframes
-from streamvid.decode.decoders import CpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder, decode_frames, decode_with_pyav, split_at_keyframes
 from streamvid.errors import VideoError
-from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of, whole
@@ -24,8 +22,8 @@ LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)
 
 @pytest.fixture
 def cut_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As short as pieces can be."""
-    monkeypatch.setattr(cpu, "_LEAST", 1)
+    """As short as segments can be."""
+    monkeypatch.setattr(cpu, "_MIN_SEGMENT", 1)
 
 
 def stored(recipe: Recipe, folder: Path) -> StoredClip:
@@ -111,7 +109,7 @@ def test_batches_that_are_begun_ahead_come_in_their_order(tmp_path: Path) -> Non
         numbers = [[n, n + 30, n + 60] for n in range(0, 60, 7)]
         begun = [decoder.submit([slice_of(clip, one)]) for one in numbers]
         for one, wait in zip(numbers, begun, strict=True):
-            np.testing.assert_array_equal(wait()[0], frames[one])
+            np.testing.assert_array_equal(wait.result()[0], frames[one])
     finally:
         decoder.close()
 
@@ -123,24 +121,29 @@ def test_a_decoder_that_is_kept_is_for_streams_of_its_settings_alone(tmp_path: P
     for number, recipe in enumerate(recipes):
         (tmp_path / str(number)).mkdir()
         clips.append(stored(recipe, tmp_path / str(number)))
-    kept = ReusableCodecContext()
+    kept = CpuDecoder(threads=0)
     for clip in clips * 2:
-        np.testing.assert_array_equal(decode_with_pyav(whole(clip), decoder=kept), decode_with_pyav(whole(clip)))
+        np.testing.assert_array_equal(kept.decode([whole(clip)])[0], decode_with_pyav(whole(clip)))
 
 
-def test_a_canvas_gets_what_is_decoded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_sink_gets_what_is_decoded(threads: int, tmp_path: Path) -> None:
     part = slice_of(stored(LONG, tmp_path), [5, 60, 110])
 
     class Sums:
         def __init__(self) -> None:
             self.frames = [0, 0, 0]
 
-        def put(self, row: int, planes: tuple[np.ndarray, ...]) -> None:  # type: ignore[type-arg]
+        def write(self, row: int, planes: tuple[np.ndarray, ...]) -> None:  # type: ignore[type-arg]
             self.frames[row] = int(sum(plane.sum(dtype=np.int64) for plane in planes))
 
-    canvas = Sums()
-    assert decode_with_pyav(part, canvas) == decode_with_pyav(part).sum(axis=(1, 2, 3)).tolist()
-    assert isinstance(part, EncodedSlice)
+    sinks, decoder = [Sums(), Sums()], CpuDecoder(threads=threads)
+    try:
+        decoder.write([part, part], sinks).result()
+    finally:
+        decoder.close()
+    for sink in sinks:
+        assert sink.frames == decode_with_pyav(part).sum(axis=(1, 2, 3)).tolist()
 
 
 def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) -> None:

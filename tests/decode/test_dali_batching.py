@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_batching import fuse, group
-from streamvid.decode.decoders import decode_with_pyav
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.reference import slice_of

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of, whole

@@ -14,7 +14,7 @@ import torch
 
 import streamvid as sv
 from streamvid.bitstream.annexb import CODECS
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip
@@ -26,7 +26,7 @@ ALONE = """
 import sys
 from pathlib import Path
 import numpy as np
-from streamvid.decode.decoders import GpuDecoder
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.remux import store_clip
 from tests.reference import whole
 from tools.gpu_survey import arrays

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader, default_collate
 
 import streamvid as sv
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import is_supported, session_key
-from streamvid.decode.decoders import GpuDecoder, decode_with_pyav
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError

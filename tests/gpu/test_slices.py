@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.decode.decoders import GpuDecoder
+from streamvid.decode.gpu import GpuDecoder
 from tests.support.reference import slice_of, whole
 from tools.gpu_survey import arrays
 from tools.slice_cases import Case, cases

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, default_collate
 
 import streamvid as sv
-from streamvid.decode.decoders import CpuDecoder
+from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
 from tests.support.packed import pack_with_columns

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from streamvid.dataset.dataset import Dataset
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
@@ -496,6 +497,7 @@ def test_a_shard_that_is_not_whole(packed: Packed, tmp_path: Path, change: str) 
 
 TRUNCATED_LATER = """
 import os, sys, pathlib
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.sampling.picks import All
@@ -614,7 +616,6 @@ def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, mon
 
         return failing
 
-    from streamvid.decode.decoders import CpuDecoder
     from streamvid.fetch import plan_samples
 
     owner, name = (CpuDecoder, "submit") if stage == "decode" else (plan_samples, stage)
@@ -674,7 +675,6 @@ def test_turned_clips_stand_upright(mixed: Path) -> None:
 
 
 def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    from streamvid.decode.decoders import decode_with_pyav
     from streamvid.fetch.plan_samples import SampleSpec as What
     from streamvid.fetch.plan_samples import encode, plan_samples
     from streamvid.fetch.shard_access import ShardAccess

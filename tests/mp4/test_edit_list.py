@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.mp4.edit_list import Edit, only_edit, part
 from streamvid.video.remux import store_through_ffmpeg
 from streamvid.video.transcode import TranscodeOptions, transcode

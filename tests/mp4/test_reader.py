@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4 import boxes
 from streamvid.mp4.reader import NeedsDemuxerError, read_track

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.color.yuv_to_rgb import to_rgb
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.images import find_sequence, sequence_video
 from streamvid.packing.inputs import SourceVideo, find_sources

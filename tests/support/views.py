@@ -116,6 +116,6 @@ def _placed(transform: Transform | Views, clips: Sequence[Array], inputs: Fields
         pictures = CropResizedFrames(views, height=frames.shape[1], width=frames.shape[2], scratch=Scratch())
         canvas = CropResizeSink(pictures, [view.size for view in views], len(frames))
         for row, frame in enumerate(frames):
-            canvas.put(row, [frame[..., channel] for channel in range(3)])
+            canvas.write(row, [frame[..., channel] for channel in range(3)])
         placed.append(canvas.frames)
     return placed

@@ -20,8 +20,7 @@ def finished(transform: Transform | Views, clips: list[Clip]) -> dict[str, Any]:
     views = CpuBatchWriter(transform, _with_slices(encoded_batch(transform, clips), clips), Scratch())
     for canvas, one in zip(views.canvases, clips, strict=True):
         for row in np.random.default_rng(0).permutation(len(one.frames)).tolist():
-            canvas.put(row, [one.frames[row, ..., channel] for channel in range(3)])
-        assert canvas.frames is views.tensors
+            canvas.write(row, [one.frames[row, ..., channel] for channel in range(3)])
     return views.tensors
 
 

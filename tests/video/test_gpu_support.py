@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamvid.dataset.dataset import Dataset
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError
 from streamvid.loader.preflight import known_problems
 from streamvid.packing.options import PackOptions

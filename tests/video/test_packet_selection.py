@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import streamvid as sv
 from streamvid.color.yuv_to_rgb import to_rgb
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.mp4 import boxes
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex

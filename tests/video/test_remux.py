@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 
-from streamvid.decode.decoders import CpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip

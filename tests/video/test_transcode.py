@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.decode.decoders import decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4 import boxes
 from streamvid.video.encoders import ENCODERS, TARGETS, Target

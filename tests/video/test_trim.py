@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.color.yuv_to_rgb import to_rgb
-from streamvid.decode.decoders import CpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.video import probe, remux
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import select_packets

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamvid.bitstream.annexb import parameters, to_annex_b
-from streamvid.decode.decoders import DaliDecoder, GpuDecoder
+from streamvid.decode.dali import DaliDecoder
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
 
@@ -59,7 +60,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def finished(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> list[float]:
-    """When each batch was ready, in seconds; one batch ahead, as `streamvid.loader.epoch_pipeline` does it."""
+    """When each batch was ready, in seconds; one batch ahead, as the loaders do it."""
     started = time.perf_counter()
     begun: list[Callable[[], list[Any]]] = []
     times = []
@@ -67,7 +68,7 @@ def finished(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> lis
         if batch is not None:
             begun.append(decoder.submit(batch))
         if len(begun) > 1 or (batch is None and begun):
-            begun.pop(0)()
+            begun.pop(0).result()
             times.append(time.perf_counter() - started)
     return times
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.decode.decoders import GpuDecoder
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of

@@ -69,7 +69,7 @@ def kept_decoder(name: str, folder: Path, work: Path, rounds: int) -> Row:
 
     def decode(decoder: ReusableCodecContext | None) -> None:
         for part, piece in jobs:
-            for _ in decode_frames(part, piece, decoder=decoder):
+            for _ in decode_frames(part, piece, context=decoder):
                 pass
 
     before, after = in_turn([lambda: decode(None), lambda: decode(kept)], rounds)
@@ -103,7 +103,7 @@ def frames(name: str, folder: Path, work: Path, rounds: int) -> list[Row]:
     placer = CropResizer(whole, height=clip.height, width=clip.width, scratch=Scratch())
 
     def draw(part: EncodedSlice, stages: int) -> None:
-        for _, frame in decode_frames(part, decoder=kept):
+        for _, frame in decode_frames(part, context=kept):
             planes = convert(frame, full_range=False) if stages > 1 else None
             if planes is not None and stages > 2:
                 placer(planes)

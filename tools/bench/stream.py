@@ -24,7 +24,9 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
-from streamvid.decode.decoders import CpuDecoder, Decoder, GpuDecoder
+from streamvid.decode.base import Decoder
+from streamvid.decode.cpu import CpuDecoder
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch import plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
@@ -203,7 +205,7 @@ class Bench:
         """Those batches, decoded one after another."""
         started, cpu = time.perf_counter(), time.process_time()
         for batch in batches:
-            decoder.decode(batch)
+            decoder.submit(batch).result()
         self._synchronize()
         return Run(time.perf_counter() - started, time.process_time() - cpu)
 

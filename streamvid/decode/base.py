@@ -1,0 +1,65 @@
+"""What decoders take and give: the seam between reading packets and rendering tensors.
+
+A decoder knows neither datasets nor transforms. It takes `EncodedSlice`s and gives their wanted frames as arrays; the
+one on the CPU can also write each frame into a `FrameSink` as soon as it is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+
+from streamvid.arrays import UInt8
+from streamvid.color.yuv_to_rgb import Planes
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    import torch
+
+Frames: TypeAlias = "UInt8 | torch.Tensor"
+"""Frames of one clip, RGB, uint8 [frames, height, width, 3]: a NumPy array, or a tensor on the GPU."""
+
+Result = TypeVar("Result", covariant=True)
+
+
+@dataclass(frozen=True)
+class Pending(Generic[Result]):
+    """Work that was begun.
+
+    Attributes:
+        result: waits for it, and returns what it made or raises its error. To be called once.
+    """
+
+    result: Callable[[], Result]
+
+
+PendingFrames: TypeAlias = Pending[Sequence[Frames]]
+"""The frames of each slice of a batch, in its order; `result` raises VideoError if a slice does not decode to them."""
+
+
+class FrameSink(Protocol):
+    """Takes the frames of one slice from the CPU's decoder, each as soon as it is decoded."""
+
+    def write(self, row: int, planes: Planes) -> None:
+        """Take one frame. Frames come in any order, from any thread, each once.
+
+        Args:
+            row: the frame's index in `EncodedSlice.frames`.
+            planes: red, green and blue, uint8 [height, width] each; valid until this returns.
+        """
+
+
+class Decoder(Protocol):
+    """Decodes batches of slices on one device."""
+
+    def submit(self, slices: Sequence[EncodedSlice]) -> PendingFrames:
+        """Begin to decode a batch. Batches are finished in the order in which they were submitted: with one submitted
+        ahead of the one that is waited for, a decoder never pauses between them.
+
+        Raises:
+            VideoError: a slice is damaged; its batch is not begun.
+        """
+
+    def close(self) -> None:
+        """Free threads and device memory."""

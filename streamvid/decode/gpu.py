@@ -1,0 +1,128 @@
+"""Decoding on a GPU: each slice goes to a persistent NVDEC session, to DALI, or to the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+from streamvid.decode.base import Pending
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.dali import DaliDecoder
+from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.decode_job import is_supported
+from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    import torch
+
+_CPU_ONLY: Final = ("mjpeg",)
+"""Codecs that no GPU decoder behind DALI has."""
+
+
+def why_on_cpu(codec: str, *, in_order: bool) -> str:
+    """Why `GpuDecoder` leaves a clip to FFmpeg; empty if it does not.
+
+    Args:
+        codec, in_order: as of `EncodedSlice`.
+    """
+    if codec in _CPU_ONLY:
+        return "no GPU decoder knows it"
+    # NVDEC returns frames in display order without saying which packet each is of; FFmpeg says it.
+    return "" if in_order else "the order of its pictures is not known"
+
+
+class GpuDecoder:
+    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed
+    and supports the clip, by DALI's `fn.decoders.video` otherwise.
+
+    For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once
+    (`streamvid.decode.dali_batching`). Clips whose size DALI's decoder cache would mix up with another
+    (`streamvid.decode.dali_cache_guard`), and those of `why_on_cpu`, are decoded on the CPU.
+
+    Args:
+        device_id: the GPU's number.
+        threads: CPU threads.
+        max_batch: slices per batch at most.
+        streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
+            and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
+        sessions: False: DALI decodes what the sessions could.
+    """
+
+    def __init__(
+        self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_ENGINES, sessions: bool = True
+    ) -> None:
+        self._sessions = open_session_pool(device_id, threads=threads) if sessions else None
+        self._dali: DaliDecoder | None = None
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
+        self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
+        self._streams = min(streams, threads)
+
+    def leaves_to_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
+        """Whether DALI, with its decoder cache, decodes such a clip; arguments as of `decode_job.is_supported`."""
+        return codec not in _CPU_ONLY and not (self._sessions is not None and is_supported(codec, stsd, width, height))
+
+    def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
+        """Begin to decode a batch: see `streamvid.decode.base.Decoder`.
+
+        Sessions and the CPU begin at once; DALI decodes when the result is asked for, in the asking thread. The
+        tensors of several slices may share memory.
+        """
+        guard = shared_guard()
+        in_sessions: list[int] = []
+        by_dali: list[int] = []
+        on_cpu: list[int] = []
+        for number, encoded in enumerate(slices):
+            if why_on_cpu(encoded.codec, in_order=encoded.in_order):
+                on_cpu.append(number)
+            elif not self.leaves_to_dali(encoded.codec, encoded.stsd, encoded.width, encoded.height):
+                in_sessions.append(number)
+            elif guard.admit(self._device_id, encoded.codec, encoded.width, encoded.height):
+                by_dali.append(number)
+            else:
+                on_cpu.append(number)
+        session_frames = (
+            self._sessions.submit([slices[n] for n in in_sessions])
+            if self._sessions is not None and in_sessions
+            else None
+        )
+        cpu_frames = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in on_cpu}
+
+        def result() -> list[torch.Tensor]:
+            import torch
+
+            frames: dict[int, torch.Tensor] = {}
+            if by_dali:
+                decoded = self._open_dali().decode([slices[n] for n in by_dali], streams=self._streams)
+                frames.update(zip(by_dali, decoded, strict=True))
+            for n, future in cpu_frames.items():
+                frames[n] = torch.from_numpy(future.result()).to(f"cuda:{self._device_id}")
+            if cpu_frames:
+                torch.cuda.synchronize(self._device_id)
+            if session_frames is not None:
+                frames.update(zip(in_sessions, session_frames(), strict=True))
+            return [frames[n] for n in range(len(slices))]
+
+        return Pending(result)
+
+    def decode(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
+        """The wanted frames of each slice, uint8 [frames, height, width, 3] on the GPU.
+
+        Raises:
+            VideoError: a slice does not decode to its frames.
+        """
+        return self.submit(slices).result()
+
+    def close(self) -> None:
+        """Free threads and device memory."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._dali = None
+        if self._sessions is not None:
+            self._sessions.close()
+            self._sessions = None
+
+    def _open_dali(self) -> DaliDecoder:
+        if self._dali is None:
+            self._dali = DaliDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
+        return self._dali
