@@ -1,4 +1,4 @@
-"""The Triton kernel behind `streamvid.color.nv12`. Importing this module needs Triton."""
+"""The Triton kernels of `streamvid.color.nv12`, which defines the conversions. Importing this module needs Triton."""
 
 import triton
 import triton.language as tl
@@ -7,21 +7,21 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def _fma(factor, constant: tl.constexpr, summand):
-    """factor * constant + summand with one rounding, as DALI's kernel is compiled: left to the compiler, a pixel in
-    20,000 comes out one level off."""
+    """factor * constant + summand with one rounding, as in DALI's compiled kernel. Left to the compiler, one pixel in
+    20,000 is one level off."""
     return libdevice.fma_rn(factor, tl.full(factor.shape, constant, tl.float32), summand)
 
 
 @triton.jit
 def _normal(level, black: tl.constexpr):
-    """0 to 255 → 0 to 1, less `black`."""
+    """Levels 0 to 255 → 0 to 1, minus `black`."""
     return _fma(level, 0.00392156862745098, tl.full(level.shape, -black, tl.float32))
 
 
 @triton.jit
 def _chroma(base, row0, row1, near0, near1, pitch, plane, mask):
-    """One chroma plane at a pixel, -0.5 to 0.5: 9 parts of the sample that the pixel lies in, 3 of each of two
-    neighbours, 1 of the diagonal one."""
+    """U (`plane` 0) or V (1) at each pixel, -0.5 to 0.5, bilinear: weights of 9/16 for the sample that the pixel lies
+    in, 3/16 for its two nearest neighbours, 1/16 for the diagonal one."""
     a = tl.load(base + row0 * pitch + 2 * near0 + plane, mask=mask, other=0).to(tl.int32)
     b = tl.load(base + row0 * pitch + 2 * near1 + plane, mask=mask, other=0).to(tl.int32)
     c = tl.load(base + row1 * pitch + 2 * near0 + plane, mask=mask, other=0).to(tl.int32)
@@ -35,16 +35,16 @@ def _byte(value):
 
 
 @triton.jit
-def nv12_to_rgb(nv12, out, places, height, width, FULL: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """uint8 NV12 [frames, 3 * height / 2, width] → uint8 RGB [pictures, height, width, 3], each at its place; a program
-    makes part of a row."""
+def nv12_to_rgb(surfaces, out, dst_rows, height, width, FULL: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """uint8 NV12 [surfaces, 3 * height / 2, width] → uint8 RGB [frames, height, width, 3] at `dst_rows`. One program
+    writes BLOCK pixels of a row."""
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = tl.program_id(1)
-    frame = tl.program_id(2).to(tl.int64)
+    surface = tl.program_id(2).to(tl.int64)
     mask = x < width
-    luma = nv12 + frame * (height + height // 2) * width
+    luma = surfaces + surface * (height + height // 2) * width
     base = luma + height * width
-    # The sample that a pixel lies in, and the next one on the side that it lies nearer to, clamped at the border.
+    # The chroma sample that a pixel lies in, and its neighbour on the nearer side, clamped at the border.
     row0 = y // 2
     row1 = tl.minimum(tl.maximum(row0 + 2 * (y % 2) - 1, 0), height // 2 - 1)
     near0 = x // 2
@@ -62,59 +62,60 @@ def nv12_to_rgb(nv12, out, places, height, width, FULL: tl.constexpr, BLOCK: tl.
         r = _fma(red, 1.59602679, bright)
         g = _fma(red, -0.81296765, _fma(blue, -0.39176229, bright))
         b = _fma(blue, 2.01723214, bright)
-    picture = tl.load(places + frame)
-    place = out + ((picture * height + y) * width + x) * 3
-    tl.store(place, _byte(r), mask=mask)
-    tl.store(place + 1, _byte(g), mask=mask)
-    tl.store(place + 2, _byte(b), mask=mask)
+    frame = tl.load(dst_rows + surface)
+    pixel = out + ((frame * height + y) * width + x) * 3
+    tl.store(pixel, _byte(r), mask=mask)
+    tl.store(pixel + 1, _byte(g), mask=mask)
+    tl.store(pixel + 2, _byte(b), mask=mask)
 
 
 @triton.jit
-def _sample(wide, mask, SHIFT: tl.constexpr):  # noqa: N803
-    """A sample of 10 bits."""
-    return (tl.load(wide, mask=mask, other=0).to(tl.int32) & 0xFFFF) >> SHIFT
+def _sample(address, mask, SHIFT: tl.constexpr):  # noqa: N803
+    """A 10-bit sample; int16 is read as unsigned."""
+    return (tl.load(address, mask=mask, other=0).to(tl.int32) & 0xFFFF) >> SHIFT
 
 
 @triton.jit
 def _score(sample, near):
-    """Larger: rounded up sooner. `near` is 0 to 3: 3 is nearest to the middle of the four by four samples."""
+    """Priority for being rounded up, higher first. `near`, 0 to 3: 3 is nearest to the centre of the 4×4 block."""
     remainder = sample & 3
     return 4 * remainder + tl.where(remainder == 3, 3 - near, near)
 
 
 @triton.jit
-def _narrowed(sample, mine, a, b, c, up):
-    """To 8 bits, rounded up if fewer than `up` of the other three come before it."""
-    before = (a > mine).to(tl.int32) + (b > mine).to(tl.int32) + (c > mine).to(tl.int32)
+def _dithered(sample, score, a, b, c, up):
+    """8 bits of a sample, rounded up if fewer than `up` of the other three of its 2×2 have a higher score."""
+    before = (a > score).to(tl.int32) + (b > score).to(tl.int32) + (c > score).to(tl.int32)
     return tl.minimum((sample >> 2) + (before < up).to(tl.int32), 255).to(tl.uint8)
 
 
 @triton.jit
-def narrow(wide, out, height, width, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """10-bit samples [frames, 3 * height / 2, width] → uint8 of the same shape; a program makes part of two rows."""
+def to_8_bit(samples, out, height, width, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """10-bit samples [surfaces, 3 * height / 2, width] → uint8 of the same shape. One program writes 2 * BLOCK samples
+    of each of two rows."""
     row = tl.program_id(1)
-    # Of chroma, samples side by side belong to two planes.
+    # Chroma interleaves two planes: the next sample of a plane is two columns on.
     in_chroma = (row >= height // 2).to(tl.int32)
     step = 1 + in_chroma
     quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = quad < width // 2
-    # Of the quad's own plane.
+    # Counted within the plane.
     column = quad // step
-    frame = tl.program_id(2).to(tl.int64) * (height + height // 2) * width
-    place = frame + 2 * row * width + 2 * step * column + quad % step
-    a = _sample(wide + place, mask, SHIFT)
-    b = _sample(wide + place + step, mask, SHIFT)
-    c = _sample(wide + place + width, mask, SHIFT)
-    d = _sample(wide + place + width + step, mask, SHIFT)
+    surface = tl.program_id(2).to(tl.int64) * (height + height // 2) * width
+    at = surface + 2 * row * width + 2 * step * column + quad % step
+    a = _sample(samples + at, mask, SHIFT)
+    b = _sample(samples + at + step, mask, SHIFT)
+    c = _sample(samples + at + width, mask, SHIFT)
+    d = _sample(samples + at + width + step, mask, SHIFT)
     up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
-    # Rows of luma are a multiple of 4, so those of chroma begin with an even quad, too.
+    # Luma has a multiple of 4 rows, so chroma begins with an even pair of rows, too.
     top = 2 * (row % 2)
     left = column % 2
     e = _score(a, top + left)
     f = _score(b, top + 1 - left)
     g = _score(c, 2 - top + left)
     h = _score(d, 2 - top + 1 - left)
-    tl.store(out + place, _narrowed(a, e, f, g, h, up), mask=mask)
-    tl.store(out + place + step, _narrowed(b, f, e, g, h, up), mask=mask)
-    tl.store(out + place + width, _narrowed(c, g, e, f, h, up), mask=mask)
-    tl.store(out + place + width + step, _narrowed(d, h, e, f, g, up), mask=mask)
+    tl.store(out + at, _dithered(a, e, f, g, h, up), mask=mask)
+    tl.store(out + at + step, _dithered(b, f, e, g, h, up), mask=mask)
+    tl.store(out + at + width, _dithered(c, g, e, f, h, up), mask=mask)
+    tl.store(out + at + width + step, _dithered(d, h, e, f, g, up), mask=mask)

@@ -1,6 +1,6 @@
-"""FFmpeg's frames → RGB, as docs/decoding.md defines it: the BT.601 matrix, chroma at the centre, bilinear.
+"""FFmpeg's frames → RGB on the CPU: BT.601 matrix, chroma sited at the centre, bilinear (docs/decoding.md).
 
-That is how DALI's GPU decoder converts, whatever a stream's tags say, so that both devices agree.
+DALI's GPU decoder converts in this way whatever a stream is tagged with, so the CPU does so, too.
 """
 
 from __future__ import annotations
@@ -19,49 +19,55 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Planes = tuple[UInt8, UInt8, UInt8]
-"""A picture's red, green and blue, uint8 [height, width] each."""
+"""Red, green and blue of a frame, uint8 [height, width] each."""
 
 _FLAGS: Final = "bilinear+accurate_rnd+full_chroma_int"
-"""What DALI's CPU decoder asks of swscale: the same pixels, bit for bit, whoever decodes."""
-_GRAPHS: Final = 4
-"""Kinds of frames that a converter is ready for at a time; each takes the memory of a frame or two."""
+"""swscale flags of DALI's CPU decoder, for the same pixels, bit for bit."""
+_MAX_GRAPHS: Final = 4
+"""Filter graphs that a converter keeps, one per frame size and format; each holds a frame or two."""
 
 
 class RgbConverter(threading.local):
-    """Converts frames of any size and format, in any thread: each thread has filters and memory of its own, which are
-    used again. The system takes as long to hand out fresh memory for a picture as the conversion lasts."""
+    """Converts frames of any size and format, in any thread.
+
+    Each thread keeps filter graphs and buffers of its own: fresh memory for a frame would cost as much time in page
+    faults as the conversion itself.
+    """
 
     def __init__(self) -> None:
         self._graphs: OrderedDict[tuple[int, int, str, bool], Any] = OrderedDict()
 
     def __call__(self, frame: VideoFrame, *, full_range: bool) -> Planes:
-        """Views of memory that is the picture's own as long as one of them lives.
+        """Convert one frame.
 
         Args:
             frame: as decoded.
-            full_range: luma from 0 to 255 rather than 16 to 235 (8 bit), whatever the frame's tags say.
+            full_range: luma from 0 to 255 rather than 16 to 235 (8 bit), whatever the frame is tagged with.
+
+        Returns:
+            views of one buffer, which is not reused while any of them is alive.
         """
         key = (frame.width, frame.height, frame.format.name, full_range)
         graph = self._graphs.pop(key, None) or _graph(frame, full_range)
         self._graphs[key] = graph
-        if len(self._graphs) > _GRAPHS:
+        if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
         graph.push(frame)
-        picture = graph.pull()
-        if picture.format.name == "rgb24":
-            (packed,) = picture.planes
+        converted = graph.pull()
+        if converted.format.name == "rgb24":
+            (packed,) = converted.planes
             lines = np.frombuffer(packed, dtype=np.uint8).reshape(packed.height, packed.line_size)
             lines = lines[:, : 3 * frame.width]
             return lines[:, ::3], lines[:, 1::3], lines[:, 2::3]
         green, blue, red = (
             np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
-            for plane in picture.planes
+            for plane in converted.planes
         )
         return red, green, blue
 
 
 def _graph(frame: VideoFrame, full_range: bool) -> Any:
-    """FFmpeg's filters for frames like this one. PyAV's reformatter cannot be told where chroma lies."""
+    """FFmpeg's filter graph for frames like this one. PyAV's reformatter has no option for chroma siting."""
     import av.filter
 
     graph = av.filter.Graph()
@@ -69,10 +75,10 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
     last = graph.add_buffer(
         width=frame.width, height=frame.height, format=frame.format, time_base=Fraction(1, boxes.TIMESCALE)
     )
-    # swscale's planar output is twice as fast and the same, but off by one here and there if a side is odd.
+    # Planar output of swscale is twice as fast, and equal but for odd sides, where single pixels are one level off.
     output = "rgb24" if frame.width % 2 or frame.height % 2 else "gbrp"
     for name, options in (
-        # Interlaced pictures are converted as a whole, as GPUs do it: swscale by itself would go by fields.
+        # Convert interlaced frames as whole frames, as GPUs do; swscale's default is field by field.
         (
             "scale",
             f"flags={_FLAGS}:interl=0:in_chroma_loc=center:in_color_matrix=bt601:"
@@ -89,5 +95,5 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
 
 
 def to_rgb(frame: VideoFrame, *, full_range: bool) -> UInt8:
-    """One frame: uint8 [height, width, 3]."""
+    """One frame as uint8 [height, width, 3]; arguments as of `RgbConverter`."""
     return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)

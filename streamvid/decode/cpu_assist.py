@@ -1,14 +1,15 @@
-"""Cores of the CPU that have nothing else to do decode beside the engines of the GPU.
+"""CPU cores that decode jobs of the NVDEC queue with FFmpeg while the engines have more than they can do.
 
-A core decodes about as many packets of H.264 a second as an engine. FFmpeg and NVDEC give the same luma and chroma, bit
-for bit, as both standards demand, and the GPU makes RGB of both by the same kernel: nobody can tell who decoded.
+A core decodes about as many H.264 packets a second as an NVDEC engine. Both standards define decoded samples bit for
+bit, so FFmpeg and NVDEC give the same luma and chroma, and the same GPU kernel converts both to RGB: the pixels do not
+depend on who decoded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,140 +22,145 @@ from streamvid.errors import VideoError
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-_STAGED: Final = 16 << 20
-"""Bytes of frames that are copied to the GPU at once."""
-_MOST_STAGED: Final = 32
-_FORMATS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
+_STAGED_BYTES: Final = 16 << 20
+"""Bytes of decoded frames copied to the GPU at once."""
+_MAX_STAGED: Final = 32
+_PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
 
 log = logging.getLogger(__name__)
 
 
 class CpuAssistWorker:
-    """Decodes runs with FFmpeg, and has the GPU make RGB of them. To be used by one thread.
+    """Decodes jobs with FFmpeg and has the GPU convert them to RGB. To be used by one thread.
 
     Args:
         device_id: the GPU's number.
-        waiting: where runs come from.
+        queue: where jobs come from.
     """
 
-    def __init__(self, device_id: int, waiting: DecodeQueue) -> None:
+    def __init__(self, device_id: int, queue: DecodeQueue) -> None:
         import torch
 
-        self._device_id, self._waiting = device_id, waiting
+        self._device_id, self._queue = device_id, queue
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._kind: SessionKey | None = None
-        self._decoder = ReusableCodecContext()
-        self._host: Any = None
-        self._places = torch.empty(_MOST_STAGED, dtype=torch.int64, pin_memory=True)
-        # Rows of what lies in the host's memory, and the run that the last is of.
+        self._key: SessionKey | None = None
+        self._context = ReusableCodecContext()
+        # Planes of staged frames in pinned memory, uint8 or int16 [frames, samples]; rows of the output they go to.
+        self._planes = torch.empty(0)
+        self._dst_rows = torch.empty(_MAX_STAGED, dtype=torch.int64, pin_memory=True)
         self._staged: list[int] = []
+        # The job of the frame staged last.
         self._last: GopJob | None = None
 
-    def work(self) -> None:
-        """Decode until no more runs come."""
+    def run(self) -> None:
+        """Decode until the queue is closed."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
-            while runs := self._waiting.spare():
-                failed = self._decode_all(runs)
-                for run in runs:
-                    if run in failed:
-                        log.debug("left to an engine: %s", failed[run])
-                        self._waiting.again(run, run.wrong(failed[run]))
+            while jobs := self._queue.take_for_cpu():
+                failed = self._decode_all(jobs)
+                for job in jobs:
+                    if job in failed:
+                        log.debug("left to an engine: %s", failed[job])
+                        self._queue.retry(job, job.as_video_error(failed[job]))
                     else:
-                        run.batch.finished()
-                # Until the next come, their frames must not be kept.
-                del run, runs, failed
+                        job.group.finish()
+                # While waiting for the next jobs, hold no reference to the output of these.
+                del job, jobs, failed
                 self._last = None
 
-    def _decode_all(self, runs: Sequence[GopJob]) -> dict[GopJob, Exception]:
-        """Decode runs of one kind and batch, and wait until their frames are written; those that fail, and why."""
+    def _decode_all(self, jobs: Sequence[GopJob]) -> dict[GopJob, Exception]:
+        """Decode jobs of one configuration and batch, and wait until their frames are written.
+
+        Returns:
+            the jobs that failed, with their errors.
+        """
         import av
 
         failed: dict[GopJob, Exception] = {}
         try:
-            self._make_room(runs[0].kind)
-            for run in runs:
+            self._configure(jobs[0].key)
+            for job in jobs:
                 try:
-                    self._decode(run)
+                    self._decode(job)
                 except (VideoError, av.error.FFmpegError) as error:
-                    failed[run] = error
+                    failed[job] = error
             self._convert()
             self._stream.synchronize()
         except Exception as error:
-            # It may have been the others' frames, too, that were on their way to the GPU.
-            failed = dict.fromkeys(runs, error)
+            # Frames of the other jobs may have been among those that failed to reach the GPU.
+            failed = dict.fromkeys(jobs, error)
             self._staged.clear()
         return failed
 
-    def _decode(self, run: GopJob) -> None:
-        rows = dict(run.rows)
-        for frame in self._decoder.decode(run.kind.codec, b"", zip(run.packets, run.ranks, strict=True)):
-            self._take(frame, run, rows)
-            if not rows:
+    def _decode(self, job: GopJob) -> None:
+        wanted = dict(job.dst_rows)
+        for frame in self._context.decode(job.key.codec, b"", zip(job.packets, job.display_order, strict=True)):
+            self._stage(frame, job, wanted)
+            if not wanted:
                 break
-        if rows:
-            raise VideoError(f"{len(rows)} frames of clip {run.part.name} do not come out of the decoder")
+        if wanted:
+            raise VideoError(f"{len(wanted)} frames of clip {job.encoded.name} do not come out of the decoder")
 
-    def _make_room(self, kind: SessionKey) -> None:
-        """Memory for planes, in the host's memory where the GPU can fetch it."""
+    def _configure(self, key: SessionKey) -> None:
+        """Allocate pinned memory for planes of this configuration."""
         import torch
 
-        if kind == self._kind:
+        if key == self._key:
             return
-        self._decoder = ReusableCodecContext()
-        count = min(_MOST_STAGED, max(1, _STAGED // kind.frame_bytes))
-        dtype = torch.uint8 if kind.bits == 8 else torch.int16
-        self._host = torch.empty((count, kind.rows * kind.width), dtype=dtype, pin_memory=True)
-        self._kind = kind
+        self._context = ReusableCodecContext()
+        count = min(_MAX_STAGED, max(1, _STAGED_BYTES // key.surface_bytes))
+        dtype = torch.uint8 if key.bit_depth == 8 else torch.int16
+        self._planes = torch.empty((count, key.surface_rows * key.width), dtype=dtype, pin_memory=True)
+        self._key = key
 
-    def _take(self, frame: VideoFrame, run: GopJob, rows: dict[int, int]) -> None:
-        """Copy a frame's planes, if it is wanted."""
-        # Also one that nobody wants: others are made from it, and an engine may make them otherwise.
+    def _stage(self, frame: VideoFrame, job: GopJob, wanted: dict[int, int]) -> None:
+        """Copy the planes of a frame to pinned memory and take it out of `wanted` (rank → row), if it is there."""
+        # Unwanted frames count, too: others are predicted from them, and an engine may conceal damage differently.
         if frame.is_corrupt:
-            raise VideoError(f"a frame of clip {run.part.name} is damaged")
-        row = rows.pop(frame.pts, None) if frame.pts is not None else None
+            raise VideoError(f"a frame of clip {job.encoded.name} is damaged")
+        row = wanted.pop(frame.pts, None) if frame.pts is not None else None
         if row is None:
             return
-        kind = run.kind
-        if (frame.width, frame.height) != (kind.width, kind.height) or frame.format.name not in _FORMATS[kind.bits]:
-            raise VideoError(f"clip {run.part.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
-        # A conversion makes one range of levels.
-        if len(self._staged) == len(self._host) or (
-            self._last is not None and self._last.part.full_range != run.part.full_range
+        key = job.key
+        if (frame.width, frame.height) != (key.width, key.height) or frame.format.name not in _PIX_FMTS[key.bit_depth]:
+            raise VideoError(f"clip {job.encoded.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
+        # One kernel launch converts one colour range.
+        if len(self._staged) == len(self._planes) or (
+            self._last is not None and self._last.encoded.full_range != job.encoded.full_range
         ):
             self._convert()
-        to = self._host.numpy()[len(self._staged)]
-        at = 0
+        target = self._planes.numpy()[len(self._staged)]
+        start = 0
         for plane in frame.planes:
-            # A plane's lines may be longer than the picture is wide.
-            lines = np.frombuffer(memoryview(plane), dtype=to.dtype).reshape(plane.height, -1)[:, : plane.width]
-            np.copyto(to[at : at + lines.size].reshape(lines.shape), lines)
-            at += lines.size
+            # FFmpeg pads the lines of a plane.
+            lines = np.frombuffer(memoryview(plane), dtype=target.dtype).reshape(plane.height, -1)[:, : plane.width]
+            np.copyto(target[start : start + lines.size].reshape(lines.shape), lines)
+            start += lines.size
         self._staged.append(row)
-        self._last = run
+        self._last = job
 
     def _convert(self) -> None:
-        """Send what is staged to the GPU and make RGB of it."""
+        """Send the staged frames to the GPU and convert them to RGB."""
         import torch
 
-        run, self._last = self._last, None
-        if run is None:
+        job, self._last = self._last, None
+        if job is None:
             return
-        count, kind = len(self._staged), run.kind
-        self._places.numpy()[:count] = self._staged
+        count, key = len(self._staged), job.key
+        self._dst_rows.numpy()[:count] = self._staged
         self._staged.clear()
-        places = self._places[:count].to(self._stream.device, non_blocking=True)
-        planes = self._host[:count].to(self._stream.device, non_blocking=True)
-        luma = kind.height * kind.width
-        interleaved = planes.new_empty((count, kind.rows, kind.width))
-        interleaved.view(count, -1)[:, :luma].copy_(planes[:, :luma])
-        # U and V side by side, as NVDEC has them.
-        pairs = interleaved.view(count, -1)[:, luma:].view(count, -1, 2)
-        pairs.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
-        if kind.bits > 8:
-            wide, interleaved = interleaved, torch.empty_like(interleaved, dtype=torch.uint8)
-            nv12.narrow(wide, interleaved, count=count, shift=0)
-        nv12.to_rgb(interleaved, run.out, places, count=count, full_range=run.part.full_range)
-        # The host's memory is written again.
+        dst_rows = self._dst_rows[:count].to(self._stream.device, non_blocking=True)
+        planes = self._planes[:count].to(self._stream.device, non_blocking=True)
+        luma = key.height * key.width
+        surfaces = planes.new_empty((count, key.surface_rows, key.width))
+        surfaces.view(count, -1)[:, :luma].copy_(planes[:, :luma])
+        # Interleave U and V, as in NVDEC's surfaces.
+        chroma = surfaces.view(count, -1)[:, luma:].view(count, -1, 2)
+        chroma.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
+        if key.bit_depth > 8:
+            samples, surfaces = surfaces, torch.empty_like(surfaces, dtype=torch.uint8)
+            nv12.to_8_bit(samples, surfaces, count=count, shift=0)
+        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, full_range=job.encoded.full_range)
+        # The pinned memory is overwritten next.
         self._stream.synchronize()

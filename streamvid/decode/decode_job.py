@@ -1,4 +1,4 @@
-"""What decoders that stay open work on: slices, cut where they begin anew, and the batches they belong to."""
+"""The unit of work of the persistent decode sessions: one closed GOP of a slice, with what it needs of a session."""
 
 from __future__ import annotations
 
@@ -7,94 +7,95 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamvid.bitstream.annexb import CODECS, begins_anew, parameters, sets_in_band, to_annex_b
 from streamvid.bitstream.dpb import Dpb, dpb, sequences
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 
-_BITS: Final = {"h264": (8,), "hevc": (8, 10)}
-"""Bits per sample that NVDEC decodes and `streamvid.color.nv12` makes RGB of."""
+if TYPE_CHECKING:
+    import torch
 
+
+_BITS: Final = {"h264": (8,), "hevc": (8, 10)}
 _WIDE_STEP: Final = 4
-"""Both sides of 10-bit frames must be a multiple of this: samples come to 8 bits four by four, also those that are cut
-off at the border, which nobody gets to see."""
 
 
 @dataclass(frozen=True)
 class SessionKey:
-    """Streams that can share a decoder, if it keeps enough pictures.
+    """Decoder configuration: streams with equal keys can share a decode session that holds enough DPB frames.
 
     Attributes:
         codec: "h264" or "hevc".
         width, height: of decoded frames, in pixels.
-        bits: per sample, 8 or 10.
-        group: as in `streamvid.bitstream.dpb.Dpb`.
+        bit_depth: bits per sample, 8 or 10.
+        dpb_group: as `streamvid.bitstream.dpb.Dpb.group`.
     """
 
     codec: str
     width: int
     height: int
-    bits: int
-    group: str
+    bit_depth: int
+    dpb_group: str
 
     @cached_property
-    def rows(self) -> int:
-        """Rows of a decoded frame, luma above chroma."""
+    def surface_rows(self) -> int:
+        """Rows of a decoded NV12 or P016 surface: `height` of luma, then `height / 2` of interleaved chroma."""
         return self.height * 3 // 2
 
     @cached_property
-    def frame_bytes(self) -> int:
-        """Of a decoded frame."""
-        return self.rows * self.width * (2 if self.bits > 8 else 1)
+    def surface_bytes(self) -> int:
+        """Size of a decoded surface, in bytes."""
+        return self.surface_rows * self.width * (2 if self.bit_depth > 8 else 1)
 
 
 class JobGroup:
-    """Runs that somebody waits for together.
+    """Completion of all jobs of one batch: a latch that also keeps the first error and the CUDA events to wait for.
 
     Args:
-        runs: how many.
+        jobs: how many jobs the group has.
     """
 
-    def __init__(self, runs: int) -> None:
+    def __init__(self, jobs: int) -> None:
         self._lock = threading.Lock()
-        self._left = runs
+        self._pending = jobs
         self._error: VideoError | None = None
-        self._written: dict[int, Any] = {}
+        self._events: dict[int, torch.cuda.Event] = {}
         self._done: Future[None] = Future()
-        if not runs:
+        if not jobs:
             self._done.set_result(None)
 
-    def finished(self, written: Any = None) -> None:
-        """One run is done.
+    def finish(self, written: torch.cuda.Event | None = None) -> None:
+        """Count one job as done.
 
         Args:
-            written: a CUDA event that comes after its frames are written; None if they are. Of each thread the last
-                one counts.
+            written: CUDA event after which the job's frames are written; None if they are written already. A thread
+                works on one stream, so its latest event stands for its earlier ones.
         """
         with self._lock:
             if written is not None:
-                self._written[threading.get_ident()] = written
-            self._left -= 1
-            left = self._left
-        if not left:
+                self._events[threading.get_ident()] = written
+            self._pending -= 1
+            pending = self._pending
+        if not pending:
             self._done.set_result(None)
 
-    def failed(self, error: VideoError) -> None:
-        """One run cannot be done."""
+    def fail(self, error: VideoError) -> None:
+        """Count one job as failed; the first error is the one `wait` raises."""
         with self._lock:
             self._error = self._error or error
-        self.finished()
+        self.finish()
 
     def wait(self) -> None:
-        """Until all are done and written, also if some failed: whose memory it is may be let go then.
+        """Block until every job is done and its frames are written, whether some failed or not: only then may their
+        memory be freed.
 
         Raises:
-            VideoError: one failed.
+            VideoError: a job failed.
         """
         self._done.result()
-        for event in self._written.values():
+        for event in self._events.values():
             event.synchronize()
         if self._error is not None:
             raise self._error
@@ -102,47 +103,50 @@ class JobGroup:
 
 @dataclass(frozen=True, eq=False)
 class GopJob:
-    """Packets of a slice, from an IDR picture to the next, or to the end: what can be decoded by itself.
+    """The packets of a slice from one IDR picture to the next, or to the end: decodable by themselves.
 
     Attributes:
-        part: the slice.
-        out: uint8 tensor [frames, height, width, 3] on the GPU, to be written: all wanted frames of this size in the
-            batch.
-        packets: in decode order, with the parameter sets before the first.
-        anew: the first is an IDR picture.
-        ranks: of each packet, as in `EncodedSlice`.
-        rows: of the wanted frames among them, by rank, their places in `out`.
-        kind, pictures: what it needs of a decoder; see `streamvid.bitstream.dpb.Dpb`.
-        batch: what it belongs to.
-        tried: why it is decoded a second time, with no other beside it.
+        encoded: the slice they are from.
+        out: uint8 tensor [frames, height, width, 3] on the GPU that frames are written to; all wanted frames of this
+            size in the batch share it.
+        packets: Annex B access units in decode order, the first with the parameter sets before it.
+        starts_with_idr: False where a slice begins with a CRA or recovery point: it decodes alone, but must not
+            follow another job in the same session.
+        display_order: of each packet, its rank in presentation order, as `EncodedSlice.display_order`.
+        dst_rows: rank of each wanted frame → its row in `out`.
+        key: configuration of the session it needs.
+        dpb_frames: frames that session must hold, as `streamvid.bitstream.dpb.Dpb.pictures`.
+        group: the batch it belongs to.
+        retry_of: the error of the first attempt, if this is the second one, which is made packet by packet with
+            nothing else in the decoder.
     """
 
-    part: EncodedSlice
-    out: Any
+    encoded: EncodedSlice
+    out: torch.Tensor
     packets: list[bytes]
-    anew: bool
-    ranks: list[int]
-    rows: dict[int, int]
-    kind: SessionKey
-    pictures: int
-    batch: JobGroup
-    tried: VideoError | None = None
+    starts_with_idr: bool
+    display_order: list[int]
+    dst_rows: dict[int, int]
+    key: SessionKey
+    dpb_frames: int
+    group: JobGroup
+    retry_of: VideoError | None = None
 
-    def wrong(self, error: Exception | str) -> VideoError:
-        """A sentence that names the clip."""
+    def as_video_error(self, error: Exception | str) -> VideoError:
+        """The error as one that names the clip and what to do; a VideoError stays as it is."""
         if isinstance(error, VideoError):
             return error
         reason = " ".join(str(error).split())[:300]
-        made = VideoError(
-            f"clip {self.part.name} cannot be decoded ({reason}): check it with `streamvid verify --decode`"
+        named = VideoError(
+            f"clip {self.encoded.name} cannot be decoded ({reason}): check it with `streamvid verify --decode`"
         )
         if isinstance(error, Exception):
-            made.__cause__ = error
-        return made
+            named.__cause__ = error
+        return named
 
 
 def is_supported(codec: str, stsd: bytes, width: int, height: int) -> bool:
-    """Whether a clip is one for decoders that stay open: H.264 with 8 bits or HEVC with 8 or 10, and even sides.
+    """Whether a clip is one for persistent decode sessions: H.264 with 8 bits or HEVC with 8 or 10, and even sides.
 
     Args:
         codec, stsd: as in docs/format.md.
@@ -160,62 +164,86 @@ def is_supported(codec: str, stsd: bytes, width: int, height: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[SessionKey, Dpb]:
-    """The kind of a clip's streams, and what they ask of a decoder.
+    """The decoder configuration of a clip, and its DPB requirements.
+
+    Args:
+        codec, stsd: as in docs/format.md; codec "h264" or "hevc".
+        width, height: of decoded frames, in pixels.
 
     Raises:
         ValueError: as `streamvid.bitstream.annexb.parameters`.
     """
     settings = parameters(codec, stsd)
-    asked = dpb(codec, settings.sets)
-    return SessionKey(codec, width, height, settings.bits, asked.group), asked
+    required = dpb(codec, settings.sets)
+    return SessionKey(codec, width, height, settings.bits, required.group), required
 
 
-def split_at_idr(slices: Sequence[EncodedSlice], places: Sequence[tuple[Any, int]]) -> list[GopJob]:
-    """Cut slices of a batch where they begin anew, so that few long slices keep all engines busy, too.
+def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[torch.Tensor, int]]) -> list[GopJob]:
+    """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
     Args:
-        slices: those of one batch; all of codecs that `takes` takes.
-        places: where the frames of each go: see `Run.out`, and which of those is the slice's first.
+        slices: of one batch, H.264 and HEVC only.
+        destinations: of each slice, the tensor that its frames are written to (`GopJob.out`) and the row of the first.
+
+    Returns:
+        the jobs, in order. They belong to one new `JobGroup`.
 
     Raises:
-        VideoError: packets are no NAL units, or a wanted frame is none of theirs.
+        VideoError: packets are not NAL units, or a wanted frame has no packet.
     """
-    pieces = [_pieces(part) for part in slices]
-    batch = JobGroup(sum(len(each) for each in pieces))
-    runs = []
-    for part, (out, start), each in zip(slices, places, pieces, strict=True):
-        kind, asked = session_key(part.codec, part.stsd, part.width, part.height)
-        rows = {rank: row for row, rank in enumerate(part.frames.tolist(), start)}
-        for packets, anew, ranks, in_band in each:
-            mine = {rank: rows[rank] for rank in ranks if rank in rows}
-            # What comes last counts.
-            need = dpb(part.codec, in_band) if sequences(part.codec, in_band) else asked
-            runs.append(
-                GopJob(part, out, packets, anew, ranks, mine, replace(kind, group=need.group), need.pictures, batch)
+    split = [_closed_gops(encoded) for encoded in slices]
+    group = JobGroup(sum(len(gops) for gops in split))
+    jobs = []
+    for encoded, (out, first_row), gops in zip(slices, destinations, split, strict=True):
+        key, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
+        rows = {rank: row for row, rank in enumerate(encoded.frames.tolist(), first_row)}
+        for gop in gops:
+            # In-band parameter sets replace those of the sample description.
+            need = dpb(encoded.codec, gop.in_band) if sequences(encoded.codec, gop.in_band) else required
+            jobs.append(
+                GopJob(
+                    encoded=encoded,
+                    out=out,
+                    packets=gop.packets,
+                    starts_with_idr=gop.starts_with_idr,
+                    display_order=gop.display_order,
+                    dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
+                    key=replace(key, dpb_group=need.group),
+                    dpb_frames=need.pictures,
+                    group=group,
+                )
             )
-    return runs
+    return jobs
 
 
-def _pieces(part: EncodedSlice) -> list[tuple[list[bytes], bool, list[int], bytes]]:
-    """Packets, whether they begin anew, ranks, and parameter sets in band, of each run of a slice."""
+class _ClosedGop(NamedTuple):
+    """Part of a slice: see `GopJob`. `in_band`: the parameter sets that are in force by way of its packets."""
+
+    packets: list[bytes]
+    starts_with_idr: bool
+    display_order: list[int]
+    in_band: bytes
+
+
+def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     try:
-        settings = parameters(part.codec, part.stsd)
-        packets = to_annex_b(part.data, part.sizes, settings.length_size)
+        settings = parameters(encoded.codec, encoded.stsd)
+        packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
     except ValueError as error:
-        raise VideoError(f"clip {part.name} is damaged ({error}): check it with `streamvid verify`") from error
-    ranks = part.display_order.tolist()
-    lost = set(part.frames.tolist()) - set(ranks)
-    if lost:
+        raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
+    ranks = encoded.display_order.tolist()
+    missing = set(encoded.frames.tolist()) - set(ranks)
+    if missing:
         raise VideoError(
-            f"clip {part.name} has no packet for {len(lost)} of its frames: check it with `streamvid verify`"
+            f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    # A CRA picture needs none before it, but does not begin anew.
-    anew = {n for n in part.starts.tolist() if begins_anew(packets[n], part.codec)}
-    cuts = sorted({0} | anew)
+    # CRA pictures start a decode, but leading pictures behind them may refer to what is before: no cut there.
+    idr = {n for n in encoded.starts.tolist() if begins_anew(packets[n], encoded.codec)}
+    cuts = sorted({0} | idr)
     in_band = b""
-    pieces = []
+    gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        in_band = sets_in_band(packets[start], part.codec) or in_band
+        in_band = sets_in_band(packets[start], encoded.codec) or in_band
         first = settings.sets + in_band + packets[start]
-        pieces.append(([first, *packets[start + 1 : end]], start in anew, ranks[start:end], in_band))
-    return pieces
+        gops.append(_ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], in_band))
+    return gops

@@ -1,9 +1,10 @@
-"""Which frames come out of a decoder that is given several packets at once. Knows nothing of GPUs.
+"""Matches the frames that a decode session hands out to the packets that were fed to it. Needs no GPU.
 
-A frame carries the time that was given with its packet; of packets that were given together only the first has one,
-and NVIDIA's parser makes up the others. So frames are known by their order, and that order is checked: frames whose
-times were given must stand where they are expected, and a run counts as decoded only when one of a later run did, or
-nothing is left. A frame too many or too few is noticed in time.
+A decoded frame carries the timestamp of its packet. Where several packets are fed in one call, only the first has a
+timestamp of ours, and NVIDIA's parser invents the others. Frames are therefore matched by presentation order, and the
+order is verified: a frame whose timestamp is known must be the one that is expected next, and a job is confirmed only
+by a matching frame of a later job, or when the decoder is drained with nothing missing. A decoder that drops or
+repeats a frame is noticed before anybody gets the frames after it.
 """
 
 from __future__ import annotations
@@ -14,99 +15,101 @@ from typing import Final
 
 from streamvid.errors import VideoError
 
-TOGETHER: Final = 8
-"""Packets that are given to a decoder at once: each time, Python's lock is given away and must be got back, among all
-threads that want it. With 8 instead of 1, HEVC of 720 rows takes an eighth to a quarter less: docs/performance.md."""
+PACKETS_PER_CALL: Final = 8
+"""Packets fed to a decoder in one call. Each call releases the GIL and has to win it back from all other threads: with
+8 instead of 1, HEVC of 720 rows takes an eighth to a quarter less time (docs/performance.md)."""
 
-Place = tuple[int, int]
-"""Where a frame goes: the number of its run, and the row."""
+Destination = tuple[int, int]
+"""Where a frame goes: number of its job, and row in that job's output."""
 
 _RANK_BITS: Final = 24
-_MADE_UP_BITS: Final = 16
-"""What the parser makes up is the time before plus milliseconds: these bits keep it apart from what was given."""
-_NUMBERS: Final = 1 << 20
-"""Runs whose times differ; by far not as many are in a decoder."""
+_PARSER_BITS: Final = 16
+"""The parser invents timestamps by adding milliseconds to the last one it got: these low bits keep the sum below the
+next timestamp of ours."""
+_JOB_NUMBERS: Final = 1 << 20
+"""Job numbers wrap around here in timestamps; a decoder holds far fewer jobs at a time."""
 
 
 class FrameMatcher:
-    """Frames that are expected from one decoder."""
+    """The frames that one decode session still owes."""
 
     def __init__(self) -> None:
-        # Of all frames to come, in order: their runs, where they go, and their times if those were given.
-        self._expected: deque[tuple[int, Place | None, int | None]] = deque()
-        # Likewise, by time, where order does not matter.
-        self._places: dict[int, Place] = {}
+        # By presentation order: job, destination if wanted, timestamp if it was given with a call.
+        self._expected: deque[tuple[int, Destination | None, int | None]] = deque()
+        # By timestamp, where packets are fed one by one.
+        self._by_timestamp: dict[int, Destination] = {}
         self._exact = False
-        self._last = 0
-        self.certain = 0
-        """Of all runs with a lower number it is certain which frames came."""
+        self._last_job = 0
+        self.confirmed = 0
+        """All jobs with a lower number have got their own frames, without a gap."""
 
-    def send(
-        self, number: int, ranks: Sequence[int], rows: Mapping[int, int], *, exact: bool
+    def expect(
+        self, job: int, display_order: Sequence[int], dst_rows: Mapping[int, int], *, exact: bool
     ) -> list[tuple[int, int, int]]:
-        """What to give to the decoder for a run.
+        """Register the frames of a job that is about to be fed.
 
         Args:
-            number: the run's, higher than of those before.
-            ranks: of its packets, in decode order: their places in presentation order.
-            rows: of its wanted frames, by rank, where they go.
-            exact: each packet by itself, with its time, so that order does not matter. Nothing else may be in the
-                decoder.
+            job: its number, higher than those before.
+            display_order: of each packet, in decode order, its rank in presentation order.
+            dst_rows: rank of each wanted frame → its row.
+            exact: feed every packet in a call of its own, so that each frame has its timestamp and order does not
+                matter. The decoder must be empty.
 
         Returns:
-            first packet, end, and time.
+            the calls to make: first packet, end (exclusive), timestamp.
         """
-        self._exact, self._last = exact, number
-        step = 1 if exact else TOGETHER
+        self._exact, self._last_job = exact, job
+        step = 1 if exact else PACKETS_PER_CALL
         if exact:
-            self._places = {time_of(number, rank): (number, row) for rank, row in rows.items()}
+            self._by_timestamp = {timestamp(job, rank): (job, row) for rank, row in dst_rows.items()}
         else:
-            given = {rank: time_of(number, rank) for rank in ranks[::step]}
-            places = {rank: (number, row) for rank, row in rows.items()}
-            self._expected.extend([(number, places.get(rank), given.get(rank)) for rank in sorted(ranks)])
+            known = {rank: timestamp(job, rank) for rank in display_order[::step]}
+            wanted = {rank: (job, row) for rank, row in dst_rows.items()}
+            self._expected.extend([(job, wanted.get(rank), known.get(rank)) for rank in sorted(display_order)])
         return [
-            (first, min(first + step, len(ranks)), time_of(number, ranks[first]))
-            for first in range(0, len(ranks), step)
+            (first, min(first + step, len(display_order)), timestamp(job, display_order[first]))
+            for first in range(0, len(display_order), step)
         ]
 
-    def came(self, time: Callable[[], int]) -> Place | None:
-        """Where a frame goes; None if nobody wants it.
+    def match(self, get_timestamp: Callable[[], int]) -> Destination | None:
+        """The destination of the next frame that the decoder handed out; None if nobody wants it.
 
         Args:
-            time: gives the one that the frame has. To ask for it takes time, so it is asked where it must be known.
+            get_timestamp: reads the frame's timestamp. That is slow in PyNvVideoCodec, so it is called only where the
+                timestamp is known.
 
         Raises:
-            VideoError: it is another frame than the next one.
+            VideoError: it is not the frame that is due.
         """
         if self._exact:
-            return self._places.pop(time(), None)
+            return self._by_timestamp.pop(get_timestamp(), None)
         if not self._expected:
             raise VideoError("more frames come out of the decoder than packets were given to it")
-        number, place, given = self._expected.popleft()
-        if given is not None:
-            if time() != given:
+        job, destination, expected = self._expected.popleft()
+        if expected is not None:
+            if get_timestamp() != expected:
                 raise VideoError("frames come out of the decoder that do not belong there")
-            self.certain = number
-        return place
+            self.confirmed = job
+        return destination
 
-    def ended(self) -> int:
-        """Nothing is left in the decoder.
+    def drain(self) -> int:
+        """Close the account: the decoder was flushed and has nothing left.
 
         Returns:
-            how many frames did not come, of those that are wanted if order did not matter; if 0, all runs are certain.
+            how many frames are missing (of the wanted ones, if fed exactly). If 0, all jobs are confirmed.
         """
-        missing = len(self._places) if self._exact else len(self._expected)
-        self.forget()
+        missing = len(self._by_timestamp) if self._exact else len(self._expected)
+        self.reset()
         if not missing:
-            self.certain = self._last + 1
+            self.confirmed = self._last_job + 1
         return missing
 
-    def forget(self) -> None:
-        """Expect nothing."""
+    def reset(self) -> None:
+        """Expect nothing any more: the decoder is gone."""
         self._expected.clear()
-        self._places.clear()
+        self._by_timestamp.clear()
 
 
-def time_of(number: int, rank: int) -> int:
-    """What a packet is given as its time: not negative, less than 2⁶⁰."""
-    return (number % _NUMBERS << _RANK_BITS | rank) << _MADE_UP_BITS
+def timestamp(job: int, rank: int) -> int:
+    """The timestamp that a packet is fed with: unique among the jobs in a decoder, not negative, below 2⁶⁰."""
+    return (job % _JOB_NUMBERS << _RANK_BITS | rank) << _PARSER_BITS

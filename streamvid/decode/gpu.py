@@ -101,7 +101,7 @@ class GpuDecoder:
             if cpu_frames:
                 torch.cuda.synchronize(self._device_id)
             if session_frames is not None:
-                frames.update(zip(in_sessions, session_frames(), strict=True))
+                frames.update(zip(in_sessions, session_frames.result(), strict=True))
             return [frames[n] for n in range(len(slices))]
 
         return Pending(result)

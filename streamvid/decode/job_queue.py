@@ -1,8 +1,8 @@
-"""Runs that wait for a decoder, and which of them each decoder takes next. Knows nothing of GPUs.
+"""The work queue of the NVDEC engines and the CPU cores that assist them: who takes which job next. Needs no GPU.
 
-Decoders take what they can when they are free: so a slow one holds up nobody, and the engines of a chip go from one
-batch to the next without a pause. Opening a decoder costs as much as decoding some dozens of packets, so an engine
-goes on with what it has decoders for, unless there is enough of another kind.
+Every worker takes a job when it is free, so a slow one delays nobody, and engines go from one batch to the next without
+a pause. Opening a decode session costs as much as decoding some dozens of packets, so an engine prefers jobs that its
+open sessions can decode.
 """
 
 from __future__ import annotations
@@ -17,148 +17,154 @@ from typing import Final
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.errors import VideoError
 
-OPENING: Final = 64
-"""Packets that are decoded in the time that it takes to open a decoder: 45 ms, against 0.7 ms for a packet of H.264
-with 720 rows, on an H200."""
-SPARE: Final = 3
-"""Runs go to a core of the CPU if what waits would keep every engine busy for as long as so many times those runs: a
-core takes one to two and a half times as long as an engine, and must not be what a batch waits for in the end."""
-SPARE_PIXELS: Final = 20_000_000
-"""A core takes so many runs at once that there is this much to decode, frames times pixels: what Python does each time
-weighs more else than what the chip does, and more threads hinder. A dozen frames of 1080p are enough, or two dozen of
-720p."""
-_SMALL: Final = 500_000
-"""Frames with less pixels are left to the engines, likewise."""
-_PATIENCE: Final = 0.05
-"""Seconds that an engine that could open a decoder leaves work to others that have one."""
+SESSION_OPEN_PACKETS: Final = 64
+"""Packets decoded in the time that opening a session takes: 45 ms, against 0.7 ms for a packet of 720p H.264 (H200)."""
+CPU_BACKLOG: Final = 3
+"""CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs. A core
+takes one to two and a half times as long as an engine, and must not be the one that a batch waits for in the end."""
+CPU_MIN_PIXELS: Final = 20_000_000
+"""A core takes jobs of at least so many packets × pixels at once (a dozen frames of 1080p, two dozen of 720p). With
+less, the cost per job in Python outweighs the decoding, and holds the GIL against the engines."""
+_CPU_MIN_FRAME_PIXELS: Final = 500_000
+"""Smaller frames are left to the engines, for the same reason."""
+_OPEN_DELAY: Final = 0.05
+"""Seconds that an engine leaves jobs to others with a matching session before it opens one of its own."""
 
 
 class DecodeQueue:
-    """Runs, by batch and kind.
+    """Jobs by batch and decoder configuration.
 
     Args:
-        engines: how many take from it, beside cores of the CPU.
+        engines: number of NVDEC engines that take from it, besides CPU cores.
     """
 
     def __init__(self, *, engines: int) -> None:
         self._engines = engines
         self._changed = threading.Condition()
-        # Of each batch, by kind: the longest first, so that the last to be taken are short (Graham 1969).
+        # Per batch and configuration, longest job first, so that the last ones taken are short: longest processing
+        # time first (Graham 1969).
         self._batches: deque[dict[SessionKey, deque[GopJob]]] = deque()
-        self._again: deque[GopJob] = deque()
+        self._retries: deque[GopJob] = deque()
         self._packets = 0
-        self._ended = False
+        self._closed = False
+        # Of each configuration: engines with an open session, and packets that ever came.
         self._holders: Counter[SessionKey] = Counter()
         self._seen: Counter[SessionKey] = Counter()
 
-    def put(self, runs: Sequence[GopJob]) -> None:
-        """Add a batch."""
-        kinds: dict[SessionKey, list[GopJob]] = {}
-        for run in runs:
-            kinds.setdefault(run.kind, []).append(run)
+    def put(self, jobs: Sequence[GopJob]) -> None:
+        """Add the jobs of a batch."""
+        by_key: dict[SessionKey, list[GopJob]] = {}
+        for job in jobs:
+            by_key.setdefault(job.key, []).append(job)
         with self._changed:
-            for kind, mine in kinds.items():
-                self._seen[kind] += sum(len(run.packets) for run in mine)
-            self._packets += sum(len(run.packets) for run in runs)
-            if kinds:
-                self._batches.append({k: deque(sorted(v, key=lambda run: -len(run.packets))) for k, v in kinds.items()})
+            for key, same in by_key.items():
+                self._seen[key] += sum(len(job.packets) for job in same)
+            self._packets += sum(len(job.packets) for job in jobs)
+            if by_key:
+                self._batches.append(
+                    {k: deque(sorted(v, key=lambda job: -len(job.packets))) for k, v in by_key.items()}
+                )
             self._changed.notify_all()
 
-    def again(self, run: GopJob, error: VideoError) -> None:
-        """A run failed: it is tried once more by an engine, with no other beside it; then its batch fails."""
+    def retry(self, job: GopJob, error: VideoError) -> None:
+        """Give back a job that failed: an engine tries it once more, alone in its decoder; then its batch fails."""
         with self._changed:
-            if run.tried is None and self._engines and not self._ended:
-                self._again.append(replace(run, tried=error))
+            if job.retry_of is None and self._engines and not self._closed:
+                self._retries.append(replace(job, retry_of=error))
                 self._changed.notify_all()
                 return
-        run.batch.failed(error)
+        job.group.fail(error)
 
     def take(self, *, current: SessionKey | None, opened: Collection[SessionKey], block: bool) -> GopJob | None:
-        """The next run for an engine.
+        """The next job for an engine: retries first, then the oldest batch; of that what continues the current
+        session, what another open session can decode, and what is worth opening a session for.
 
         Args:
-            current: what it has been decoding.
-            opened: what else it has decoders for. If it is given a run of another kind, that counts as opened.
-            block: wait for one.
+            current: configuration of the session in use.
+            opened: configurations of all its open sessions. If the job has another one, it counts as opened from then
+                on, until `session_closed`.
+            block: wait for a job.
 
         Returns:
-            None if there is none, or, with `block`, if none will come any more.
+            None if there is none, or, with `block`, if the queue is closed and empty.
         """
-        patient = True
+        may_wait = True
         with self._changed:
             while True:
-                picky = patient and not self._ended
-                run = self._again.popleft() if self._again else self._choose(current, opened, picky=picky)
-                if run is not None:
-                    if run.kind not in opened:
-                        self._holders[run.kind] += 1
-                    return run
-                if not block or (self._ended and not self._batches):
+                thrifty = may_wait and not self._closed
+                job = self._retries.popleft() if self._retries else self._choose(current, opened, thrifty=thrifty)
+                if job is not None:
+                    if job.key not in opened:
+                        self._holders[job.key] += 1
+                    return job
+                if not block or (self._closed and not self._batches):
                     return None
-                # Those that have decoders for what waits may have much else to do.
-                patient = self._changed.wait(_PATIENCE if self._batches else None)
+                # Engines that have sessions for what is queued may be busy for long: after the delay, open another.
+                may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
 
-    def spare(self) -> list[GopJob]:
-        """The next runs for a core of the CPU, of one batch and kind; waits until there are enough. Empty if none will
-        come any more."""
+    def take_for_cpu(self) -> list[GopJob]:
+        """The next jobs for a CPU core, of one batch and configuration, and enough of them to be worth it.
+
+        Blocks until `CPU_BACKLOG` allows some. Empty if the queue is closed and allows none.
+        """
         with self._changed:
             while True:
                 for batch in self._batches:
-                    # What most of a batch is made of takes longest.
-                    for kind in sorted(batch, key=lambda kind: -len(batch[kind]) * kind.width * kind.height):
-                        runs = batch[kind]
-                        # The shortest: the longest are for those who come first.
-                        count = _worth_it(runs) or (0 if self._engines else 1)
-                        packets = sum(len(runs[-n].packets) for n in range(1, count + 1))
-                        if count and self._packets >= SPARE * self._engines * packets:
-                            return [self._pop(batch, kind, -1) for _ in range(count)]
-                if self._ended:
+                    # The configuration with most pixels left takes longest.
+                    for key in sorted(batch, key=lambda key: -len(batch[key]) * key.width * key.height):
+                        jobs = batch[key]
+                        # The shortest ones: engines take the longest.
+                        count = _worthwhile(jobs) or (0 if self._engines else 1)
+                        packets = sum(len(jobs[-n].packets) for n in range(1, count + 1))
+                        if count and self._packets >= CPU_BACKLOG * self._engines * packets:
+                            return [self._pop(batch, key, -1) for _ in range(count)]
+                if self._closed:
                     return []
                 self._changed.wait()
 
-    def closed(self, kind: SessionKey) -> None:
-        """An engine has no decoder for it any more."""
+    def session_closed(self, key: SessionKey) -> None:
+        """An engine closed its session of this configuration."""
         with self._changed:
-            self._holders[kind] = max(0, self._holders[kind] - 1)
+            self._holders[key] = max(0, self._holders[key] - 1)
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """No more will come; what waits is still decoded."""
+    def close(self) -> None:
+        """Accept no more batches; what is queued is still decoded."""
         with self._changed:
-            self._ended = True
+            self._closed = True
             self._changed.notify_all()
 
-    def _choose(self, current: SessionKey | None, opened: Collection[SessionKey], *, picky: bool) -> GopJob | None:
+    def _choose(self, current: SessionKey | None, opened: Collection[SessionKey], *, thrifty: bool) -> GopJob | None:
         for batch in self._batches:
             if current in batch:
                 return self._pop(batch, current)
-            # What most of a batch is made of takes longest.
-            kinds = sorted(batch, key=lambda kind: -len(batch[kind]))
-            for kind in kinds:
-                if kind in opened:
-                    return self._pop(batch, kind)
-            for kind in kinds:
-                holders = self._holders[kind]
-                if not picky or not holders or self._seen[kind] >= OPENING * (holders + 1):
-                    return self._pop(batch, kind)
+            # The configuration with most jobs left takes longest.
+            keys = sorted(batch, key=lambda key: -len(batch[key]))
+            for key in keys:
+                if key in opened:
+                    return self._pop(batch, key)
+            for key in keys:
+                holders = self._holders[key]
+                if not thrifty or not holders or self._seen[key] >= SESSION_OPEN_PACKETS * (holders + 1):
+                    return self._pop(batch, key)
         return None
 
-    def _pop(self, batch: dict[SessionKey, deque[GopJob]], kind: SessionKey, place: int = 0) -> GopJob:
-        run = batch[kind][place]
-        del batch[kind][place]
-        if not batch[kind]:
-            del batch[kind]
-        # A batch that is empty would stand in the way of `spare`.
+    def _pop(self, batch: dict[SessionKey, deque[GopJob]], key: SessionKey, position: int = 0) -> GopJob:
+        job = batch[key][position]
+        del batch[key][position]
+        if not batch[key]:
+            del batch[key]
+        # `take` ends when no batch is left.
         if not batch:
             self._batches.remove(batch)
-        self._packets -= len(run.packets)
-        return run
+        self._packets -= len(job.packets)
+        return job
 
 
-def _worth_it(runs: Sequence[GopJob]) -> int:
-    """How many of the last make up enough for a core; 0 if all do not."""
-    pixels = runs[0].kind.width * runs[0].kind.height
-    if pixels < _SMALL:
+def _worthwhile(jobs: Sequence[GopJob]) -> int:
+    """How many jobs from the end make up `CPU_MIN_PIXELS`; 0 if all together do not."""
+    pixels = jobs[0].key.width * jobs[0].key.height
+    if pixels < _CPU_MIN_FRAME_PIXELS:
         return 0
-    work = accumulate(len(run.packets) * pixels for run in reversed(runs))
-    return next((count for count, sum_of in enumerate(work, 1) if sum_of >= SPARE_PIXELS), 0)
+    work = accumulate(len(job.packets) * pixels for job in reversed(jobs))
+    return next((count for count, total in enumerate(work, 1) if total >= CPU_MIN_PIXELS), 0)

@@ -1,9 +1,9 @@
-"""Hardware decoders that stay open: PyNvVideoCodec's, one for each engine of the chip, fed with packets.
+"""Persistent decode sessions: PyNvVideoCodec fed with packets, one worker for each NVDEC engine of the chip.
 
-DALI opens a hardware decoder for every stream of a batch where it does not find one in its cache, and waits for the
-last stream of a batch before it begins the next. Here decoders live as long as the run, engines take what waits
-(`streamvid.decode.job_queue`), and cores of the CPU that are free help them (`streamvid.decode.cpu_assist`). Colours
-are made as DALI makes them: `streamvid.color.nv12`.
+DALI opens a decoder for every stream of a batch that its cache has none for, and waits for the last stream of a batch
+before it starts the next. Here sessions stay open for the whole run, engines take jobs from a queue
+(`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). RGB is the
+same as DALI's, bit for bit: `streamvid.color.nv12`.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ import importlib.util
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from streamvid.color import nv12
+from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import split_at_idr
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.video.packet_selection import EncodedSlice
 
+if TYPE_CHECKING:
+    import torch
+
 NVDEC_ENGINES: Final = 7
-"""Of an H200, where the driver does not say."""
-_MOST_SECONDS: Final = 10.0
-"""That a thread is waited for to end."""
-_DECODERS_SHARE: Final = 32
-"""All decoders that are open take one part in so many of the GPU's memory at most."""
+"""Engines of an H100 or H200, for drivers that do not say."""
+_JOIN_SECONDS: Final = 10.0
+"""How long a thread is waited for at exit."""
+_MEMORY_SHARE: Final = 32
+"""All sessions together take at most 1/32 of the GPU's memory."""
 
 log = logging.getLogger(__name__)
 
 
 def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool | None:
-    """Decoders that stay open, if PyNvVideoCodec and Triton are installed and work on this machine; else None.
+    """A pool of decode sessions, or None (and a warning) if PyNvVideoCodec and Triton do not work on this machine.
 
     Args:
         device_id: the GPU's number.
-        threads: cores that may be used. Each engine needs part of one, and so does the caller; those beyond decode,
-            too.
+        threads: CPU cores that may be used. One for each engine and one for the caller are kept; the others assist.
     """
     if any(importlib.util.find_spec(name) is None for name in ("PyNvVideoCodec", "triton")):
         return None
@@ -48,97 +51,97 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
         import torch
 
         caps = nvc.GetDecoderCaps(gpuid=device_id, codec=nvc.cudaVideoCodec.H264)
-        # Triton compiles its kernels with the C compiler of the machine, if there is one.
+        # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
         frame = torch.zeros((1, 3, 2), dtype=torch.uint8, device=f"cuda:{device_id}")
         with torch.cuda.device(device_id):
-            place = torch.zeros(1, dtype=torch.int64, device=frame.device)
-            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), place, count=1, full_range=False)
+            dst_rows = torch.zeros(1, dtype=torch.int64, device=frame.device)
+            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), dst_rows, count=1, full_range=False)
             torch.cuda.synchronize()
         engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
-        return NvdecSessionPool(device_id=device_id, engines=engines, spare_cores=max(0, threads - engines - 1))
+        return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
     except Exception as error:
         log.warning("DALI decodes, as PyNvVideoCodec does not work here: %s", " ".join(str(error).split())[:300])
         return None
 
 
 class NvdecSessionPool:
-    """Decodes slices in as many threads as the chip has engines, each with decoders of its own that stay open.
+    """Decodes slices on all NVDEC engines, each with a thread and persistent sessions of its own.
 
     Args:
         device_id: the GPU's number.
-        engines: decoding engines of the chip.
-        spare_cores: threads that decode on the CPU when engines have more to do than they can.
+        engines: NVDEC engines of the chip.
+        cpu_workers: threads that decode on the CPU while the engines have more than they can do.
     """
 
-    def __init__(self, *, device_id: int, engines: int, spare_cores: int = 0) -> None:
+    def __init__(self, *, device_id: int, engines: int, cpu_workers: int = 0) -> None:
         import torch
 
-        # Not the current stream: memory that was in use on another stream would have to be waited for.
+        # A stream of its own: memory that was freed on another stream would have to be waited for.
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._waiting = DecodeQueue(engines=engines)
+        self._queue = DecodeQueue(engines=engines)
         memory = torch.cuda.get_device_properties(device_id).total_memory
-        room = memory // _DECODERS_SHARE // max(1, engines)
+        limit = memory // _MEMORY_SHARE // max(1, engines)
         workers: list[tuple[str, NvdecWorker | CpuAssistWorker]] = [
-            *((f"nvdec-{n}", NvdecWorker(device_id, self._waiting, room=room)) for n in range(engines)),
-            *((f"spare-{n}", CpuAssistWorker(device_id, self._waiting)) for n in range(spare_cores)),
+            *((f"nvdec-{n}", NvdecWorker(device_id, self._queue, memory_limit=limit)) for n in range(engines)),
+            *((f"cpu-assist-{n}", CpuAssistWorker(device_id, self._queue)) for n in range(cpu_workers)),
         ]
         self._threads = [
-            threading.Thread(target=worker.work, name=f"streamvid-{name}", daemon=True) for name, worker in workers
+            threading.Thread(target=worker.run, name=f"streamvid-{name}", daemon=True) for name, worker in workers
         ]
         for thread in self._threads:
             thread.start()
-        # Nobody is made to call `close`: threads must not keep decoders open that nobody can use any more. When Python
-        # ends, they must be gone: one that comes back from the driver then takes the process down.
-        self._end = weakref.finalize(self, _end, self._waiting, self._threads)
+        # Also without `close`: a pool that nobody refers to frees its sessions, and when the interpreter exits the
+        # threads must be gone, because one that returns from the driver then crashes the process.
+        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._threads)
 
-    def submit(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[Any]]:
+    def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch.
 
         Args:
-            slices: of clips that `streamvid.decode.decode_job.is_supported` takes.
+            slices: of clips that `streamvid.decode.decode_job.is_supported` accepts.
 
         Returns:
-            a function that waits for the frames: per slice a uint8 tensor [frames, height, width, 3] on the GPU;
-            those of one size are parts of the same memory, which must not be let go before what reads it is done.
-            It raises VideoError if a slice does not decode to its frames.
+            the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU. Those of one size are
+            views of one allocation, which must not be freed before work that reads it is done. `result` raises
+            VideoError if a slice does not decode to its frames.
 
         Raises:
             VideoError: a slice is damaged; then nothing of the batch is begun.
         """
         import torch
 
-        frames: list[Any] = [None] * len(slices)
-        places: list[tuple[Any, int]] = [(None, 0)] * len(slices)
-        sizes: dict[tuple[int, int], list[int]] = {}
-        for number, part in enumerate(slices):
-            sizes.setdefault((part.width, part.height), []).append(number)
-        for (width, height), numbers in sizes.items():
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for number, encoded in enumerate(slices):
+            by_size.setdefault((encoded.width, encoded.height), []).append(number)
+        frames: dict[int, torch.Tensor] = {}
+        destinations: dict[int, tuple[torch.Tensor, int]] = {}
+        for (width, height), numbers in by_size.items():
             counts = [len(slices[n].frames) for n in numbers]
             with torch.cuda.stream(self._stream):
-                whole = torch.empty((sum(counts), height, width, 3), dtype=torch.uint8, device=self._stream.device)
-            starts = [0, *accumulate(counts)]
-            for n, tensor, start in zip(numbers, torch.split(whole, counts), starts, strict=False):
-                frames[n], places[n] = tensor, (whole, start)
-        runs = split_at_idr(slices, places)
-        self._waiting.put(runs)
-        batch = runs[0].batch if runs else None
+                out = torch.empty((sum(counts), height, width, 3), dtype=torch.uint8, device=self._stream.device)
+            first_rows = [0, *accumulate(counts)]
+            for n, view, first_row in zip(numbers, torch.split(out, counts), first_rows, strict=False):
+                frames[n], destinations[n] = view, (out, first_row)
+        jobs = split_at_idr(slices, [destinations[n] for n in range(len(slices))])
+        self._queue.put(jobs)
+        group = jobs[0].group if jobs else None
 
-        def wait() -> list[Any]:
-            if batch is not None:
-                batch.wait()
-            return frames
+        def result() -> list[torch.Tensor]:
+            if group is not None:
+                group.wait()
+            return [frames[n] for n in range(len(slices))]
 
-        return wait
+        return Pending(result)
 
     def close(self) -> None:
-        """End the threads and close the decoders, after what is in work."""
-        self._end()
+        """Decode what was submitted, then close the sessions and end the threads."""
+        self._finalize()
         for thread in self._threads:
             thread.join()
 
 
-def _end(waiting: DecodeQueue, threads: Sequence[threading.Thread]) -> None:
-    waiting.end()
+def _shut_down(queue: DecodeQueue, threads: Sequence[threading.Thread]) -> None:
+    queue.close()
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(_MOST_SECONDS)
+            thread.join(_JOIN_SECONDS)

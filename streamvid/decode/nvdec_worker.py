@@ -1,4 +1,4 @@
-"""One engine of a GPU's decoding chip: PyNvVideoCodec's decoders, by kind, which stay open, and a thread that feeds
+"""One NVDEC engine: PyNvVideoCodec decode sessions that stay open, by decoder configuration, and the loop that feeds
 them."""
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ import ctypes
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from streamvid.color import nv12
 from streamvid.decode.decode_job import GopJob, SessionKey
@@ -15,302 +16,334 @@ from streamvid.decode.frame_matching import FrameMatcher
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.errors import VideoError
 
+if TYPE_CHECKING:
+    import torch
+
 _STAGED: Final = 32
-"""Frames that are converted at once: enough to be worth a kernel's start, few enough to need little memory."""
-_SLOTS: Final = 16
-"""Conversions that are queued on the GPU before anybody waits for the first."""
-_KEPT: Final = 32
-"""Frames that a decoder holds memory for, by measurement: 25 to 33."""
+"""Frames converted by one kernel launch: enough to be worth a launch, few enough to need little memory."""
+_INDEX_BUFFERS: Final = 16
+"""Conversions queued on the GPU before the worker waits for the first."""
+_SURFACES: Final = 32
+"""Surfaces that a session holds memory for, measured: 25 to 33."""
 
 log = logging.getLogger(__name__)
 
 
+class NvdecFrame(Protocol):
+    """A decoded frame of PyNvVideoCodec."""
+
+    shape: Sequence[int]
+
+    def framesize(self) -> int: ...
+
+    def getPTS(self) -> int: ...  # noqa: N802
+
+    def GetPtrToPlane(self, plane: int) -> int: ...  # noqa: N802
+
+
+class NvdecDecoder(Protocol):
+    """A decode session of PyNvVideoCodec."""
+
+    def Decode(self, packet: object) -> Sequence[NvdecFrame]: ...  # noqa: N802
+
+
+@dataclass(frozen=True)
+class _Session:
+    """An open decode session, and the DPB frames it was opened for."""
+
+    decoder: NvdecDecoder
+    dpb_frames: int
+
+
 class NvdecWorker:
-    """Decodes runs, one after the other as one stream, as long as they are of one kind.
+    """Decodes jobs from a queue. Jobs of one decoder configuration follow one another as a single stream.
 
     To be used by one thread.
 
     Args:
         device_id: the GPU's number.
-        waiting: where runs come from.
-        room: bytes of GPU memory that its decoders may take, if more than one is open.
+        queue: where jobs come from.
+        memory_limit: bytes of GPU memory that its sessions may take together. One may always be open.
     """
 
-    def __init__(self, device_id: int, waiting: DecodeQueue, *, room: int) -> None:
+    def __init__(self, device_id: int, queue: DecodeQueue, *, memory_limit: int) -> None:
         import torch
 
-        self._device_id, self._waiting, self._room = device_id, waiting, room
+        self._device_id, self._queue, self._memory_limit = device_id, queue, memory_limit
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._copy = _Copier(self._stream.cuda_stream)
-        self._packet = _Packets()
-        self._decoders: OrderedDict[SessionKey, tuple[Any, int]] = OrderedDict()
+        self._copies = _CudaCopies(self._stream.cuda_stream)
+        self._packet = _PacketFactory()
+        # Least recently used first.
+        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._current: SessionKey | None = None
-        self._arrivals = FrameMatcher()
-        # Runs in the current decoder by number, and how many of their frames are to come.
-        self._runs: dict[int, GopJob] = {}
-        self._left: dict[int, int] = {}
-        self._number = 0
-        # Runs whose frames all came, if nothing went wrong, and the CUDA event after which they are written.
-        self._came: deque[tuple[int, Any]] = deque()
-        # The last run whose frames were looked at, whether they have its size.
+        self._matcher = FrameMatcher()
+        # Jobs in the current session by number, and how many of their frames are not converted yet.
+        self._jobs: dict[int, GopJob] = {}
+        self._frames_left: dict[int, int] = {}
+        self._last_number = 0
+        # Jobs whose frames are all converted but not yet confirmed, and the CUDA event after which they are written.
+        self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
+        # The last job whose surface size was checked.
         self._checked = 0
+        # Frames copied to the staging buffer: job number, job, row in its output.
         self._staged: list[tuple[int, GopJob, int]] = []
-        self._stages: dict[SessionKey, StagingBuffer] = {}
-        self._slots = deque(PinnedIndexBuffer() for _ in range(_SLOTS))
-        # Runs whose frames a kernel may still be writing: their memory must not be given to others.
-        self._writing: deque[tuple[Any, GopJob]] = deque()
+        self._staging: dict[SessionKey, StagingBuffer] = {}
+        self._index_buffers = deque(PinnedIndexBuffer() for _ in range(_INDEX_BUFFERS))
+        # References to jobs whose output a queued kernel still writes: their memory must not be freed before.
+        self._writing: deque[tuple[torch.cuda.Event, GopJob]] = deque()
 
-    def work(self) -> None:
-        """Decode until no more runs come."""
+    def run(self) -> None:
+        """Decode until the queue is closed and empty."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
-            while (run := self._next()) is not None:
-                self._decode(run)
-                # Until the next comes, its frames must not be kept.
-                del run
-            for kind in list(self._decoders):
-                self._close(kind)
+            while (job := self._next()) is not None:
+                self._decode(job)
+                # While waiting for the next job, hold no reference to the output of this one.
+                del job
+            for key in list(self._sessions):
+                self._close(key)
 
     def _next(self) -> GopJob | None:
-        run = self._waiting.take(current=self._current, opened=self._decoders, block=False)
-        if run is None:
-            # Nothing to go on with: what is still in the decoder comes out.
+        job = self._queue.take(current=self._current, opened=self._sessions, block=False)
+        if job is None:
+            # The stream does not go on for now: get out what is still in the decoder.
             try:
                 self._flush()
                 self._stream.synchronize()
             except Exception as error:
                 self._fail(error)
             self._writing.clear()
-            run = self._waiting.take(current=self._current, opened=self._decoders, block=True)
-        return run
+            job = self._queue.take(current=self._current, opened=self._sessions, block=True)
+        return job
 
-    def _decode(self, run: GopJob) -> None:
-        exact = run.tried is not None
+    def _decode(self, job: GopJob) -> None:
+        exact = job.retry_of is not None
         try:
-            # A CRA picture behind another run is not taken for a beginning, and its pictures get mixed up.
-            if run.kind != self._current or exact or not run.anew:
+            # NVDEC does not start anew at a CRA picture that follows another job: it would decode its leading pictures,
+            # wrongly.
+            if job.key != self._current or exact or not job.starts_with_idr:
                 self._flush()
-            decoder = self._decoder(run)
+            decoder = self._session(job).decoder
         except Exception as error:
             self._fail(error)
-            self._waiting.again(run, run.wrong(error))
-            if run.kind not in self._decoders:
-                self._waiting.closed(run.kind)
+            self._queue.retry(job, job.as_video_error(error))
+            if job.key not in self._sessions:
+                self._queue.session_closed(job.key)
             return
-        self._number += 1
-        self._runs[self._number] = run
-        self._left[self._number] = len(run.rows)
+        self._last_number += 1
+        self._jobs[self._last_number] = job
+        self._frames_left[self._last_number] = len(job.dst_rows)
         try:
-            for first, end, time in self._arrivals.send(self._number, run.ranks, run.rows, exact=exact):
-                data = run.packets[first] if end == first + 1 else b"".join(run.packets[first:end])
-                self._take(decoder.Decode(self._packet(data, time)), run.kind)
+            calls = self._matcher.expect(self._last_number, job.display_order, job.dst_rows, exact=exact)
+            for first, end, timestamp in calls:
+                data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
+                self._receive(decoder.Decode(self._packet(data, timestamp)), job.key)
             if exact:
                 self._flush()
         except Exception as error:
             self._fail(error)
 
-    def _decoder(self, run: GopJob) -> Any:
-        """The one for a run's kind, opened if need be."""
-        kind = run.kind
-        decoder, pictures = self._decoders.get(kind, (None, 0))
-        if decoder is not None and (pictures < run.pictures or run.tried):
+    def _session(self, job: GopJob) -> _Session:
+        """The session for a job's configuration, opened or reopened if need be; it becomes the current one."""
+        key = job.key
+        session = self._sessions.get(key)
+        if session is not None and (session.dpb_frames < job.dpb_frames or job.retry_of is not None):
             self._flush()
-            del decoder, self._decoders[kind]
-            decoder = None
-        if decoder is None:
-            for other in list(self._decoders):
-                if sum(_KEPT * k.frame_bytes for k in (*self._decoders, kind)) <= self._room:
+            del self._sessions[key]
+            session = None
+        if session is None:
+            for other in list(self._sessions):
+                if sum(_SURFACES * k.surface_bytes for k in (*self._sessions, key)) <= self._memory_limit:
                     break
                 self._close(other)
             try:
-                decoder = self._open(kind)
+                decoder = self._open(key)
             except Exception:
-                if not self._decoders:
+                if not self._sessions:
                     raise
-                # The driver has no room for another: the others make some.
-                for other in list(self._decoders):
+                # The driver may have run out of memory: close all others and try again.
+                for other in list(self._sessions):
                     self._close(other)
-                decoder = self._open(kind)
-            self._decoders[kind] = decoder, run.pictures
-        self._decoders.move_to_end(kind)
-        self._current = kind
-        return decoder
+                decoder = self._open(key)
+            session = self._sessions[key] = _Session(decoder, job.dpb_frames)
+        self._sessions.move_to_end(key)
+        self._current = key
+        return session
 
-    def _open(self, kind: SessionKey) -> Any:
+    def _open(self, key: SessionKey) -> NvdecDecoder:
         import PyNvVideoCodec as nvc  # noqa: N813
 
-        log.debug("opening a decoder for %s", kind)
-        return nvc.CreateDecoder(
+        log.debug("opening a decode session for %s", key)
+        decoder: NvdecDecoder = nvc.CreateDecoder(
             gpuid=self._device_id,
-            codec={"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[kind.codec],
+            codec={"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[key.codec],
             cudastream=self._stream.cuda_stream,
             usedevicememory=True,
-            maxwidth=kind.width,
-            maxheight=kind.height,
+            maxwidth=key.width,
+            maxheight=key.height,
         )
+        return decoder
 
-    def _close(self, kind: SessionKey) -> None:
-        del self._decoders[kind]
-        self._stages.pop(kind, None)
-        self._waiting.closed(kind)
+    def _close(self, key: SessionKey) -> None:
+        del self._sessions[key]
+        self._staging.pop(key, None)
+        self._queue.session_closed(key)
 
-    def _take(self, frames: Sequence[Any], kind: SessionKey) -> None:
-        """Frames that a decoder has handed out; it uses their memory again after its next packet, in the order of the
-        CUDA stream."""
+    def _receive(self, frames: Sequence[NvdecFrame], key: SessionKey) -> None:
+        """Stage the wanted ones of the frames that a session handed out. Their surfaces are reused after its next
+        packet, in the order of the CUDA stream, so they are copied at once."""
         if not frames:
             return
-        samples_at = self._stage(kind).samples_at
+        samples_address = self._staging_buffer(key).samples_address
         for frame in frames:
-            place = self._arrivals.came(frame.getPTS)
-            if place is None:
+            destination = self._matcher.match(frame.getPTS)
+            if destination is None:
                 continue
-            number, row = place
-            run = self._runs[number]
-            # The size cannot change within a run, and to ask for it takes as long as the copy.
+            number, row = destination
+            job = self._jobs[number]
+            # The size cannot change within a job, and reading it takes as long as the copy.
             if number != self._checked:
-                if tuple(frame.shape) != (kind.rows, kind.width) or frame.framesize() != kind.frame_bytes:
+                if tuple(frame.shape) != (key.surface_rows, key.width) or frame.framesize() != key.surface_bytes:
                     raise VideoError(
-                        f"clip {run.part.name} decodes to pictures of {list(frame.shape)} in {frame.framesize()} "
-                        f"bytes, its dataset says {[kind.rows, kind.width]} in {kind.frame_bytes}: pack it again"
+                        f"clip {job.encoded.name} decodes to surfaces of {list(frame.shape)} in {frame.framesize()} "
+                        f"bytes, its dataset says {[key.surface_rows, key.width]} in {key.surface_bytes}: pack it again"
                     )
                 self._checked = number
-            # A conversion writes into one tensor, with one range of levels.
+            # One kernel launch writes to one tensor, and converts one colour range.
             if self._staged:
                 _, before, _ = self._staged[-1]
-                if before.out is not run.out or before.part.full_range != run.part.full_range:
+                if before.out is not job.out or before.encoded.full_range != job.encoded.full_range:
                     self._convert()
-            self._copy.on_device(
-                samples_at + len(self._staged) * kind.frame_bytes, frame.GetPtrToPlane(0), kind.frame_bytes
+            self._copies.on_device(
+                samples_address + len(self._staged) * key.surface_bytes, frame.GetPtrToPlane(0), key.surface_bytes
             )
-            self._staged.append((number, run, row))
+            self._staged.append((number, job, row))
             if len(self._staged) == _STAGED:
                 self._convert()
-        self._finish()
+        self._finish_confirmed()
 
-    def _stage(self, kind: SessionKey) -> StagingBuffer:
-        if kind not in self._stages:
-            self._stages[kind] = StagingBuffer(kind, self._stream.device)
-        return self._stages[kind]
+    def _staging_buffer(self, key: SessionKey) -> StagingBuffer:
+        if key not in self._staging:
+            self._staging[key] = StagingBuffer(key, self._stream.device)
+        return self._staging[key]
 
     def _convert(self) -> None:
-        """Make RGB of what is staged."""
+        """Queue the conversion of the staged frames to RGB."""
         import torch
 
         if not self._staged:
             return
         staged, self._staged = self._staged, []
-        _, run, _ = staged[0]
-        stage, count = self._stage(run.kind), len(staged)
-        places = self._slots[0]
-        if places.written is not None:
-            places.written.synchronize()
-        places.rows[:count] = [row for _, _, row in staged]
-        self._copy.to_device(stage.places_at, places.address, 8 * count)
-        if stage.narrowed is not stage.samples:
-            nv12.narrow(stage.samples, stage.narrowed, count=count, shift=6)
-        nv12.to_rgb(stage.narrowed, run.out, stage.places, count=count, full_range=run.part.full_range)
+        _, job, _ = staged[0]
+        staging, count = self._staging_buffer(job.key), len(staged)
+        indices = self._index_buffers[0]
+        if indices.reusable is not None:
+            indices.reusable.synchronize()
+        indices.rows[:count] = [row for _, _, row in staged]
+        self._copies.to_device(staging.dst_rows_address, indices.address, 8 * count)
+        if staging.samples8 is not staging.samples:
+            nv12.to_8_bit(staging.samples, staging.samples8, count=count, shift=6)
+        nv12.to_rgb(staging.samples8, job.out, staging.dst_rows, count=count, full_range=job.encoded.full_range)
         written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         written.record(self._stream)
-        places.written = written
-        self._slots.rotate(-1)
-        self._writing.append((written, run))
+        indices.reusable = written
+        self._index_buffers.rotate(-1)
+        self._writing.append((written, job))
         for number, _, _ in staged:
-            self._left[number] -= 1
-            if not self._left[number]:
-                self._came.append((number, written))
-        while self._writing and self._writing[0][0].query():
+            self._frames_left[number] -= 1
+            if not self._frames_left[number]:
+                self._unconfirmed.append((number, written))
+        while self._writing and self._writing[0][0].query():  # type: ignore[no-untyped-call]
             self._writing.popleft()
 
     def _flush(self) -> None:
-        """Take what is still in the current decoder. What does not come out is tried again."""
-        if self._current is not None and self._current in self._decoders:
-            decoder, _ = self._decoders[self._current]
-            self._take(decoder.Decode(self._packet(b"", 0)), self._current)
+        """End the current stream and take its last frames. If any is missing, all jobs still in it are retried."""
+        if self._current is not None and self._current in self._sessions:
+            decoder = self._sessions[self._current].decoder
+            self._receive(decoder.Decode(self._packet(b"", 0)), self._current)
         self._convert()
-        missing = self._arrivals.ended()
-        self._finish()
-        self._came.clear()
-        for number in list(self._runs):
-            run = self._settle(number)
-            # It is not known which are missing: no run that is in the decoder can be trusted.
+        missing = self._matcher.drain()
+        self._finish_confirmed()
+        self._unconfirmed.clear()
+        for number in list(self._jobs):
+            job = self._forget(number)
+            # Nobody knows which frames are missing, so no job that is still in the decoder can be trusted.
             if missing:
-                self._waiting.again(run, run.wrong(f"{missing} frames do not come out of the decoder"))
+                self._queue.retry(job, job.as_video_error(f"{missing} frames do not come out of the decoder"))
             else:
-                run.batch.finished()
+                job.group.finish()
 
-    def _finish(self) -> None:
-        """Runs whose frames have certainly come are done."""
-        while self._came and self._came[0][0] < self._arrivals.certain:
-            number, written = self._came.popleft()
-            self._settle(number).batch.finished(written)
+    def _finish_confirmed(self) -> None:
+        while self._unconfirmed and self._unconfirmed[0][0] < self._matcher.confirmed:
+            number, written = self._unconfirmed.popleft()
+            self._forget(number).group.finish(written)
 
-    def _settle(self, number: int) -> GopJob:
-        """A run is not in the decoder any more."""
-        del self._left[number]
-        return self._runs.pop(number)
+    def _forget(self, number: int) -> GopJob:
+        del self._frames_left[number]
+        return self._jobs.pop(number)
 
     def _fail(self, error: Exception) -> None:
-        """A decoder that failed is of no use, and may hold frames of every run that is in it."""
+        """Close a session that failed and retry every job in it: it may have held frames of each."""
         self._staged.clear()
-        self._came.clear()
-        self._arrivals.forget()
-        if self._current is not None and self._current in self._decoders:
+        self._unconfirmed.clear()
+        self._matcher.reset()
+        if self._current is not None and self._current in self._sessions:
             self._close(self._current)
         self._current = None
-        for number in list(self._runs):
-            run = self._settle(number)
-            self._waiting.again(run, run.wrong(error))
+        for number in list(self._jobs):
+            job = self._forget(number)
+            self._queue.retry(job, job.as_video_error(error))
 
 
-class _Packets:
-    """Makes what PyNvVideoCodec decodes; without data it is the end of what belongs together."""
+class _PacketFactory:
+    """Makes PyNvVideoCodec's packets; one without data ends the stream."""
 
     def __init__(self) -> None:
         import PyNvVideoCodec as nvc  # noqa: N813
 
-        self._made = nvc.PacketData
-        # Where bytes lie, by Python's C interface: a tenth of what it takes by way of NumPy.
+        self._new = nvc.PacketData
+        # The address of the bytes by Python's C interface takes a tenth of the time that it takes by way of NumPy.
         self._address = ctypes.PyDLL(None).PyBytes_AsString
         self._address.argtypes, self._address.restype = [ctypes.py_object], ctypes.c_void_p
 
-    def __call__(self, data: bytes, time: int) -> Any:
-        packet = self._made()
+    def __call__(self, data: bytes, timestamp: int) -> Any:
+        packet = self._new()
         if data:
-            # PyNvVideoCodec copies what it is pointed to before `Decode` returns; `data` lives that long.
+            # PyNvVideoCodec copies what it points to before `Decode` returns; `data` lives that long.
             packet.bsl_data = self._address(data)
         packet.bsl = len(data)
-        packet.pts = time
+        packet.pts = timestamp
         return packet
 
 
 class StagingBuffer:
-    """Memory of one engine for decoded frames of one kind.
+    """GPU memory of one engine for decoded surfaces of one configuration that wait for conversion.
 
     Attributes:
-        samples: [_STAGED, rows, width], uint8, or int16 for more than 8 bits, as NVDEC delivers them.
-        narrowed: the same in uint8.
-        places: int64 [_STAGED], where the frames go.
-        samples_at, places_at: their addresses.
+        samples: [_STAGED, surface rows, width], uint8 (NV12), or int16 for 10 bits (P016), as NVDEC delivers them.
+        samples8: the same in uint8; `samples` itself for 8 bits.
+        dst_rows: int64 [_STAGED], the row of the output that each becomes.
+        samples_address, dst_rows_address: device addresses of both.
     """
 
-    def __init__(self, kind: SessionKey, device: Any) -> None:
+    def __init__(self, key: SessionKey, device: torch.device) -> None:
         import torch
 
-        shape = (_STAGED, kind.rows, kind.width)
-        self.narrowed = torch.empty(shape, dtype=torch.uint8, device=device)
-        self.samples = torch.empty(shape, dtype=torch.int16, device=device) if kind.bits > 8 else self.narrowed
-        self.places = torch.empty(_STAGED, dtype=torch.int64, device=device)
-        self.samples_at, self.places_at = self.samples.data_ptr(), self.places.data_ptr()
+        shape = (_STAGED, key.surface_rows, key.width)
+        self.samples8 = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.samples = torch.empty(shape, dtype=torch.int16, device=device) if key.bit_depth > 8 else self.samples8
+        self.dst_rows = torch.empty(_STAGED, dtype=torch.int64, device=device)
+        self.samples_address, self.dst_rows_address = self.samples.data_ptr(), self.dst_rows.data_ptr()
 
 
 class PinnedIndexBuffer:
-    """Memory of the host that the GPU can fetch the places of frames from.
+    """Pinned host memory from which the GPU copies the destination rows of one conversion.
 
     Attributes:
         rows: int64 [_STAGED].
-        address: where they are.
-        written: the CUDA event after which they may be written again.
+        address: host address of `rows`.
+        reusable: CUDA event after which it may be overwritten; None if it was never used.
     """
 
     def __init__(self) -> None:
@@ -319,14 +352,14 @@ class PinnedIndexBuffer:
         self._memory = torch.empty(_STAGED, dtype=torch.int64, pin_memory=True)
         self.rows = self._memory.numpy()
         self.address = self._memory.data_ptr()
-        self.written: Any = None
+        self.reusable: torch.cuda.Event | None = None
 
 
-class _Copier:
-    """The driver's own copies, queued on a CUDA stream.
+class _CudaCopies:
+    """Asynchronous copies by the CUDA driver's own API, queued on a stream.
 
-    PyTorch would do the same by way of DLPack, at ten times the cost in Python for each frame. The calls only queue, so
-    the GIL is kept: among as many threads, giving it away and getting it back costs more than the call.
+    PyTorch would do the same by way of DLPack at ten times the cost in Python per frame. The calls only queue, so they
+    keep the GIL (PyDLL): with as many threads, releasing it and getting it back costs more than the call.
     """
 
     def __init__(self, stream: int) -> None:
@@ -337,13 +370,13 @@ class _Copier:
             call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
             call.restype = ctypes.c_int
 
-    def on_device(self, to: int, source: int, size: int) -> None:
-        """Copy bytes on the GPU."""
-        _check(self._on_device(to, source, size, self._stream))
+    def on_device(self, destination: int, source: int, size: int) -> None:
+        """Copy `size` bytes from one device address to another."""
+        _check(self._on_device(destination, source, size, self._stream))
 
-    def to_device(self, to: int, source: int, size: int) -> None:
-        """Copy bytes of pinned memory."""
-        _check(self._to_device(to, source, size, self._stream))
+    def to_device(self, destination: int, source: int, size: int) -> None:
+        """Copy `size` bytes from an address in pinned host memory to a device address."""
+        _check(self._to_device(destination, source, size, self._stream))
 
 
 def _check(status: int) -> None:

@@ -1,5 +1,4 @@
-"""Which frames come out of a decoder that is given several packets at once: by a decoder that is made up, and loses
-frames or hands them out twice."""
+"""Frames are matched to packets by a mock decoder that drops frames or repeats them."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.decode.frame_matching import TOGETHER, FrameMatcher, Place, time_of
+from streamvid.decode.frame_matching import PACKETS_PER_CALL, Destination, FrameMatcher, timestamp
 from streamvid.errors import VideoError
 
 Frame = tuple[int, int]
-"""Number of the run, rank."""
+"""Number of the job, rank."""
 
 MILLISECONDS = (1, 33, 1000, 2**16)
 
@@ -21,7 +20,7 @@ Handed = tuple[int, Frame]
 
 
 def handed_out(sent: list[tuple[int, int, int]], number: int, ranks: list[int], step: int) -> list[Handed]:
-    """A run's frames in the order in which they come, each with the time that the parser gives it, and what it is."""
+    """A job's frames in presentation order, each with the timestamp that the parser gives it, and what it is."""
     given_at = {ranks[first]: time for first, _, time in sent}
     frames: list[Handed] = []
     for rank in sorted(ranks):
@@ -30,9 +29,9 @@ def handed_out(sent: list[tuple[int, int, int]], number: int, ranks: list[int], 
     return frames
 
 
-def take(arrivals: FrameMatcher, frames: list[Handed]) -> dict[Place | None, Frame]:
-    """By where each frame is said to go, what it is."""
-    return {arrivals.came(lambda time=time: time): frame for time, frame in frames}  # type: ignore[misc]
+def take(matcher: FrameMatcher, frames: list[Handed]) -> dict[Destination | None, Frame]:
+    """Destination that was matched → the frame that it is."""
+    return {matcher.match(lambda time=time: time): frame for time, frame in frames}  # type: ignore[misc]
 
 
 def rows_of(ranks: list[int]) -> dict[int, int]:
@@ -40,66 +39,68 @@ def rows_of(ranks: list[int]) -> dict[int, int]:
     return {rank: 100 + rank for rank in ranks if rank % 2 == 0}
 
 
-runs = st.lists(st.integers(1, 3 * TOGETHER).flatmap(lambda n: st.permutations(range(n))), min_size=1, max_size=5)
+orders = st.lists(
+    st.integers(1, 3 * PACKETS_PER_CALL).flatmap(lambda n: st.permutations(range(n))), min_size=1, max_size=5
+)
 
 
-@given(runs, st.sampled_from(MILLISECONDS[:3]), st.booleans(), st.integers(0, 2**21))
-def test_all_frames_are_known(ranks: list[list[int]], step: int, exact: bool, first: int) -> None:
-    arrivals = FrameMatcher()
+@given(orders, st.sampled_from(MILLISECONDS[:3]), st.booleans(), st.integers(0, 2**21))
+def test_all_frames_are_matched(ranks: list[list[int]], step: int, exact: bool, first: int) -> None:
+    matcher = FrameMatcher()
     for number, mine in enumerate(ranks, first):
-        sent = arrivals.send(number, mine, rows_of(mine), exact=exact)
+        sent = matcher.expect(number, mine, rows_of(mine), exact=exact)
         assert [n for a, b, _ in sent for n in range(a, b)] == list(range(len(mine)))
-        assert all(b - a <= (1 if exact else TOGETHER) for a, b, _ in sent)
+        assert all(b - a <= (1 if exact else PACKETS_PER_CALL) for a, b, _ in sent)
         frames = handed_out(sent, number, mine, step)
-        found = take(arrivals, frames[::-1] if exact else frames)
+        found = take(matcher, frames[::-1] if exact else frames)
         found.pop(None, None)
         assert found == {(number, 100 + rank): (number, rank) for rank in mine if rank % 2 == 0}
-        # Until the next one comes, there may be a frame more.
-        assert arrivals.certain <= number
+        # Until a frame of the next job comes, there may be one too many.
+        assert matcher.confirmed <= number
         if exact:
-            assert arrivals.ended() == 0
-    assert arrivals.ended() == 0
-    assert arrivals.certain == first + len(ranks)
+            assert matcher.drain() == 0
+    assert matcher.drain() == 0
+    assert matcher.confirmed == first + len(ranks)
 
 
-@given(runs, st.sampled_from(MILLISECONDS), st.data())
-def test_no_run_is_certain_whose_frames_are_wrong(ranks: list[list[int]], step: int, data: st.DataObject) -> None:
-    """Frames are lost, or come twice, anywhere."""
-    arrivals = FrameMatcher()
-    sent = {number: arrivals.send(number, mine, rows_of(mine), exact=False) for number, mine in enumerate(ranks)}
+@given(orders, st.sampled_from(MILLISECONDS), st.data())
+def test_no_job_is_confirmed_whose_frames_are_wrong(ranks: list[list[int]], step: int, data: st.DataObject) -> None:
+    """Frames are dropped or repeated anywhere."""
+    matcher = FrameMatcher()
+    sent = {number: matcher.expect(number, mine, rows_of(mine), exact=False) for number, mine in enumerate(ranks)}
     frames = [frame for number, mine in enumerate(ranks) for frame in handed_out(sent[number], number, mine, step)]
     places = data.draw(st.sets(st.integers(0, len(frames) - 1), min_size=1, max_size=2))
     lost = data.draw(st.booleans())
     frames = [frame for n, frame in enumerate(frames) for _ in range((0 if lost else 2) if n in places else 1)]
-    found: dict[Place | None, Frame] = {}
+    found: dict[Destination | None, Frame] = {}
     noticed = False
     try:
         for time, frame in frames:
-            found[arrivals.came(lambda time=time: time)] = frame  # type: ignore[misc]
-        noticed = arrivals.ended() > 0
+            found[matcher.match(lambda time=time: time)] = frame  # type: ignore[misc]
+        noticed = matcher.drain() > 0
     except VideoError:
         noticed = True
     assert noticed
     for number, mine in enumerate(ranks):
-        if number < arrivals.certain:
+        if number < matcher.confirmed:
             for rank, row in rows_of(mine).items():
                 assert found[number, row] == (number, rank)
 
 
-def test_what_was_expected_of_a_decoder_that_failed_is_forgotten() -> None:
-    arrivals = FrameMatcher()
-    arrivals.send(1, [0, 1, 2], {0: 5}, exact=False)
-    arrivals.forget()
-    arrivals.send(2, [0], {0: 7}, exact=False)
-    assert arrivals.came(lambda: time_of(2, 0)) == (2, 7)
-    assert arrivals.ended() == 0
+def test_after_a_reset_nothing_is_expected() -> None:
+    matcher = FrameMatcher()
+    matcher.expect(1, [0, 1, 2], {0: 5}, exact=False)
+    matcher.reset()
+    matcher.expect(2, [0], {0: 7}, exact=False)
+    assert matcher.match(lambda: timestamp(2, 0)) == (2, 7)
+    assert matcher.drain() == 0
     with pytest.raises(VideoError, match="more frames"):
-        arrivals.came(lambda: time_of(2, 0))
+        matcher.match(lambda: timestamp(2, 0))
 
 
-def test_frames_that_nobody_wants_may_be_lost_where_order_does_not_matter() -> None:
-    arrivals = FrameMatcher()
-    arrivals.send(1, [0, 2, 1], {1: 4, 2: 5}, exact=True)
-    assert take(arrivals, [(time_of(1, 2), (1, 2))]) == {(1, 5): (1, 2)}
-    assert arrivals.ended() == 1
-    assert arrivals.certain == 0
+def test_unwanted_frames_may_be_missing_where_packets_are_fed_one_by_one() -> None:
+    matcher = FrameMatcher()
+    matcher.expect(1, [0, 2, 1], {1: 4, 2: 5}, exact=True)
+    assert take(matcher, [(timestamp(1, 2), (1, 2))]) == {(1, 5): (1, 2)}
+    assert matcher.drain() == 1
+    assert matcher.confirmed == 0

@@ -1,4 +1,4 @@
-"""Decoders that stay open: the same pixels as stock DALI in a process of its own, whatever was decoded before."""
+"""Persistent decode sessions: the same pixels as stock DALI in a process of its own, whatever was decoded before."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def sessions() -> NvdecSessionPool:
     return opened
 
 
-@pytest.fixture(params=[(1, 0), (7, 0), (0, 3), (2, 3)], ids=["one", "all", "spare", "both"])
+@pytest.fixture(params=[(1, 0), (7, 0), (0, 3), (2, 3)], ids=["one", "all", "cpu", "both"])
 def workers(request: pytest.FixtureRequest) -> NvdecSessionPool:
-    """Engines alone, cores of the CPU alone, and both at once."""
-    engines, spare_cores = request.param
-    return NvdecSessionPool(device_id=0, engines=engines, spare_cores=spare_cores)
+    """NVDEC engines alone, CPU workers alone, and both at once."""
+    engines, cpu_workers = request.param
+    return NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers)
 
 
 def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
@@ -103,8 +103,8 @@ def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds:
         begun.append(
             (order, wanted, sessions.submit([slice_of(clips[n], f) for n, f in zip(order, wanted, strict=True)]))
         )
-    for order, wanted, wait in begun:
-        for n, frames, pictures in zip(order, wanted, wait(), strict=True):
+    for order, wanted, pending in begun:
+        for n, frames, pictures in zip(order, wanted, pending.result(), strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
     sessions.close()
 
@@ -165,7 +165,7 @@ def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, ses
     for _ in range(6):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 3))
         wanted = [np.sort(rng.choice(12, 4, replace=False)) for _ in order]
-        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)])()
+        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)]).result()
         for n, frames, pictures in zip(order, wanted, got, strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
     sessions.close()
@@ -189,7 +189,7 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
     for _ in range(5):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 2))
         wanted = [np.sort(rng.choice(40, 5, replace=False)) for _ in order]
-        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)])()
+        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)]).result()
         for n, frames, pictures in zip(order, wanted, got, strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
     sessions.close()
@@ -199,9 +199,9 @@ def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: NvdecSessio
     clip = stored(Recipe(frames=48, gop=12), tmp_path / "clip")
     reference = stock(clip)
     starts = [[n + k for k in range(9)] for n in range(0, 32, 4)]
-    waits = [sessions.submit([slice_of(clip, np.arange(s, s + 8)) for s in batch]) for batch in starts]
-    for batch, wait in zip(starts, waits, strict=True):
-        for start, pictures in zip(batch, wait(), strict=True):
+    begun = [sessions.submit([slice_of(clip, np.arange(s, s + 8)) for s in batch]) for batch in starts]
+    for batch, pending in zip(starts, begun, strict=True):
+        for start, pictures in zip(batch, pending.result(), strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), reference[start : start + 8])
     sessions.close()
 
@@ -213,8 +213,8 @@ def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: NvdecSe
     torn = replace(good, name="torn", data=np.zeros_like(good.data))
     for bad in (cut, torn):
         with pytest.raises(VideoError, match=bad.name):
-            sessions.submit([bad])()
-        (pictures,) = sessions.submit([good])()
+            sessions.submit([bad]).result()
+        (pictures,) = sessions.submit([good]).result()
         np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
     sessions.close()
 
@@ -230,13 +230,13 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
     torn = replace(good, name="torn", data=data)
     alone = NvdecSessionPool(device_id=0, engines=1)
-    (reference,) = alone.submit([torn])()
+    (reference,) = alone.submit([torn]).result()
     expected = reference.cpu()
     alone.close()
     assert not np.array_equal(expected.numpy(), stock(clip)), "nothing is damaged"
-    both = NvdecSessionPool(device_id=0, engines=1, spare_cores=3)
+    both = NvdecSessionPool(device_id=0, engines=1, cpu_workers=3)
     with caplog.at_level(logging.DEBUG, logger="streamvid.decode.cpu_assist"):
-        got = both.submit([torn] * 12 + [good] * 2)()
+        got = both.submit([torn] * 12 + [good] * 2).result()
     assert "left to an engine" in caplog.text
     for pictures in got[:12]:
         np.testing.assert_array_equal(pictures.cpu().numpy(), expected.numpy())
@@ -262,8 +262,8 @@ def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
         convert(core)
 
     monkeypatch.setattr(CpuAssistWorker, "_convert", fails_at_times)
-    sessions = NvdecSessionPool(device_id=0, engines=1, spare_cores=2)
-    got = sessions.submit([whole(clip) for clip in clips] * 8)()
+    sessions = NvdecSessionPool(device_id=0, engines=1, cpu_workers=2)
+    got = sessions.submit([whole(clip) for clip in clips] * 8).result()
     assert next(calls) > 1
     for n, pictures in enumerate(got):
         np.testing.assert_array_equal(pictures.cpu().numpy(), expected[n % 4])
@@ -311,7 +311,7 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
     monkeypatch.setattr(NvdecWorker, "_open", lambda engine, kind: Lossy(opened(engine, kind)))
     sessions = NvdecSessionPool(device_id=0, engines=1)
     for _ in range(4):
-        got = sessions.submit([whole(clip) for clip, _ in clips])()
+        got = sessions.submit([whole(clip) for clip, _ in clips]).result()
         for (_, reference), pictures in zip(clips, got, strict=True):
             np.testing.assert_array_equal(pictures.cpu().numpy(), reference)
     assert next(calls) > 9
