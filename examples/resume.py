@@ -41,7 +41,7 @@ def make_loader(arguments: argparse.Namespace) -> sv.StreamLoader:
         shuffle=arguments.shuffle,
         locality=arguments.locality,
         seed=0,
-        threads=arguments.threads,
+        num_threads=arguments.threads,
         cache_dir=arguments.cache_dir,
     )
 

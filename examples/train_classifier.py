@@ -34,8 +34,7 @@ def make_loader(dataset: str, batch_size: int, training: bool) -> sv.StreamLoade
     return sv.StreamLoader(
         dataset,
         batch_size=batch_size,
-        sampling=sv.Window(frames=FRAMES, fps=FPS, place="random" if training else "center"),
-        pad="edge",
+        sampling=sv.Window(frames=FRAMES, fps=FPS, start="random" if training else "center"),
         transform=transform if training else transform.for_evaluation(),
         shuffle=training,
         # A clip twice in an epoch does no harm in training, and keeps all ranks' batches alike.

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from streamvid.plan.inputs import Subset as Subset
     from streamvid.sampling.base import ClipTimes as ClipTimes
     from streamvid.sampling.base import FrameSampler as FrameSampler
-    from streamvid.sampling.picks import All as All
-    from streamvid.sampling.picks import ByClip as ByClip
-    from streamvid.sampling.picks import Frames as Frames
-    from streamvid.sampling.picks import Keyframes as Keyframes
-    from streamvid.sampling.picks import RandomFrames as RandomFrames
-    from streamvid.sampling.picks import Uniform as Uniform
+    from streamvid.sampling.explicit import ByClip as ByClip
+    from streamvid.sampling.explicit import Frames as Frames
+    from streamvid.sampling.spread import All as All
+    from streamvid.sampling.spread import Keyframes as Keyframes
+    from streamvid.sampling.spread import RandomFrames as RandomFrames
+    from streamvid.sampling.spread import Uniform as Uniform
     from streamvid.sampling.windows import MultiRate as MultiRate
     from streamvid.sampling.windows import TiledWindows as TiledWindows
     from streamvid.sampling.windows import Window as Window
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
-    "All": "sampling.picks",
+    "All": "sampling.spread",
     "At": "loader.clip_items",
-    "ByClip": "sampling.picks",
+    "ByClip": "sampling.explicit",
     "ClipDataset": "loader.clip_dataset",
     "ClipTimes": "sampling.base",
     "Dataset": "dataset.dataset",
     "DatasetError": "errors",
     "FrameSampler": "sampling.base",
-    "Frames": "sampling.picks",
+    "Frames": "sampling.explicit",
     "GpuDataLoader": "loader.gpu_loader",
     "InputError": "errors",
-    "Keyframes": "sampling.picks",
+    "Keyframes": "sampling.spread",
     "LoaderStats": "loader.stream_loader",
     "Mix": "plan.inputs",
     "MultiRate": "sampling.windows",
-    "RandomFrames": "sampling.picks",
+    "RandomFrames": "sampling.spread",
     "StreamLoader": "loader.stream_loader",
     "StreamvidError": "errors",
     "Subset": "plan.inputs",
     "TiledWindows": "sampling.windows",
     "Transform": "transform.spec",
-    "Uniform": "sampling.picks",
+    "Uniform": "sampling.spread",
     "VideoError": "errors",
     "Views": "transform.spec",
     "Window": "sampling.windows",

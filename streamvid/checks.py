@@ -10,7 +10,8 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from fractions import Fraction
+from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -23,14 +24,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is a whole number, Python's or NumPy's."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
 
 
-def is_real(value: object) -> bool:
-    """Whether it is a finite number, Python's or NumPy's."""
-    return is_integer(value) or (isinstance(value, float | np.floating) and math.isfinite(value))
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, Python's, a Fraction, or NumPy's."""
+    return is_integer(value) or (isinstance(value, float | Fraction | np.floating) and math.isfinite(value))
 
 
 def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_COUNT) -> int:
@@ -44,10 +45,10 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
     Raises:
         InputError: it is no whole number, or outside the limits.
     """
-    if not is_integer(value) or value < least or (most is not None and value > most):  # type: ignore[operator]
+    if not is_integer(value) or value < least or (most is not None and value > most):
         limits = f"of at least {least}" if most in (None, MAX_COUNT) else f"from {least} to {most}"
         raise InputError(f"{name} must be a whole number {limits}; it is {value!r}")
-    return int(value)  # type: ignore[call-overload,no-any-return]
+    return int(value)
 
 
 def one_of(value: object, allowed: Sequence[str], name: str) -> None:

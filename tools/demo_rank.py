@@ -68,7 +68,6 @@ def stream(dataset: str, picture: Path) -> list[Share]:
         dataset,
         batch_size=4,
         sampling=sv.Window(frames=16, fps=8),
-        pad="edge",
         # The short side is brought to 128 first, so that videos of any size and shape hold the crop. No flip, as the
         # demo's classes are directions.
         transform=sv.Transform(resize=128, crop=112, mean=MEAN, std=STD, layout="CFHW", dtype="float32"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
@@ -17,8 +17,8 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.plan.permutation import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
-from streamvid.sampling.base import ClipTimes, FrameSampler, Pad, Selection, lengthen, select
-from streamvid.sampling.picks import All
+from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
+from streamvid.sampling.spread import All
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.transform import params
 from streamvid.transform.params import Fields
@@ -36,7 +36,6 @@ class SampleSpec:
     """What is made of every clip."""
 
     sampling: FrameSampler
-    pad: Pad
     transform: Transform | Views
     seed: int
 
@@ -97,17 +96,14 @@ def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[Sa
     for item, number, valid in zip(step.items.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
         clip = row_of(item)
         index = dataset.index(clip)
-        for_sampling = draws(recipe.seed, number, item, recipe.sampling.draws)
+        for_sampling = draws(recipe.seed, number, item, recipe.sampling.num_random)
         for_transform = draws(recipe.seed, number, item, recipe.transform.draws, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
-        selection = select(recipe.sampling, times, for_sampling, recipe.pad, sample=sample_of(item))
+        selection = select(recipe.sampling, times, for_sampling, number=sample_of(item))
         samples.append(make_sample(index, clip, valid, selection, for_transform))
     if isinstance(recipe.sampling, All):
         slots = max(len(sample.selection.frames) for sample in samples)
-        samples = [
-            SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.packets, s.spans)
-            for s in samples
-        ]
+        samples = [replace(s, selection=lengthen(s.selection, slots, recipe.sampling.pad)) for s in samples]
     return samples
 
 

@@ -62,7 +62,7 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
     rows = _chosen(dataset, clips, random)
     for row in rows.tolist():
         index = dataset.index(row)
-        selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.draws), "edge")
+        selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.num_random))
         frames = np.unique(selection.frames)
         part = select_packets(index, frames)
         spans = ranges(part, gap=GAP_BYTES)

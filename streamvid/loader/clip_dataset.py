@@ -18,8 +18,9 @@ from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec, encoded_batch
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve, same_length
 from streamvid.loader.local_decoder import LocalDecoder
 from streamvid.plan.inputs import Place, Subset, make_pools, open_source
-from streamvid.sampling.base import PADS, FrameSampler, Pad
-from streamvid.sampling.picks import All
+from streamvid.sampling.base import FrameSampler, check_sampler
+from streamvid.sampling.padding import has_black_frames
+from streamvid.sampling.spread import All
 from streamvid.transform.dali_renderer import ABOUT, about
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import TAKEN, Transform, Views, by_view
@@ -38,8 +39,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
-        sampling: which frames `ds[i]` and `ds["key"]` show. Without it, frames must be given.
-        pad: as in `StreamLoader`. With "none", clips that are too short are left out of the numbering.
+        sampling: which frames `ds[i]` and `ds["key"]` show. Without it, frames must be given. With its `pad="none"`,
+            clips that are too short are left out of the numbering.
         transform: as in `StreamLoader`.
         columns: metadata to put into samples.
         seed: of places and augmentation, which also depend on the epoch and on the item.
@@ -54,15 +55,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         dataset: Subset | Place,
         *,
         sampling: FrameSampler | None = None,
-        pad: Pad = "edge",
         transform: Transform | Views | Mapping[str, Transform] | None = None,
         columns: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if pad not in PADS:
-            raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
-        if sampling is not None and (isinstance(sampling, type) or not hasattr(sampling, "lay_out")):
-            raise InputError(f"sampling must be such as Window(frames=16, fps=8), it is {sampling!r}")
+        if sampling is not None:
+            check_sampler(sampling)
         if isinstance(transform, Mapping):
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
@@ -70,13 +68,14 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number, it is {seed!r}")
         self._can_sample = sampling is not None
-        self._recipe = SampleSpec(sampling or All(), pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self._recipe = SampleSpec(sampling or All(), transform or Transform(layout="FHWC", dtype="uint8"), seed)
         self.dataset, self._items = _open(dataset, self._recipe)
         self._columns = self._check_columns(columns)
         # In shared memory, so that workers that stay for several epochs see it change.
         self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
         rotates = bool(self.dataset.clips.rotation.any())
-        self._decoder = LocalDecoder(self._recipe.transform, rotates=rotates, has_blanks=pad in ("constant", "none"))
+        has_blanks = has_black_frames(self._recipe.sampling.pad)
+        self._decoder = LocalDecoder(self._recipe.transform, rotates=rotates, has_blanks=has_blanks)
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""
@@ -210,7 +209,7 @@ def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[IndexedDataset, tor
     path = subset.dataset.path if isinstance(subset.dataset, Dataset) else os.fspath(subset.dataset)
     dataset = open_indexed(path)
     source = open_source(Subset(dataset, subset.where, subset.keys), lambda _: dataset)
-    (pool,) = make_pools(source, recipe.sampling, recipe.pad).pools
+    (pool,) = make_pools(source, recipe.sampling).pools
     if np.array_equal(pool.items, np.arange(len(dataset))):
         return dataset, None
     # In shared memory: workers that are spawned do not get a copy each.

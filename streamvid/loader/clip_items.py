@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, mak
 from streamvid.plan.permutation import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, lengthen, select
-from streamvid.sampling.picks import WITHIN, whole_ticks
+from streamvid.sampling.explicit import WITHIN, whole_ticks
 from streamvid.storage import filesystem
 from streamvid.video.packet_selection import ranges
 
@@ -120,10 +120,7 @@ def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: Samp
 def same_length(samples: Sequence[SamplePlan], recipe: SampleSpec) -> list[SamplePlan]:
     """Pad samples to the longest of them."""
     slots = max(len(sample.selection.frames) for sample in samples)
-    return [
-        SamplePlan(s.clip, s.valid, lengthen(s.selection, slots, recipe.pad), s.random, s.packets, s.spans)
-        for s in samples
-    ]
+    return [replace(s, selection=lengthen(s.selection, slots, recipe.sampling.pad)) for s in samples]
 
 
 def _row(dataset: IndexedDataset, clip: object) -> int:
@@ -185,9 +182,9 @@ def _given(clip: ClipTimes, at: At) -> Selection:
 
 
 def _sampled(clip: ClipTimes, item: int, recipe: SampleSpec, epoch: int) -> Selection:
-    random = draws(recipe.seed, epoch, item, recipe.sampling.draws)
+    random = draws(recipe.seed, epoch, item, recipe.sampling.num_random)
     try:
-        return select(recipe.sampling, clip, random, recipe.pad, sample=sample_of(item))
+        return select(recipe.sampling, clip, random, number=sample_of(item))
     except InputError:
         raise
     except ValueError as error:

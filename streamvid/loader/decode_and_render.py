@@ -12,6 +12,7 @@ from streamvid.decode.base import Decoder
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec
+from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.cpu_crop_resize import (
     CropResizedFrames,
     CropResizeSink,
@@ -124,7 +125,7 @@ class DecodeAndRender:
             threads=self._threads,
             placed=self._placed,
             rotates=self._rotates,
-            has_blanks=self._recipe.pad in ("constant", "none"),
+            has_blanks=has_black_frames(self._recipe.sampling.pad),
         )
 
 

@@ -54,7 +54,7 @@ class GpuDataLoader:
         drop_last: leave out a last batch that is not full.
         num_workers: processes that read; 0 reads in a thread.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
-        threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
+        num_threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
         **options: others of torch's DataLoader: multiprocessing_context, persistent_workers, prefetch_factor,
             generator, worker_init_fn, timeout.
 
@@ -73,7 +73,7 @@ class GpuDataLoader:
         drop_last: bool = False,
         num_workers: int = 0,
         device: str | int | None = None,
-        threads: int | None = None,
+        num_threads: int | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(dataset, ClipDataset):
@@ -86,8 +86,8 @@ class GpuDataLoader:
             if batch_size is None:
                 raise InputError("give batch_size: with a batch_sampler the most clips that it puts into a batch")
         check_whole(batch_size, "batch_size")
-        if threads is not None:
-            check_whole(threads, "threads")
+        if num_threads is not None:
+            check_whole(num_threads, "num_threads")
         chosen: dict[str, Any] = {"batch_sampler": batch_sampler}
         if batch_sampler is None:
             chosen = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle, "drop_last": drop_last}
@@ -110,7 +110,7 @@ class GpuDataLoader:
         self._stage = DecodeAndRender(
             dataset.recipe,
             device_id=device_id,
-            threads=threads or find_cores(),
+            threads=num_threads or find_cores(),
             max_batch=batch_size,
             rotates=bool(dataset.dataset.clips.rotation.any()),
         )

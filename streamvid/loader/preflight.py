@@ -20,7 +20,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.fetch.plan_samples import SampleSpec, encode, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
-from streamvid.sampling.picks import Uniform
+from streamvid.sampling.spread import Uniform
 from streamvid.transform.spec import Transform
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import UNORDERED
@@ -169,7 +169,7 @@ def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuD
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
     """A few frames from all over a clip, read by way of whole shards."""
-    recipe = SampleSpec(Uniform(_PROBE_FRAMES), "edge", Transform(), 0)
+    recipe = SampleSpec(Uniform(_PROBE_FRAMES), Transform(), 0)
     batch = plan_samples(dataset, Step(np.array([row]), np.array([0]), np.array([True])), recipe)
     return encode(dataset, [batch], recipe, access)[0].slices[0]
 

@@ -28,7 +28,7 @@ from streamvid.plan.inputs import Mix, Subset, make_pools, open_source
 from streamvid.plan.mixture import Stream
 from streamvid.plan.permutation import SHUFFLES, Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
-from streamvid.sampling.base import PADS, FrameSampler, Pad
+from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.transform.dali_renderer import ABOUT
@@ -83,13 +83,10 @@ class StreamLoader:
         dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `Windows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
-            `ByClip` or `All`. docs/sampling.md tells of each.
-        pad: what short clips show behind their end: "edge", "constant" (black), "reflect_101", "reflect_1001";
-            "none" skips them.
+            `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
         transform: what is done to the frames; default: nothing, uint8 FHWC. Several by name make several views of
             each clip: `batch[name]` instead of `batch["video"]`.
-        after: your own function: takes every finished batch, and gives what the loop gets. It runs in the loop's
-            thread.
+        batch_fn: your own function of a finished batch: the loop gets what it returns. It runs in the loop's thread.
         columns: metadata to put into batches: numbers as tensors, text as lists.
         shuffle: another order every epoch: of all clips (True or "full"), or of shards, and then of the clips of 16
             shards at a time ("block"); or the dataset's own order (False or "none").
@@ -103,9 +100,9 @@ class StreamLoader:
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
         ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
-        threads: CPU threads that decode and transform; default: the cores that this process may use, shared with the
-            other ranks of its node. With a GPU, those beyond one for each of its decoding engines and one more decode
-            beside it.
+        num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
+            the other ranks of its node. With a GPU, those beyond one for each NVDEC engine and one more decode beside
+            it.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
 
@@ -120,9 +117,8 @@ class StreamLoader:
         *,
         batch_size: int,
         sampling: FrameSampler,
-        pad: Pad = "edge",
         transform: Transform | Views | Mapping[str, Transform] | None = None,
-        after: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        batch_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         columns: Sequence[str] = (),
         shuffle: bool | Shuffle = True,
         group_by_size: bool | int = False,
@@ -134,26 +130,23 @@ class StreamLoader:
         rank: int | None = None,
         world_size: int | None = None,
         ranks_per_node: int | None = None,
-        threads: int | None = None,
+        num_threads: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
     ) -> None:
         # Options first: these need no dataset to be wrong.
-        if pad not in PADS:
-            raise InputError(f"pad must be one of {', '.join(PADS)}; it is {pad!r}")
-        if isinstance(sampling, type) or not hasattr(sampling, "lay_out"):
-            raise InputError(f"sampling must be such as Window(frames=16, fps=8), it is {sampling!r}")
+        check_sampler(sampling)
         if isinstance(transform, Mapping):
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
             raise InputError(f"transform must be a Transform, or a dict of them by name, it is {transform!r}")
-        if after is not None and not callable(after):
-            raise InputError(f"after must be a function of a batch, it is {after!r}")
+        if batch_fn is not None and not callable(batch_fn):
+            raise InputError(f"batch_fn must be a function of a batch, it is {batch_fn!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number, it is {seed!r}")
         if locality not in (None, "node"):
             raise InputError(f"locality must be 'node' or None, it is {locality!r}")
-        for name, number in (("threads", threads), ("cache_bytes", cache_bytes), ("batch_size", batch_size)):
+        for name, number in (("num_threads", num_threads), ("cache_bytes", cache_bytes), ("batch_size", batch_size)):
             if number is not None:
                 check_whole(number, name)
         if not isinstance(last_batch, str) and hasattr(last_batch, "name"):
@@ -167,12 +160,12 @@ class StreamLoader:
         self.dataset: ClipSource = source.dataset
         self._source = source
 
-        found = make_pools(source, sampling, pad)
+        found = make_pools(source, sampling)
         self.skipped = found.short
         if found.short:
             log.warning("%d of %d clips are too short for %s and are skipped", found.short, len(self.dataset), sampling)
         rows = found.rows()
-        self._recipe = SampleSpec(sampling, pad, transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self._recipe = SampleSpec(sampling, transform or Transform(layout="FHWC", dtype="uint8"), seed)
         self._check_sizes(rows)
         self._columns = self._check_columns(columns)
         stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
@@ -195,12 +188,12 @@ class StreamLoader:
             access,
             self._recipe,
             device_id=self._device_id,
-            threads=threads or find_cores(),
+            threads=num_threads or find_cores(),
             max_batch=batch_size,
             rotates=bool(self.dataset.clips.rotation[rows].any()),
         )
-        self._course = RunSchedule(self._plan, tuple(source.checksums()), sampling, pad)
-        self._after = after
+        self._course = RunSchedule(self._plan, tuple(source.checksums()), sampling)
+        self._batch_fn = batch_fn
         self._stats = LoaderStats()
         self._next = self._course.start(0)
         self._now: Cursor | None = None
@@ -285,7 +278,7 @@ class StreamLoader:
                     frames=int(one.encoded.mask[valid].sum()),
                     bytes_read=one.encoded.bytes_read,
                 )
-                yield batch if self._after is None else self._after(batch)
+                yield batch if self._batch_fn is None else self._batch_fn(batch)
             if self._now is standing:
                 self._now = None
         finally:

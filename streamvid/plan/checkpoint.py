@@ -18,7 +18,7 @@ from streamvid.errors import InputError
 from streamvid.plan.epoch_plan import Epoch, Plan, Position
 from streamvid.plan.permutation import Pool
 from streamvid.plan.state import Identity, from_state, identify, to_state
-from streamvid.sampling.base import FrameSampler, Pad
+from streamvid.sampling.base import FrameSampler
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,12 @@ class RunSchedule:
     Attributes:
         plan: of every epoch.
         checksums: of all shards of all datasets, in order.
-        sampling, pad: how frames are chosen.
+        sampling: how frames are chosen.
     """
 
     plan: Plan
     checksums: tuple[str, ...]
     sampling: FrameSampler
-    pad: Pad
 
     def start(self, epoch: int) -> Cursor:
         """The beginning of an epoch."""
@@ -69,7 +68,7 @@ class RunSchedule:
     @cached_property
     def identity(self) -> Identity:
         """What a state of this course is a state of."""
-        return identify(self.checksums, self.plan, self.sampling, self.pad)
+        return identify(self.checksums, self.plan, self.sampling)
 
     def _before(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
         """This course over the first so many shards alone."""

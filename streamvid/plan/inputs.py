@@ -19,7 +19,7 @@ from streamvid.errors import InputError
 from streamvid.plan.mixture import whole_weights
 from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import MAX_SAMPLES, expand
-from streamvid.sampling.base import FrameSampler, Pad
+from streamvid.sampling.base import FrameSampler
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -136,7 +136,7 @@ class Pools:
         return np.unique(np.concatenate([rows_of(pool.items) for pool in self.pools]))
 
 
-def make_pools(source: Source, sampling: FrameSampler, pad: Pad) -> Pools:
+def make_pools(source: Source, sampling: FrameSampler) -> Pools:
     """The items that take part.
 
     Raises:
@@ -146,12 +146,12 @@ def make_pools(source: Source, sampling: FrameSampler, pad: Pad) -> Pools:
     for part, subset in enumerate(source.subsets):
         rows = _selected(source, part)
         kept = rows
-        if pad == "none":
-            kept = rows[~_per_tick(source.dataset, rows, sampling.is_short, dtype=bool)]
+        if sampling.pad == "none":
+            kept = rows[~_per_tick(source.dataset, rows, sampling.is_too_short, dtype=bool)]
             short += len(rows) - len(kept)
         if len(kept) == 0:
             raise InputError(_nothing(subset, rows, sampling))
-        pools.append(_pool(source, part, rows, kept, sampling, whole=pad == "none"))
+        pools.append(_pool(source, part, rows, kept, sampling, whole=sampling.pad == "none"))
     return Pools(tuple(pools), short)
 
 
@@ -177,7 +177,7 @@ def _dataset(source: Source, part: int) -> Dataset:
 
 def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSampler, *, whole: bool) -> Pool:
     dataset, subset = source.dataset, source.subsets[part]
-    samples = _per_tick(dataset, kept, partial(sampling.samples, whole=whole), dtype=np.int64)
+    samples = _per_tick(dataset, kept, partial(sampling.num_samples, whole=whole), dtype=np.int64)
     most = int(samples.max())
     if most > MAX_SAMPLES:
         raise InputError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamvid.errors import InputError
 from streamvid.plan.epoch_plan import Plan, Position, Topology, TopologyRun
-from streamvid.sampling.base import FrameSampler, Pad
+from streamvid.sampling.base import FrameSampler
 
 VERSION: Final = 1
 GROUPED_VERSION: Final = 2
@@ -40,13 +40,13 @@ class Identity:
     shards: int
 
 
-def identify(checksums: Sequence[str], plan: Plan, sampling: FrameSampler, pad: Pad) -> Identity:
+def identify(checksums: Sequence[str], plan: Plan, sampling: FrameSampler) -> Identity:
     """The identity of a run.
 
     Args:
         checksums: of all shards of all datasets, in order.
         plan: its stream, and how epochs are cut from it.
-        sampling, pad: how frames are chosen.
+        sampling: how frames are chosen.
     """
     stream = plan.stream
     content = hashlib.sha256("\n".join(checksums).encode())
@@ -55,7 +55,7 @@ def identify(checksums: Sequence[str], plan: Plan, sampling: FrameSampler, pad: 
         if pool.weights is not None:
             content.update(np.ascontiguousarray(pool.weights).data)
     order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
-    return Identity(content.hexdigest()[:16], _digest((sampling, pad)), _digest(order), len(checksums))
+    return Identity(content.hexdigest()[:16], _digest(sampling), _digest(order), len(checksums))
 
 
 def _digest(value: object) -> str:

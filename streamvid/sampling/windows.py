@@ -1,4 +1,4 @@
-"""Samplers of frames one after another, at a step in frames or a rate: `Window`, `MultiRate` and `TiledWindows`."""
+"""Samplers of frames one after another, at a stride or a rate: `Window`, `MultiRate` and `TiledWindows`."""
 
 from __future__ import annotations
 
@@ -11,91 +11,95 @@ from typing import Final, Literal
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
+from streamvid.checks import integer, is_real, one_of, suggesting
 from streamvid.errors import InputError
-from streamvid.sampling.base import ClipTimes, OneSample, SlotLayout, one_of, whole_number
+from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
 
 Rate = float | Fraction
-Place = Literal["random", "center", "start"]
-_PLACES: Final = ("random", "center", "start")
+Start = Literal["random", "center", "first"]
+_STARTS: Final = ("random", "center", "first")
 _MAX_SECONDS: Final = 1_000_000
 _EXACT: Final = 1 << 62
 """Products below this fit into int64."""
 
 
-@dataclass(frozen=True)
-class Window(OneSample):
+@suggesting
+@dataclass(frozen=True, repr=False)
+class Window(PaddedSampler):
     """Frames one after another: every `stride`-th, or `fps` a second by the clip's timestamps.
 
     Attributes:
         frames: frames in a sample.
         stride: step in frames; 1 if neither fps nor span is given.
-        fps: frames a second. Each slot shows the frame on screen at its instant, so variable frame rates come out
-            right.
-        span: instead of those, the least and the most seconds that the sample covers: each time a random number of
-            seconds in between, but no more than the clip has, at the rate that spreads the frames evenly over it.
-        place: where in the clip: "random" for training, "center" for evaluation, "start", or "even". A window by fps
-            or span starts on a frame.
+        fps: frames a second. Each frame position shows the frame on screen at its time, so that variable frame rates
+            come out right.
+        start: the temporal crop: "random" for training, "center" for evaluation, "first" for the clip's first frame,
+            or "even". A window by fps or span starts on a frame.
+        span: instead of stride or fps, the least and the most seconds that the sample covers: each time a random
+            number of seconds in between, but no more than the clip has, at the rate that spreads the frames evenly.
         windows: samples that a clip gives: with "even", that many windows evenly spaced from the clip's start to its
             end (one lies in the centre); with "random", that many random ones.
-        jitter: move each slot at random by up to that many frames, or seconds with fps or span; never out of the clip
-            nor past the slot before.
+        jitter: move each frame position at random by up to that many frames, or seconds with fps or span; never out of
+            the clip nor past the position before.
+        pad: as of every sampler, see `streamvid.sampling.base.PaddedSampler`.
     """
 
     frames: int
     stride: int | None = None
     fps: Rate | None = None
-    place: Literal["random", "center", "start", "even"] = "random"
+    start: Literal["random", "center", "first", "even"] = "random"
     span: tuple[float, float] | None = None
     windows: int = 1
     jitter: float = 0
 
     def __post_init__(self) -> None:
-        whole_number(self.frames, "Window(frames)")
-        one_of(self.place, (*_PLACES, "even"), "Window(place)")
+        super().__post_init__()
+        integer(self.frames, "Window(frames)")
+        one_of(self.start, (*_STARTS, "even"), "Window(start)")
         given = [name for name in ("stride", "fps", "span") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InputError(f"Window takes stride, fps or span, not {' and '.join(given)} together")
         if self.stride is not None:
-            whole_number(self.stride, "Window(stride)")
+            integer(self.stride, "Window(stride)")
         if self.fps is not None:
             _check_rate(self.fps, "Window(fps)")
         if self.span is not None:
             object.__setattr__(self, "span", _checked_span(self.span))
-        if whole_number(self.windows, "Window(windows)") > 1 and self.place not in ("even", "random"):
-            raise InputError(f"{self.windows} windows at the {self.place} would be the same: take place='even'")
+        if integer(self.windows, "Window(windows)") > 1 and self.start not in ("even", "random"):
+            raise InputError(f"{self.windows} windows at the {self.start} would be the same: take start='even'")
         if self._in_frames and (isinstance(self.jitter, bool) or not isinstance(self.jitter, int | np.integer)):
             raise InputError(f"Window(jitter) must be a whole number of frames, it is {self.jitter!r}")
-        if not _is_number(self.jitter) or not 0 <= self.jitter <= _MAX_SECONDS:
+        if not is_real(self.jitter) or not 0 <= self.jitter <= _MAX_SECONDS:
             raise InputError(f"Window(jitter) must be a number from 0 to {_MAX_SECONDS}, it is {self.jitter!r}")
 
     @property
-    def slots(self) -> int:
+    def num_frames(self) -> int:
         return self.frames
 
     @property
-    def draws(self) -> int:
-        return (self.place == "random") + (self.span is not None) + (self.frames if self.jitter else 0)
+    def num_random(self) -> int:
+        return (self.start == "random") + (self.span is not None) + (self.frames if self.jitter else 0)
 
-    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
-        # `random` holds one number for the place if that is random, one for the span if given, then the jitter's.
+    def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
+        # `random` holds one number for the start if that is random, one for the span if given, then the jitter's.
         if self._in_frames:
             steps, end = _by_stride(self.frames, self.stride or 1), len(clip.pts)
-            start = _first(end - int(steps[-1]), self.place, random, sample, self.windows)
+            offset = _first(end - int(steps[-1]), self.start, random, number, self.windows)
         else:
             steps, end = self._ticks(clip, random), clip.duration
-            start = _first_tick(clip, int(steps[-1]), self.place, random, sample, self.windows)
-        position = steps + start
+            offset = _first_tick(clip, int(steps[-1]), self.start, random, number, self.windows)
+        position = steps + offset
         if self.jitter:
             most = int(self.jitter if self._in_frames else _exact(self.jitter) / clip.tick)
             position = _moved(position, end, most, random[-self.frames :])
         return SlotLayout(position, end, in_ticks=not self._in_frames)
 
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
-        return super().samples(frames, duration, tick, whole) * self.windows
+    def num_samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
+        return super().num_samples(frames, duration, tick, whole) * self.windows
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
+    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         if self.span is not None:
-            # The span gives way to the clip's end; only a clip without any duration has no room for a slot.
+            # The span gives way to the clip's end; only a clip without any duration has no room for a frame.
             return np.asarray(duration < 1)
         return np.asarray((frames if self._in_frames else duration) <= self._steps(tick)[-1])
 
@@ -104,78 +108,81 @@ class Window(OneSample):
         return self.fps is None and self.span is None
 
     def _steps(self, tick: Fraction) -> Int64:
-        """int64 [frames]: slots from the first one on, in frames or ticks."""
+        """int64 [frames]: positions relative to the first, in frames or ticks."""
         if self.fps is None:
             return _by_stride(self.frames, self.stride or 1)
         return _by_rate(((self.frames, self.fps),), tick)
 
     def _ticks(self, clip: ClipTimes, random: Float64) -> Int64:
-        """int64 [frames]: slots from the first one on, in ticks; by span, over a random one."""
+        """int64 [frames]: positions relative to the first, in ticks; by span, over a random one."""
         if self.span is None:
             return self._steps(clip.tick)
         least, most = (max(1, min(round(_exact(seconds) / clip.tick), clip.duration)) for seconds in self.span)
-        number = float(random[1 if self.place == "random" else 0])
-        span = min(least + int(number * (most - least + 1)), most)
-        # In a span of fewer ticks than slots, rounding up may reach the span's end, which is not part of it.
+        share = float(random[1 if self.start == "random" else 0])
+        span = min(least + int(share * (most - least + 1)), most)
+        # In a span of fewer ticks than frames, rounding up may reach the span's end, which is not part of it.
         return np.minimum(_multiples(0, self.frames, Fraction(span, self.frames)), span - 1)
 
 
-@dataclass(frozen=True)
-class MultiRate(OneSample):
+@suggesting
+@dataclass(frozen=True, repr=False)
+class MultiRate(PaddedSampler):
     """Several rates one after the other, by the clip's timestamps: such as 8 frames at 1 a second, then 16 at 2 a
     second from where those end.
 
-    The first slot of a part lies one step of the part before behind the last slot of that.
+    The first frame of a part comes one step of the part before after the last frame of that part.
 
     Attributes:
         parts: for each part, how many frames, and how many a second.
-        place: where in the clip, as of a `Window`.
+        start: the temporal crop, as of a `Window`.
     """
 
     parts: Sequence[tuple[int, Rate]]
-    place: Place = "random"
+    start: Start = "random"
 
     def __post_init__(self) -> None:
-        one_of(self.place, _PLACES, "MultiRate(place)")
+        super().__post_init__()
+        one_of(self.start, _STARTS, "MultiRate(start)")
         parts = tuple(self.parts) if isinstance(self.parts, Iterable) and not isinstance(self.parts, str) else ()
         if not parts or not all(isinstance(part, Sequence) and len(part) == 2 for part in parts):
             raise InputError(
                 f"MultiRate takes parts such as [(8, 1.0), (16, 2.0)], frames and fps; it is {self.parts!r}"
             )
         for frames, rate in parts:
-            whole_number(frames, "the frames of a part of MultiRate")
+            integer(frames, "the frames of a part of MultiRate")
             _check_rate(rate, "the fps of a part of MultiRate")
         object.__setattr__(self, "parts", tuple((int(frames), rate) for frames, rate in parts))
 
     @property
-    def slots(self) -> int:
+    def num_frames(self) -> int:
         return sum(frames for frames, _ in self.parts)
 
     @property
-    def draws(self) -> int:
-        return 1 if self.place == "random" else 0
+    def num_random(self) -> int:
+        return 1 if self.start == "random" else 0
 
-    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
+    def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         steps = _by_rate(tuple(self.parts), clip.tick)
-        start = _first_tick(clip, int(steps[-1]), self.place, random, sample, 1)
-        return SlotLayout(steps + start, clip.duration, in_ticks=True)
+        offset = _first_tick(clip, int(steps[-1]), self.start, random, number, 1)
+        return SlotLayout(steps + offset, clip.duration, in_ticks=True)
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
+    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(duration <= _by_rate(tuple(self.parts), tick)[-1])
 
 
-@dataclass(frozen=True)
-class TiledWindows:
+@suggesting
+@dataclass(frozen=True, repr=False)
+class TiledWindows(PaddedSampler):
     """The whole clip as a run of windows of the same length, each a sample of its own.
 
     The clip is sampled from its start to its end by stride or fps, and the result cut into windows. The last one is
-    padded; with padding "none" it is left out.
+    padded; with pad="none" it is left out.
 
     Attributes:
         frames: frames in a sample.
-        step: from the start of a window to that of the next, in slots; default: `frames`, no overlap.
-        stride: step from slot to slot in frames; 1 if fps is not given either.
-        fps: slots a second.
+        step: from the start of a window to that of the next, in frame positions; default: `frames`, no overlap.
+        stride: step from one frame position to the next in frames; 1 if fps is not given either.
+        fps: frames a second.
     """
 
     frames: int
@@ -184,33 +191,34 @@ class TiledWindows:
     fps: Rate | None = None
 
     def __post_init__(self) -> None:
-        whole_number(self.frames, "Windows(frames)")
+        super().__post_init__()
+        integer(self.frames, "TiledWindows(frames)")
         if self.stride is not None and self.fps is not None:
-            raise InputError("Windows takes stride or fps, not both")
+            raise InputError("TiledWindows takes stride or fps, not both")
         if self.step is not None:
-            whole_number(self.step, "Windows(step)")
+            integer(self.step, "TiledWindows(step)")
         if self.stride is not None:
-            whole_number(self.stride, "Windows(stride)")
+            integer(self.stride, "TiledWindows(stride)")
         if self.fps is not None:
-            _check_rate(self.fps, "Windows(fps)")
+            _check_rate(self.fps, "TiledWindows(fps)")
 
     @property
-    def slots(self) -> int:
+    def num_frames(self) -> int:
         return self.frames
 
     @property
-    def draws(self) -> int:
+    def num_random(self) -> int:
         return 0
 
-    def lay_out(self, clip: ClipTimes, random: Float64, sample: int) -> SlotLayout:
-        first = sample * (self.step or self.frames)
+    def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
+        first = number * (self.step or self.frames)
         if self.fps is None:
             position = np.arange(first, first + self.frames) * (self.stride or 1)
             return SlotLayout(position, len(clip.pts), in_ticks=False)
-        position = _multiples(first, self.frames, _ticks_per_slot(self.fps, clip.tick))
+        position = _multiples(first, self.frames, _ticks_per_frame(self.fps, clip.tick))
         return SlotLayout(position, clip.duration, in_ticks=True)
 
-    def samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
+    def num_samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
         step, rest = self.step or self.frames, self._length(frames, duration, tick) - self.frames
         if whole:
             return np.where(rest < 0, 0, rest // step + 1)
@@ -218,49 +226,49 @@ class TiledWindows:
         reaching, starting = -(-rest // step) + 1, -(-(rest + self.frames) // step)
         return np.where(rest <= 0, 1, np.minimum(reaching, starting))
 
-    def is_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
+    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         return np.asarray(self._length(frames, duration, tick) < self.frames)
 
     def _length(self, frames: Int64, duration: Int64, tick: Fraction) -> Int64:
-        """int64 [clips]: slots from each clip's start to its end."""
+        """int64 [clips]: frame positions from each clip's start to its end."""
         if self.fps is None:
             return -(-np.asarray(frames, dtype=np.int64) // (self.stride or 1))
-        step = _ticks_per_slot(self.fps, tick)
+        step = _ticks_per_frame(self.fps, tick)
         last = np.asarray(duration, dtype=np.int64) - 1
         if int(np.max(last, initial=0)) * step.denominator >= _EXACT:
             last = last.astype(object)
         return np.asarray(last * step.denominator // step.numerator + 1, dtype=np.int64)
 
 
-def _first(count: int, place: str, random: Float64, sample: int, windows: int) -> int:
+def _first(count: int, start: str, random: Float64, number: int, windows: int) -> int:
     """One of `count` starts; 0 if there is none, as in a clip that is too short."""
-    if count <= 1 or place == "start":
+    if count <= 1 or start == "first":
         return 0
-    if place == "random":
+    if start == "random":
         return min(int(random[0] * count), count - 1)
-    return (count - 1) // 2 if windows == 1 or place == "center" else _share(count - 1, sample, windows)
+    return (count - 1) // 2 if windows == 1 or start == "center" else _share(count - 1, number, windows)
 
 
-def _first_tick(clip: ClipTimes, span: int, place: str, random: Float64, sample: int, windows: int) -> int:
-    """When a window starts whose last slot lies `span` ticks behind its first: a frame's time."""
-    if place in ("random", "start"):
-        count = int(np.searchsorted(clip.pts, clip.duration - span, side="left")) if place == "random" else 1
-        return int(clip.pts[_first(count, place, random, sample, windows)])
+def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number: int, windows: int) -> int:
+    """When a window starts whose last frame position lies `span` ticks behind its first: a frame's time."""
+    if start in ("random", "first"):
+        count = int(np.searchsorted(clip.pts, clip.duration - span, side="left")) if start == "random" else 1
+        return int(clip.pts[_first(count, start, random, number, windows)])
     if windows == 1:
         instant = max(0, (clip.duration - span) // 2)
     else:
         last = max(0, int(np.searchsorted(clip.pts, clip.duration - span, side="left")) - 1)
-        instant = _share(int(clip.pts[last]), sample, windows)
+        instant = _share(int(clip.pts[last]), number, windows)
     return int(clip.pts[max(0, int(np.searchsorted(clip.pts, instant, side="right")) - 1)])
 
 
-def _share(last: int, sample: int, windows: int) -> int:
-    """sample/(windows-1) of the way from 0 to `last`, rounded, a half up."""
-    return (2 * sample * last + windows - 1) // (2 * (windows - 1))
+def _share(last: int, number: int, windows: int) -> int:
+    """number / (windows - 1) of the way from 0 to `last`, rounded, a half up."""
+    return (2 * number * last + windows - 1) // (2 * (windows - 1))
 
 
 def _moved(position: Int64, end: int, most: int, random: Float64) -> Int64:
-    """SlotLayout moved by up to `most` either way, within the clip, in order. Padding stays."""
+    """Positions moved by up to `most` either way, within the clip, in order. Padding stays."""
     moved = position - most + (random * (2 * most + 1)).astype(np.int64)
     moved = np.maximum.accumulate(np.clip(moved, 0, max(0, end - 1)))
     return np.where(position < end, moved, position)
@@ -276,14 +284,14 @@ def _by_stride(frames: int, stride: int) -> Int64:
 
 @lru_cache(maxsize=256)
 def _by_rate(parts: tuple[tuple[int, Rate], ...], tick: Fraction) -> Int64:
-    """int64 [slots]: the instants of parts of so many frames and so many a second, one after the other, in ticks.
+    """int64 [positions]: the times of parts of so many frames and so many a second, one after the other, in ticks.
 
-    Containers round timestamps to whole ticks. Rounding the instants up makes sampling at a clip's own rate give
-    each frame once: an instant less than a tick before a frame shows that frame.
+    Containers round timestamps to whole ticks. Rounding times up makes sampling at a clip's own rate give
+    each frame once: a time less than a tick before a frame shows that frame.
     """
     instants, start = [], Fraction(0)
     for frames, rate in parts:
-        step = _ticks_per_slot(rate, tick)
+        step = _ticks_per_frame(rate, tick)
         for i in range(frames):
             instant = start + i * step
             instants.append(-(-instant.numerator // instant.denominator))
@@ -301,7 +309,7 @@ def _multiples(first: int, count: int, step: Fraction) -> Int64:
 
 
 @lru_cache(maxsize=256)
-def _ticks_per_slot(rate: Rate, tick: Fraction) -> Fraction:
+def _ticks_per_frame(rate: Rate, tick: Fraction) -> Fraction:
     return 1 / (_exact(rate).limit_denominator(100_000) * tick)
 
 
@@ -310,17 +318,13 @@ def _exact(value: Rate) -> Fraction:
     return Fraction(value.item() if isinstance(value, np.generic) else value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool)
-
-
 def _check_rate(value: Rate, name: str) -> None:
-    if not _is_number(value) or not 0.001 <= value <= 100_000:
+    if not is_real(value) or not 0.001 <= value <= 100_000:
         raise InputError(f"{name} must be a number from 0.001 to 100000, it is {value!r}")
 
 
 def _checked_span(value: object) -> tuple[float, float]:
-    if isinstance(value, Sequence) and len(value) == 2 and all(_is_number(seconds) for seconds in value):
+    if isinstance(value, Sequence) and len(value) == 2 and all(is_real(seconds) for seconds in value):
         least, most = value
         if 0 < least <= most <= _MAX_SECONDS:
             return least, most

@@ -56,7 +56,7 @@ def test_every_frame_through_all_stages(tmp_path: Path) -> None:
     names = ["h264", "hevc", "hevc_10bit", "vp9", "h264_vfr", "hevc_open_gop", "h264_trimmed", "h264_five_frames"]
     dataset = packed(names, tmp_path)
     reference = {name: alone(tmp_path / "videos" / f"{name}.{HARD[name].container}", tmp_path) for name in names[:4]}
-    with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(8, fps=10), pad="edge", device="cuda") as loader:
+    with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(8, fps=10), device="cuda") as loader:
         for _ in range(2):
             seen = []
             for batch in loader:
@@ -139,8 +139,7 @@ def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
         with sv.StreamLoader(
             dataset,
             batch_size=4,
-            sampling=sv.Window(16, fps=8),
-            pad=pad,
+            sampling=sv.Window(16, fps=8, pad=pad),  # type: ignore[arg-type]
             transform=transform,
             device=device,  # type: ignore[arg-type]
         ) as loader:

@@ -139,8 +139,8 @@ def test_everything_in_the_loader_twice(tmp_path: Path) -> None:
     runs = []
     for _ in range(2):
         with sv.StreamLoader(
-            tmp_path / "set", batch_size=2, sampling=sv.Window(6, fps=15), pad="constant", transform=transform,
-            device="cuda", seed=3, after=lambda batch: {**batch, "sum": batch["a"].float().sum()},
+            tmp_path / "set", batch_size=2, sampling=sv.Window(6, fps=15, pad="constant"), transform=transform,
+            device="cuda", seed=3, batch_fn=lambda batch: {**batch, "sum": batch["a"].float().sum()},
         ) as loader:  # fmt: skip
             runs.append([{**batch, "a": batch["a"].clone(), "b": batch["b"].clone()} for batch in loader])
     assert len(runs[0]) == 3

@@ -21,7 +21,7 @@ from streamvid.inspection.describe import describe, histogram
 from streamvid.inspection.sampling_cost import sampling_cost
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.sampling.picks import Keyframes, Uniform
+from streamvid.sampling.spread import Keyframes, Uniform
 from streamvid.sampling.windows import Window
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import dataset_of
@@ -123,11 +123,11 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
     assert centres.decoded_per_frame == 3
     keys = sampling_cost(dataset, Keyframes(4))
     assert (keys.frames, keys.packets) == (4, 4)
-    start = sampling_cost(dataset, Window(3, stride=4, place="start"))  # frames 0, 4, 8: packets 0 to 8
+    start = sampling_cost(dataset, Window(3, stride=4, start="first"))  # frames 0, 4, 8: packets 0 to 8
     assert (start.frames, start.packets, start.reads) == (3, 9, 1)
     assert start.bytes == index.offset[8] + index.size[8] - index.offset[0]
     assert start.whole_bytes == dataset.clips.mp4_size[0]
-    short = sampling_cost(dataset, Window(40, place="start"))  # repeats its last frame, which is decoded once
+    short = sampling_cost(dataset, Window(40, start="first"))  # repeats its last frame, which is decoded once
     assert (short.frames, short.packets) == (20, 20)
 
 

@@ -173,12 +173,12 @@ def test_frames_and_seconds_agree(opened: sv.ClipDataset, data: st.DataObject) -
 @pytest.mark.parametrize("transform", [PLAIN, AUGMENTED], ids=["plain", "augmented"])
 def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Transform, pad: Any) -> None:
     options: dict[str, Any] = {
-        "sampling": sv.Window(6, fps=12), "pad": pad, "transform": transform, "seed": 5, "columns": ["score", "place"],
+        "sampling": sv.Window(6, fps=12, pad=pad), "transform": transform, "seed": 5, "columns": ["score", "place"],
     }  # fmt: skip
     subset = sv.Subset(dataset, where="width == 96 and rotation == 0")
     ds = sv.ClipDataset(subset, **options)
     assert len(ds) == len(RECIPES) - 1
-    with sv.StreamLoader(subset, batch_size=4, shuffle=False, device="cpu", threads=2, **options) as loader:
+    with sv.StreamLoader(subset, batch_size=4, shuffle=False, device="cpu", num_threads=2, **options) as loader:
         for epoch in range(2):
             ds.set_epoch(epoch)
             for number, batch in enumerate(loader):
@@ -187,7 +187,7 @@ def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Trans
 
 def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
     views = {"small": sv.Transform(resize=(32, 32), flip=True), "raw": sv.Transform(resize=(40, 60), dtype="uint8")}
-    options: dict[str, Any] = {"sampling": sv.Uniform(3, place="random"), "transform": views}
+    options: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": views}
     ds = sv.ClipDataset(dataset, **options)
     with sv.StreamLoader(dataset, batch_size=len(ds), shuffle=False, device="cpu", **options) as loader:
         (batch,) = loader
@@ -232,8 +232,7 @@ def test_items(dataset: Path) -> None:
 
 def test_several_samples_of_a_clip_and_short_clips(dataset: Path) -> None:
     options: dict[str, Any] = {
-        "sampling": sv.TiledWindows(8),
-        "pad": "none",
+        "sampling": sv.TiledWindows(8, pad="none"),
         "transform": sv.Transform(resize=(32, 32)),
     }
     ds = sv.ClipDataset(dataset, **options)
@@ -298,7 +297,7 @@ def test_distributed_and_random_samplers(dataset: Path) -> None:
 
 
 def test_a_pickled_dataset_is_small_and_the_same(dataset: Path) -> None:
-    ds = sv.ClipDataset(dataset, sampling=sv.Uniform(2), transform=AUGMENTED, pad="none")
+    ds = sv.ClipDataset(dataset, sampling=sv.Uniform(2, pad="none"), transform=AUGMENTED)
     expected = ds["vp9"]  # with a pipeline, open files and an index that stay behind
     data = pickle.dumps(ds)
     assert len(data) < 3000
@@ -494,7 +493,7 @@ def test_a_damaged_clip_is_named(dataset: Path, tmp_path: Path) -> None:
 
 def test_options_that_cannot_be(dataset: Path) -> None:
     wrong: list[dict[str, Any]] = [
-        {"pad": "never"}, {"sampling": sv.Window}, {"transform": 3}, {"seed": "a"}, {"columns": "score"},
+        {"sampling": sv.Window}, {"transform": 3}, {"seed": "a"}, {"columns": "score"},
         {"columns": ["nothing"]}, {"columns": ["key"]}, {"dataset": sv.Mix([(dataset, 1)])}, {"dataset": 7},
         {"dataset": sv.Subset(dataset, weights="balanced")}, {"dataset": sv.Subset(dataset, where="width > 9999")},
     ]  # fmt: skip

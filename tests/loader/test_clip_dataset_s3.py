@@ -12,7 +12,7 @@ from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
 from tools.clips import Recipe, write
 
-OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, place="random"), "transform": sv.Transform(resize=48, crop=40)}
+OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": sv.Transform(resize=48, crop=40)}
 
 
 @pytest.fixture(scope="module")

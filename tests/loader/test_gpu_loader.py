@@ -27,6 +27,7 @@ from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
 from tests.support.packed import pack_with_columns
+from tests.support.sampling import padded
 from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
@@ -100,12 +101,13 @@ def loader_threads() -> list[Any]:
 )
 @pytest.mark.usefixtures("nothing_left")
 def test_batches_are_those_of_a_stream_loader(dataset: Path, num_workers: int, start: Any, pad: Any) -> None:
-    ds = sv.ClipDataset(dataset, pad=pad, **OPTIONS)
+    options = {**OPTIONS, "sampling": padded(OPTIONS["sampling"], pad)}
+    ds = sv.ClipDataset(dataset, **options)
     with (
-        sv.StreamLoader(dataset, batch_size=3, shuffle=False, device="cpu", threads=2, pad=pad, **OPTIONS) as stream,
+        sv.StreamLoader(dataset, batch_size=3, shuffle=False, device="cpu", num_threads=2, **options) as stream,
         sv.GpuDataLoader(
             ds, batch_size=3, num_workers=num_workers, multiprocessing_context=start,
-            persistent_workers=num_workers > 0, device="cpu", threads=2,
+            persistent_workers=num_workers > 0, device="cpu", num_threads=2,
         ) as proxy,
     ):  # fmt: skip
         assert len(proxy) == len(stream) == 3
@@ -127,7 +129,8 @@ ITEMS: list[Any] = [
 @pytest.mark.usefixtures("nothing_left")
 def test_frame_lists_of_different_lengths_share_a_batch(dataset: Path, pad: Any) -> None:
     """Of different rates and segments, as in NVIDIA/DALI issue 5888, and of Motion JPEG beside other codecs."""
-    ds = sv.ClipDataset(dataset, pad=pad, **OPTIONS)
+    options = {**OPTIONS, "sampling": padded(OPTIONS["sampling"], pad)}
+    ds = sv.ClipDataset(dataset, **options)
     with sv.GpuDataLoader(ds, batch_size=4, sampler=ITEMS, num_workers=1, device="cpu") as proxy:
         batches = list(proxy)
     assert [batch["video"].shape[2] for batch in batches] == [5, 6]
@@ -149,7 +152,7 @@ def test_samplers_of_any_kind(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
 
     def seen(**options: Any) -> list[list[int]]:
-        with sv.GpuDataLoader(ds, device="cpu", threads=1, **options) as proxy:
+        with sv.GpuDataLoader(ds, device="cpu", num_threads=1, **options) as proxy:
             return [batch["clip"].tolist() for batch in proxy]
 
     parts = [
@@ -346,7 +349,7 @@ def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str) -> None:
 def test_options_that_cannot_be(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     wrong: list[dict[str, Any]] = [
-        {}, {"batch_size": 0}, {"batch_size": 2, "threads": 0}, {"batch_size": 2, "collate_fn": list},
+        {}, {"batch_size": 0}, {"batch_size": 2, "num_threads": 0}, {"batch_size": 2, "collate_fn": list},
         {"batch_size": 2, "sampler": [0], "shuffle": True}, {"batch_sampler": [[0]]},
         {"batch_sampler": [[0]], "batch_size": 1, "shuffle": True}, {"batch_size": 2, "num_workers": -1},
         {"batch_size": 2, "persistent_workers": True}, {"batch_size": 2, "nothing": 1},

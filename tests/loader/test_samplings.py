@@ -17,7 +17,8 @@ from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import clip_times
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.sampling.base import FrameSampler, select
+from streamvid.sampling.base import FrameSampler
+from tests.support.sampling import padded, select
 from tools.clips import Recipe, read_frame_number, write
 
 BASE = Recipe(width=96, height=64, gop=8)
@@ -62,7 +63,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 
 def batches(packed: Packed, sampling: FrameSampler, **options: Any) -> list[dict[str, Any]]:
-    options = {"batch_size": 4, "threads": 2, "device": "cpu", "transform": RAW, **options}
+    options = {"batch_size": 4, "num_threads": 2, "device": "cpu", "transform": RAW, **options}
     with sv.StreamLoader(packed.path, sampling=sampling, **options) as loader:
         return list(loader)
 
@@ -74,7 +75,7 @@ def selections(packed: Packed, sampling: FrameSampler, pad: Any) -> Counter[tupl
     for row in range(len(dataset)):
         times = clip_times(dataset, row, dataset.index(row))
         frames, duration = np.array([len(times.pts)]), np.array([times.duration])
-        for sample in range(int(sampling.samples(frames, duration, times.tick, whole=pad == "none")[0])):
+        for sample in range(int(sampling.num_samples(frames, duration, times.tick, whole=pad == "none")[0])):
             got = select(sampling, times, np.empty(0), pad, sample=sample)
             wanted[row, tuple(got.frames.tolist())] += 1
     return wanted
@@ -106,14 +107,14 @@ def keyframe_every_third(clip: sv.ClipTimes) -> list[int]:
 @pytest.mark.parametrize(
     ("sampling", "pad"),
     [
-        (sv.Window(4, stride=2, place="even", windows=3), "edge"),
-        (sv.Window(4, fps=10, place="even", windows=2), "none"),
-        (sv.MultiRate([(3, 5.0), (3, 10)], place="start"), "reflect_101"),
+        (sv.Window(4, stride=2, start="even", windows=3), "edge"),
+        (sv.Window(4, fps=10, start="even", windows=2), "none"),
+        (sv.MultiRate([(3, 5.0), (3, 10)], start="first"), "reflect_101"),
         (sv.TiledWindows(7), "edge"),
         (sv.TiledWindows(6, step=4, fps=15), "constant"),
         (sv.TiledWindows(6), "none"),
-        (sv.Keyframes(3, place="center"), "edge"),
-        (sv.Keyframes(4, place="start"), "none"),
+        (sv.Keyframes(3, pick="center"), "edge"),
+        (sv.Keyframes(4, pick="first"), "none"),
         (sv.ByClip(3, frames="frames"), "edge"),
         (sv.ByClip(4, seconds="at"), "none"),
         (sv.ByClip(3, frames=keyframe_every_third), "constant"),
@@ -121,8 +122,8 @@ def keyframe_every_third(clip: sv.ClipTimes) -> list[int]:
 )
 def test_an_epoch_brings_every_sample_once(packed: Packed, sampling: FrameSampler, pad: Any) -> None:
     got: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for batch in batches(packed, sampling, pad=pad):
-        assert batch["video"].shape[1] == sampling.slots
+    for batch in batches(packed, padded(sampling, pad)):
+        assert batch["video"].shape[1] == sampling.num_frames
         got.update(shown(packed, batch, i) for i in np.flatnonzero(batch["valid"]))
     assert got == selections(packed, sampling, pad)
 

@@ -25,10 +25,12 @@ from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
-from streamvid.sampling.picks import All, Frames, Uniform
+from streamvid.sampling.explicit import Frames
+from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from tests.support.packed import reseal
+from tests.support.sampling import padded
 from tools.clips import Recipe, read_frame_number, write
 
 BASE = Recipe(width=96, height=64, gop=12)
@@ -95,7 +97,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 
 def loader(packed: Packed | Path, **options: Any) -> StreamLoader:
     path = packed.path if isinstance(packed, Packed) else packed
-    return StreamLoader(path, **{"batch_size": 4, "sampling": WINDOW, "threads": 2, "device": "cpu", **options})
+    return StreamLoader(path, **{"batch_size": 4, "sampling": WINDOW, "num_threads": 2, "device": "cpu", **options})
 
 
 def assert_same(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -138,23 +140,23 @@ def check_frames(packed: Packed, batch: dict[str, Any]) -> None:
     [
         (WINDOW, "edge"),
         (Window(8, stride=3), "reflect_101"),
-        (Window(9, fps=29.97, place="center"), "constant"),
+        (Window(9, fps=29.97, start="center"), "constant"),
         (Uniform(5), "edge"),
-        (Uniform(7, place="random"), "edge"),
+        (Uniform(7, pick="random"), "edge"),
         (Frames([9, 2, 2, 30]), "reflect_1001"),
         (All(), "edge"),
         (All(), "constant"),
     ],
 )
 def test_the_frames_are_the_right_ones(packed: Packed, sampling: FrameSampler, pad: Any) -> None:
-    with loader(packed, sampling=sampling, pad=pad) as batches:
+    with loader(packed, sampling=padded(sampling, pad)) as batches:
         got = list(batches)
         assert sorted(clips_of(got)) == list(range(len(RECIPES)))
         assert len(got) == len(batches) == 4
         dataset = batches.dataset
         for batch in got:
             count = len(batch["clip"])
-            slots = sampling.slots or max(len(packed.recipes[row].shown()) for row in batch["clip"].tolist())
+            slots = sampling.num_frames or max(len(packed.recipes[row].shown()) for row in batch["clip"].tolist())
             assert batch["video"].shape == (count, slots, 64, 96, 3)
             assert batch["video"].dtype == torch.uint8
             assert (batch["mask"].shape, batch["mask"].dtype) == ((count, slots), torch.bool)
@@ -166,7 +168,7 @@ def test_the_frames_are_the_right_ones(packed: Packed, sampling: FrameSampler, p
             check_frames(packed, batch)
             for i, row in enumerate(batch["clip"].tolist()):
                 frames, end = len(packed.recipes[row].shown()), dataset.clips.duration[row]
-                short = sampling.is_short(np.array([frames]), np.array([end]), _tick(dataset, row))
+                short = sampling.is_too_short(np.array([frames]), np.array([end]), _tick(dataset, row))
                 if isinstance(sampling, All):
                     assert batch["mask"][i].tolist() == [n < frames for n in range(slots)]
                 else:
@@ -204,7 +206,7 @@ def test_the_same_seed_gives_the_same_batches(packed: Packed) -> None:
     transform = Transform(resize=48, crop=32, flip=True)
     with (
         loader(packed, transform=transform, seed=5) as one,
-        loader(packed, transform=transform, seed=5, threads=1) as two,
+        loader(packed, transform=transform, seed=5, num_threads=1) as two,
     ):
         first, second = list(one), list(one)
         assert same(first, list(two))
@@ -349,17 +351,17 @@ def test_stats(packed: Packed) -> None:
 def test_short_clips_are_skipped_and_counted(packed: Packed, caplog: pytest.LogCaptureFixture) -> None:
     window = Window(20)
     long = [row for row, recipe in enumerate(packed.recipes) if len(recipe.shown()) >= 20]
-    with loader(packed, sampling=window, pad="none") as batches:
+    with loader(packed, sampling=padded(window, "none")) as batches:
         assert batches.skipped == len(RECIPES) - len(long) > 0
         assert f"{batches.skipped} of {len(RECIPES)} clips are too short" in caplog.text
         assert len(batches) == -(-len(long) // 4)
         got = list(batches)
         assert sorted(clips_of(got)) == long
         assert all(batch["mask"].all() for batch in got)
-    with loader(packed, sampling=window) as padded:
-        assert padded.skipped == 0
+    with loader(packed, sampling=window) as all_of_them:
+        assert all_of_them.skipped == 0
     with pytest.raises(InputError, match="too short"):
-        loader(packed, sampling=Window(1000), pad="none")
+        loader(packed, sampling=Window(1000, pad="none"))
 
 
 @pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 3), (3, 4), (5, 2), (4, 16), (20, 1)])
@@ -410,7 +412,7 @@ from streamvid.sampling.windows import Window
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 os.environ["RANK"] = "0"  # torch.distributed is asked first
-with StreamLoader(sys.argv[1], batch_size=2, sampling=Window(4, fps=10), device="cpu", threads=1) as loader:
+with StreamLoader(sys.argv[1], batch_size=2, sampling=Window(4, fps=10), device="cpu", num_threads=1) as loader:
     epochs = [[b["clip"][b["valid"]].tolist() for b in loader] for _ in range(2)]
 with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
     json.dump(epochs, file)
@@ -446,12 +448,11 @@ def test_two_processes_under_torchrun(packed: Packed, tmp_path: Path) -> None:
         ({"rank": -1, "world_size": 2}, "rank"),
         ({"rank": 0}, "together"),
         ({"world_size": 0, "rank": 0}, "world_size"),
-        ({"pad": "mirror"}, "pad"),
         ({"sampling": 16}, "sampling"),
         ({"sampling": "window"}, "sampling"),
         ({"last_batch": "keep"}, "last_batch"),
-        ({"threads": 0}, "threads"),
-        ({"threads": 1.5}, "threads"),
+        ({"num_threads": 0}, "threads"),
+        ({"num_threads": 1.5}, "threads"),
         ({"seed": "x"}, "seed"),
         ({"device": "tpu"}, "device"),
         ({"transform": Transform(crop=65)}, "crop of 65x65.*resize"),
@@ -500,8 +501,8 @@ import os, sys, pathlib
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError
 from streamvid.loader.stream_loader import StreamLoader
-from streamvid.sampling.picks import All
-loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", threads=1)
+from streamvid.sampling.spread import All
+loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", num_threads=1)
 batches = iter(loader)
 next(batches)
 for tar in pathlib.Path(sys.argv[1], "shards").glob("*.tar"):
@@ -602,7 +603,7 @@ def test_a_loader_can_be_used_after_close(packed: Packed) -> None:
         assert same(list(one), list(two))
 
 
-@pytest.mark.parametrize("stage", ["choose", "encode", "decode"])
+@pytest.mark.parametrize("stage", ["plan_samples", "encode", "decode"])
 def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
@@ -681,7 +682,7 @@ def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     from streamvid.plan.epoch_plan import Step
 
     dataset = Dataset.open(path)
-    what = What(Frames([0, 5]), "edge", RAW, 0)
+    what = What(Frames([0, 5]), RAW, 0)
     step = Step(np.array([row]), np.array([0]), np.array([True]))
 
     (batch,) = encode(

@@ -139,7 +139,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader(path: Path, **options: Any) -> StreamLoader:
-    given = {"batch_size": 3, "sampling": sv.Window(6, fps=15), "threads": 2, "device": "cpu", "seed": 3, **options}
+    given = {"batch_size": 3, "sampling": sv.Window(6, fps=15), "num_threads": 2, "device": "cpu", "seed": 3, **options}
     return StreamLoader(path, **given)
 
 
@@ -155,8 +155,12 @@ def test_everything_on_twice(path: Path) -> None:
         "a": Transform(**EVERYTHING, mean=(0.4, 0.5, 0.6), dtype="float16"),
         "b": Transform(scales=(60, 90), crop=56, interpolation="cubic", rotate=10, flip=True, dali=fn.copy),
     }
-    options = {"transform": transform, "pad": "constant", "after": lambda batch: {**batch, "more": batch["a"].sum()}}
-    first, second = epochs(path, **options), epochs(path, **{**options, "threads": 1})
+    options = {
+        "transform": transform,
+        "sampling": sv.Window(6, fps=15, pad="constant"),
+        "batch_fn": lambda batch: {**batch, "more": batch["a"].sum()},
+    }
+    first, second = epochs(path, **options), epochs(path, **{**options, "num_threads": 1})
     assert len(first) == 6
     for one, two in zip(first, second, strict=True):
         assert one.keys() == two.keys()
@@ -180,7 +184,7 @@ def test_nothing_parts_from_its_clip(path: Path, pad: Any) -> None:
     names = list(RECIPES)
     views = {"plain": Transform(**RAW), "marked": Transform(crop=64, brightness=(0.5, 0.5), **RAW)}
     seen: list[str] = []
-    got = epochs(path, transform=views, pad=pad)
+    got = epochs(path, transform=views, sampling=sv.Window(6, fps=15, pad=pad))
     for batch in got:
         for n, row in enumerate(batch["clip"].tolist()):
             name = dataset.clips.source[row]
@@ -261,17 +265,17 @@ def test_a_function_after_it(path: Path) -> None:
         seen.append(batch["key"])
         return {"mean": batch["video"].mean(), "label": batch["label"]}
 
-    got = epochs(path, 1, transform=Transform(crop=32), after=after)
+    got = epochs(path, 1, transform=Transform(crop=32), batch_fn=after)
     plain = epochs(path, 1, transform=Transform(crop=32))
     assert seen == [batch["key"] for batch in plain]
     for one, two in zip(got, plain, strict=True):
         assert set(one) == {"mean", "label"}
         assert torch.equal(one["mean"], two["video"].mean())
-    with pytest.raises(InputError, match="after"):
-        loader(path, after=3)
+    with pytest.raises(InputError, match="batch_fn"):
+        loader(path, batch_fn=3)
 
     def fail(batch: dict[str, Any]) -> dict[str, Any]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        epochs(path, 1, transform=Transform(crop=32), after=fail)
+        epochs(path, 1, transform=Transform(crop=32), batch_fn=fail)

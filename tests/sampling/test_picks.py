@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 import streamvid as sv
 from streamvid.errors import InputError
-from streamvid.sampling.base import PADS, ClipTimes, FrameSampler, Pad, select
-from streamvid.sampling.picks import ByClip, Frames, Keyframes, RandomFrames
+from streamvid.sampling.base import ClipTimes, FrameSampler
+from streamvid.sampling.explicit import ByClip, Frames
+from streamvid.sampling.padding import PADS, Pad
+from streamvid.sampling.spread import Keyframes, RandomFrames
 from streamvid.sampling.windows import MultiRate, TiledWindows, Window
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from tests.sampling.test_windows import (
@@ -34,6 +36,7 @@ from tests.sampling.test_windows import (
     on_screen,
     slot,
 )
+from tests.support.sampling import select
 from tools.bench import sampling as bench
 
 NONE = np.empty(0)
@@ -43,13 +46,13 @@ pads = st.sampled_from(PADS)
 
 def draws_of(data: st.DataObject, sampling: FrameSampler) -> Any:
     """The random numbers that a sampler takes."""
-    count = sampling.draws
+    count = sampling.num_random
     return np.array(data.draw(st.lists(st.floats(0, 1, exclude_max=True), min_size=count, max_size=count)))
 
 
-def by_frames(clip: ClipTimes, places: list[int], pad: Pad) -> list[Slot]:
+def by_frames(clip: ClipTimes, positions: list[int], pad: Pad) -> list[Slot]:
     count = len(clip.pts)
-    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in places]
+    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in positions]
 
 
 def by_ticks(clip: ClipTimes, instants: list[int], pad: Pad) -> list[Slot]:
@@ -73,13 +76,13 @@ def counts(clip: ClipTimes) -> tuple[Any, Any, Fraction]:
 
 def check(sampling: FrameSampler, clip: ClipTimes, random: Any, pad: Pad, wanted: list[list[Slot]]) -> None:
     """Every sample is as wanted (with padding "none": as "constant"), and the counts agree with it."""
-    count = int(sampling.samples(*counts(clip))[0])
+    count = int(sampling.num_samples(*counts(clip))[0])
     assert count == len(wanted)
     padded = [not all(s.real for s in one) for one in wanted]
-    short = bool(sampling.is_short(*counts(clip))[0])
-    whole = int(sampling.samples(*counts(clip), whole=True)[0])
+    short = bool(sampling.is_too_short(*counts(clip))[0])
+    whole = int(sampling.num_samples(*counts(clip), whole=True)[0])
     assert (whole == 0) == short
-    foreseen = sampling.lay_out(clip, random, 0).length is None
+    foreseen = sampling.sample(clip, random, 0).length is None
     if foreseen:
         assert short == padded[0]
         assert whole == padded.count(False)
@@ -93,7 +96,7 @@ def check(sampling: FrameSampler, clip: ClipTimes, random: Any, pad: Pad, wanted
                 select(sampling, clip, random, pad, sample=number)
             continue
         got = select(sampling, clip, random, pad, sample=number)
-        assert len(got.frames) == sampling.slots
+        assert len(got.frames) == sampling.num_frames
         assert_is(got, one)
 
 
@@ -110,9 +113,9 @@ def window_starts(sampling: Window, clip: ClipTimes, steps: list[int], random: A
     pts, in_frames, windows = clip.pts.tolist(), sampling.fps is None and sampling.span is None, sampling.windows
     axis, end = (list(range(len(pts))), len(pts)) if in_frames else (pts, clip.duration)
     possible = [start for start in axis if start + steps[-1] < end] or [0]
-    if sampling.place == "start":
+    if sampling.start == "first":
         return [0]
-    if sampling.place == "random":
+    if sampling.start == "random":
         return [possible[min(int(random[0] * len(possible)), len(possible) - 1)]] * windows
     if windows > 1:
         wanted = [rounded_share(possible[-1], j, windows) for j in range(windows)]
@@ -123,7 +126,7 @@ def window_starts(sampling: Window, clip: ClipTimes, steps: list[int], random: A
 
 def window_reference(sampling: Window, clip: ClipTimes, random: Any, pad: Pad) -> list[list[Slot]]:
     numbers = iter(random.tolist())
-    if sampling.place == "random":
+    if sampling.start == "random":
         next(numbers)
     if sampling.span is not None:
         least, most = (max(1, min(round(Fraction(s) / clip.tick), clip.duration)) for s in sampling.span)
@@ -139,31 +142,31 @@ def window_reference(sampling: Window, clip: ClipTimes, random: Any, pad: Pad) -
     moves = list(numbers)
     samples = []
     for start in window_starts(sampling, clip, steps, random):
-        places, least = [start + step for step in steps], 0
+        positions, least = [start + step for step in steps], 0
         if sampling.jitter:
             most = int(sampling.jitter) if in_frames else math.floor(Fraction(sampling.jitter) / clip.tick)
-            for i, place in enumerate(places):
+            for i, place in enumerate(positions):
                 if place < end:
                     moved = place - most + math.floor(moves[i] * (2 * most + 1))
-                    places[i] = least = max(least, min(max(moved, 0), end - 1))
-        samples.append((by_frames if in_frames else by_ticks)(clip, places, pad))
+                    positions[i] = least = max(least, min(max(moved, 0), end - 1))
+        samples.append((by_frames if in_frames else by_ticks)(clip, positions, pad))
     return samples
 
 
 @st.composite
 def windows(draw: st.DrawFn) -> Window:
-    place = draw(st.sampled_from(["random", "center", "start", "even"]))
-    number = draw(st.integers(1, 5)) if place in ("random", "even") else 1
+    start = draw(st.sampled_from(["random", "center", "first", "even"]))
+    number = draw(st.integers(1, 5)) if start in ("random", "even") else 1
     kind = draw(st.sampled_from(["stride", "fps", "span"]))
     frames = draw(st.integers(1, MOST))
     if kind == "stride":
         stride, jitter = draw(st.none() | st.integers(1, 9)), draw(st.integers(0, 12))
-        return Window(frames, stride=stride, place=place, windows=number, jitter=jitter)
+        return Window(frames, stride=stride, start=start, windows=number, jitter=jitter)
     seconds = draw(st.just(0) | st.floats(0, 2) | st.sampled_from([0.04, 1]))
     if kind == "fps":
-        return Window(frames, fps=draw(rates), place=place, windows=number, jitter=seconds)
+        return Window(frames, fps=draw(rates), start=start, windows=number, jitter=seconds)
     least, more = draw(st.floats(1e-4, 20)), draw(st.just(0) | st.floats(0, 20))
-    return Window(frames, span=(least, least + more), place=place, windows=number, jitter=seconds)
+    return Window(frames, span=(least, least + more), start=start, windows=number, jitter=seconds)
 
 
 @settings(max_examples=500, deadline=None)
@@ -179,8 +182,8 @@ def test_even_windows_reach_from_end_to_end(count: int, frames: int, stride: int
     clip = cfr(Fraction(25), Fraction(1, 90000), count)
     last = max(0, count - 1 - (frames - 1) * stride)
     for sampling in (
-        Window(frames, stride=stride, place="even", windows=number),
-        Window(frames, fps=Fraction(25, stride), place="even", windows=number),
+        Window(frames, stride=stride, start="even", windows=number),
+        Window(frames, fps=Fraction(25, stride), start="even", windows=number),
     ):
         starts = [int(select(sampling, clip, NONE, "edge", sample=j).frames[0]) for j in range(number)]
         assert (starts[0], starts[-1]) == (0, last)
@@ -190,26 +193,26 @@ def test_even_windows_reach_from_end_to_end(count: int, frames: int, stride: int
 
 def test_even_windows() -> None:
     clip = cfr(Fraction(10), Fraction(1, 1000), 20)
-    sampling = Window(4, place="even", windows=3)
+    sampling = Window(4, start="even", windows=3)
     shown = [select(sampling, clip, NONE, "none", sample=j).frames.tolist() for j in range(3)]
     assert shown == [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17, 18, 19]]
-    one = select(Window(4, place="even"), clip, NONE, "none").frames
-    assert one.tolist() == select(Window(4, place="center"), clip, NONE, "none").frames.tolist()
+    one = select(Window(4, start="even"), clip, NONE, "none").frames
+    assert one.tolist() == select(Window(4, start="center"), clip, NONE, "none").frames.tolist()
     # A short clip gives as many samples as any other, all the same.
     short = cfr(Fraction(10), Fraction(1, 1000), 3)
-    assert sampling.samples(*counts(short)).tolist() == [3]
+    assert sampling.num_samples(*counts(short)).tolist() == [3]
     assert [select(sampling, short, NONE, "edge", sample=j).frames.tolist() for j in range(3)] == [[0, 1, 2, 2]] * 3
-    assert sampling.samples(*counts(short), whole=True).tolist() == [0]
+    assert sampling.num_samples(*counts(short), whole=True).tolist() == [0]
 
 
 @settings(max_examples=200, deadline=None)
 @given(clips(), st.integers(1, MOST), st.data(), st.sampled_from([{"stride": 3}, {"fps": 25}]))
 def test_jitter_keeps_order_and_stays_near(clip: ClipTimes, frames: int, data: st.DataObject, step: Any) -> None:
-    plain = Window(frames, place="start", **step)
+    plain = Window(frames, start="first", **step)
     for most in (1, 5) if "stride" in step else (0.01, 0.3):
         moved = replace(plain, jitter=most)
-        a = plain.lay_out(clip, NONE, 0)
-        b = moved.lay_out(clip, draws_of(data, moved), 0)
+        a = plain.sample(clip, NONE, 0)
+        b = moved.sample(clip, draws_of(data, moved), 0)
         assert np.all(np.diff(b.position) >= 0)
         assert np.all(b.position >= 0)
         assert np.all((b.position < b.end) == (a.position < a.end))
@@ -218,7 +221,7 @@ def test_jitter_keeps_order_and_stays_near(clip: ClipTimes, frames: int, data: s
 
 def test_jitter_reaches_both_sides() -> None:
     clip = cfr(Fraction(25), Fraction(1, 90000), 100)
-    sampling = Window(3, stride=10, place="center", jitter=2)
+    sampling = Window(3, stride=10, start="center", jitter=2)
     random = np.random.default_rng(0).random((300, 3))
     shown = np.stack([select(sampling, clip, numbers, "none").frames for numbers in random])
     for column, middle in zip(shown.T, (39, 49, 59), strict=True):
@@ -228,10 +231,10 @@ def test_jitter_reaches_both_sides() -> None:
 def test_a_span_covers_what_was_asked_for() -> None:
     clip = cfr(Fraction(25), Fraction(1, 90000), 250)
     # 2 seconds in 8 steps of a quarter each; the centre is where it would be by fps.
-    fixed = select(Window(8, span=(2, 2), place="center"), clip, np.array([0.7]), "none")
-    assert fixed.frames.tolist() == select(Window(8, fps=4, place="center"), clip, NONE, "none").frames.tolist()
+    fixed = select(Window(8, span=(2, 2), start="center"), clip, np.array([0.7]), "none")
+    assert fixed.frames.tolist() == select(Window(8, fps=4, start="center"), clip, NONE, "none").frames.tolist()
     for number in np.linspace(0, 1, 50, endpoint=False):
-        got = select(Window(8, span=(1, 4), place="start"), clip, np.array([number]), "none")
+        got = select(Window(8, span=(1, 4), start="first"), clip, np.array([number]), "none")
         assert 7 / 8 - 0.05 <= got.seconds[-1] <= 4 * 7 / 8
         assert abs(got.seconds[-1] - (1 + 3 * number) * 7 / 8) <= 0.041
     # A clip of less than the least gives all it has, unpadded.
@@ -245,7 +248,7 @@ parts = st.lists(st.tuples(st.integers(1, 6), rates), min_size=1, max_size=4)
 
 
 @settings(max_examples=400, deadline=None)
-@given(parts, st.sampled_from(["random", "center", "start"]), clips(), st.data(), pads)
+@given(parts, st.sampled_from(["random", "center", "first"]), clips(), st.data(), pads)
 def test_multirate(parts: Any, place: Any, clip: ClipTimes, data: st.DataObject, pad: Pad) -> None:
     sampling = MultiRate(parts, place)
     random = draws_of(data, sampling)
@@ -256,18 +259,18 @@ def test_multirate(parts: Any, place: Any, clip: ClipTimes, data: st.DataObject,
             exact.append(at)
             at += step
     steps = [math.ceil(instant) for instant in exact]
-    start = window_starts(Window(len(steps), fps=1, place=place), clip, steps, random)[0]
+    start = window_starts(Window(len(steps), fps=1, start=place), clip, steps, random)[0]
     check(sampling, clip, random, pad, [by_ticks(clip, [start + step for step in steps], reference_pad(pad))])
 
 
 def test_multirate_goes_on_where_the_part_before_ends() -> None:
     clip = cfr(Fraction(30), Fraction(1, 90000), 600)
-    got = select(MultiRate([(8, 1.0), (16, 2.0)], place="start"), clip, NONE, "none")
+    got = select(MultiRate([(8, 1.0), (16, 2.0)], start="first"), clip, NONE, "none")
     wanted = [*range(8), *(8 + i / 2 for i in range(16))]
     np.testing.assert_allclose(got.seconds, wanted, atol=1e-9)
-    assert MultiRate([(8, 1), (16, 2.0)]).slots == 24
-    same = Window(9, fps=10, place="center")
-    split = MultiRate([(4, 10), (5, 10)], place="center")
+    assert MultiRate([(8, 1), (16, 2.0)]).num_frames == 24
+    same = Window(9, fps=10, start="center")
+    split = MultiRate([(4, 10), (5, 10)], start="center")
     assert select(split, clip, NONE, "none").frames.tolist() == select(same, clip, NONE, "none").frames.tolist()
 
 
@@ -284,8 +287,8 @@ def windows_reference(sampling: TiledWindows, clip: ClipTimes, pad: Pad) -> list
     for first in range(0, max(inside, 1), step):
         if samples and (first >= inside or seen >= inside):
             break
-        places = [math.ceil(i * by) for i in range(first, first + frames)]
-        samples.append((by_frames if sampling.fps is None else by_ticks)(clip, places, pad))
+        positions = [math.ceil(i * by) for i in range(first, first + frames)]
+        samples.append((by_frames if sampling.fps is None else by_ticks)(clip, positions, pad))
         seen = max(seen, first + frames)
     return samples
 
@@ -315,8 +318,8 @@ def test_windows_at_the_own_rate_are_those_by_stride(rate: Fraction, base: Fract
         return
     clip = cfr(rate, base, count, way)
     by_rate, by_stride = TiledWindows(4, step=3, fps=rate), TiledWindows(4, step=3)
-    number = int(by_stride.samples(*counts(clip))[0])
-    assert by_rate.samples(*counts(clip)).tolist() == [number]
+    number = int(by_stride.num_samples(*counts(clip))[0])
+    assert by_rate.num_samples(*counts(clip)).tolist() == [number]
     for sample in range(number):
         one, two = (select(sampling, clip, NONE, "edge", sample=sample) for sampling in (by_rate, by_stride))
         assert one.frames.tolist() == two.frames.tolist()
@@ -327,7 +330,7 @@ def test_windows_cover_the_clip() -> None:
     clip = cfr(Fraction(10), Fraction(1, 1000), 10)
 
     def shown(sampling: TiledWindows, pad: Pad = "edge") -> list[list[int]]:
-        number = int(sampling.samples(*counts(clip), whole=pad == "none")[0])
+        number = int(sampling.num_samples(*counts(clip), whole=pad == "none")[0])
         return [select(sampling, clip, NONE, pad, sample=j).frames.tolist() for j in range(number)]
 
     assert shown(TiledWindows(4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
@@ -348,17 +351,17 @@ def test_windows_cover_the_clip() -> None:
 def test_windows_of_many_clips_at_once() -> None:
     frames, duration = np.array([1, 4, 5, 50]), np.array([40, 160, 161, 2000])
     tick = Fraction(1, 1000)
-    assert TiledWindows(4).samples(frames, duration, tick).tolist() == [1, 1, 2, 13]
-    assert TiledWindows(4).samples(frames, duration, tick, whole=True).tolist() == [0, 1, 1, 12]
-    assert TiledWindows(4, fps=25).samples(frames, duration, tick).tolist() == [1, 1, 2, 13]
-    assert TiledWindows(4, fps=25).is_short(frames, duration, tick).tolist() == [True, False, False, False]
+    assert TiledWindows(4).num_samples(frames, duration, tick).tolist() == [1, 1, 2, 13]
+    assert TiledWindows(4).num_samples(frames, duration, tick, whole=True).tolist() == [0, 1, 1, 12]
+    assert TiledWindows(4, fps=25).num_samples(frames, duration, tick).tolist() == [1, 1, 2, 13]
+    assert TiledWindows(4, fps=25).is_too_short(frames, duration, tick).tolist() == [True, False, False, False]
     # Products beyond int64 are worked out all the same.
     long = np.array([2**53])
     rate = Fraction(99_999, 99_991)
     wanted = (2**53 - 1) * (rate * Fraction(99_989, 2**31 - 1)).numerator // (
         rate * Fraction(99_989, 2**31 - 1)
     ).denominator + 1
-    got = TiledWindows(1, fps=rate).samples(np.array([1]), long, Fraction(99_989, 2**31 - 1))
+    got = TiledWindows(1, fps=rate).num_samples(np.array([1]), long, Fraction(99_989, 2**31 - 1))
     assert got.tolist() == [wanted]
 
 
@@ -370,7 +373,7 @@ def keyed(draw: st.DrawFn) -> ClipTimes:
 
 
 @settings(max_examples=400, deadline=None)
-@given(keyed(), st.integers(1, MOST), st.sampled_from(["random", "center", "start"]), st.data(), pads)
+@given(keyed(), st.integers(1, MOST), st.sampled_from(["random", "center", "first"]), st.data(), pads)
 def test_keyframes(clip: ClipTimes, frames: int, place: Any, data: st.DataObject, pad: Pad) -> None:
     sampling = Keyframes(frames, place)
     random = draws_of(data, sampling)
@@ -382,7 +385,7 @@ def test_keyframes(clip: ClipTimes, frames: int, place: Any, data: st.DataObject
             part = keys[i * len(keys) // frames : (i + 1) * len(keys) // frames]
             if place == "random":
                 wanted.append(part[int(random[i] * len(part))])
-            elif place == "start":
+            elif place == "first":
                 wanted.append(part[0])
             else:
                 wanted.append(part[len(part) // 2])
@@ -403,7 +406,7 @@ def test_keyframes_are_visible_random_access_packets() -> None:
 
 def test_keyframes_of_a_clip_with_few_or_none() -> None:
     clip = replace(cfr(Fraction(10), Fraction(1, 1000), 30), find_keyframes=lambda: np.array([0, 10, 20]))
-    shown = {pad: select(Keyframes(5, "start"), clip, NONE, pad) for pad in PADS}
+    shown = {pad: select(Keyframes(5, "first"), clip, NONE, pad) for pad in PADS}
     assert {pad: got.frames.tolist() for pad, got in shown.items()} == {
         "edge": [0, 10, 20, 20, 20],
         "constant": [0, 10, 20, -1, -1],
@@ -475,8 +478,8 @@ def test_frames_by_clip(clip: ClipTimes, numbers: list[int], more: int, pad: Pad
 def test_seconds_by_clip(clip: ClipTimes, instants: list[Fraction], more: int, pad: Pad) -> None:
     pts, length, pad_ = clip.pts.tolist(), len(instants) + more, reference_pad(pad)
     ticks = [math.ceil(instant / clip.tick) for instant in instants]
-    places = [on_screen(pts, t) if t < clip.duration else len(pts) for t in ticks]
-    wanted = [lengthened(clip, by_frames(clip, places, pad_), length, pad_)]
+    positions = [on_screen(pts, t) if t < clip.duration else len(pts) for t in ticks]
+    wanted = [lengthened(clip, by_frames(clip, positions, pad_), length, pad_)]
     named = replace(clip, find_meta=lambda: {"at": [float(instant) for instant in instants]})
     check(ByClip(length, seconds=lambda _: instants), clip, NONE, pad, wanted)
     check(ByClip(length, seconds="at"), named, NONE, pad, wanted)
@@ -569,13 +572,13 @@ def test_one_frame(pad: Pad) -> None:
     clip = replace(ClipTimes(np.array([0]), 40, Fraction(1, 1000)), find_keyframes=lambda: np.array([0]))
     never = (Window(3, span=(1, 2)), Window(3, fps=100), Keyframes(1), RandomFrames(1), MultiRate([(3, 100)]))
     for sampling in never:
-        got = select(sampling, clip, np.full(sampling.draws, 0.99), pad)
-        assert got.frames.tolist() == [0] * (sampling.slots or 0)
+        got = select(sampling, clip, np.full(sampling.num_random, 0.99), pad)
+        assert got.frames.tolist() == [0] * (sampling.num_frames or 0)
         assert got.mask.all()
     if pad == "none":
         return
     for sampling in (
-        Window(3, place="even", windows=2),
+        Window(3, start="even", windows=2),
         Window(3, jitter=5),
         Window(3, fps=25, jitter=5.0),
         Keyframes(3),
@@ -586,7 +589,7 @@ def test_one_frame(pad: Pad) -> None:
         ByClip(3, frames=lambda _: [0, 7]),
         ByClip(3, seconds=lambda _: [0, 0.04]),
     ):
-        got = select(sampling, clip, np.full(sampling.draws, 0.99), pad)
+        got = select(sampling, clip, np.full(sampling.num_random, 0.99), pad)
         assert got.frames.tolist() == ([0, -1, -1] if pad == "constant" else [0, 0, 0]), sampling
         assert got.mask.tolist() == [True, False, False]
 
@@ -597,15 +600,15 @@ def test_a_clip_without_duration_is_all_padding_by_time(pad: Pad) -> None:
     clip = ClipTimes(np.array([0, 0]), 0, Fraction(1, 1000))
     for sampling in (
         Window(2, fps=8, jitter=0.5),
-        Window(2, fps=8, place="even", windows=2),
+        Window(2, fps=8, start="even", windows=2),
         Window(2, span=(1, 2)),
         MultiRate([(2, 1.0)]),
         TiledWindows(2, fps=8),
     ):
-        assert sampling.is_short(*counts(clip)).tolist() == [True]
-        assert sampling.samples(*counts(clip)).tolist() == [getattr(sampling, "windows", 1)]
-        assert sampling.samples(*counts(clip), whole=True).tolist() == [0]
-        got = select(sampling, clip, np.full(sampling.draws, 0.5), pad)
+        assert sampling.is_too_short(*counts(clip)).tolist() == [True]
+        assert sampling.num_samples(*counts(clip)).tolist() == [getattr(sampling, "windows", 1)]
+        assert sampling.num_samples(*counts(clip), whole=True).tolist() == [0]
+        got = select(sampling, clip, np.full(sampling.num_random, 0.5), pad)
         assert not got.mask.any()
         assert got.frames.tolist() == [-1 if pad == "constant" else 1] * 2
     assert select(ByClip(2, seconds=lambda _: [0]), clip, NONE, "constant").frames.tolist() == [-1, -1]
@@ -613,8 +616,8 @@ def test_a_clip_without_duration_is_all_padding_by_time(pad: Pad) -> None:
 
 def test_gaps_and_rates_above_the_source() -> None:
     gap = ClipTimes(np.array([0, 40, 80, 480, 520]), 560, Fraction(1, 1000))
-    assert select(MultiRate([(3, 25), (3, 10)], "start"), gap, NONE, "none").frames.tolist() == [0, 1, 2, 2, 2, 2]
-    assert select(Window(7, span=(0.56, 0.56), place="start"), gap, np.zeros(1), "none").frames.tolist() == [
+    assert select(MultiRate([(3, 25), (3, 10)], "first"), gap, NONE, "none").frames.tolist() == [0, 1, 2, 2, 2, 2]
+    assert select(Window(7, span=(0.56, 0.56), start="first"), gap, np.zeros(1), "none").frames.tolist() == [
         *[0, 2, 2, 2, 2, 2],
         3,
     ]
@@ -623,25 +626,25 @@ def test_gaps_and_rates_above_the_source() -> None:
         [2, 2, 2, 2, 2, 3, 4],
     ]
     slow = cfr(Fraction(10), Fraction(1, 90000), 2)
-    assert select(MultiRate([(3, 30), (1, 10)], "start"), slow, NONE, "none").frames.tolist() == [0, 0, 0, 1]
+    assert select(MultiRate([(3, 30), (1, 10)], "first"), slow, NONE, "none").frames.tolist() == [0, 0, 0, 1]
     assert select(TiledWindows(6, fps=30), slow, NONE, "none").frames.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_numpy_numbers_are_numbers() -> None:
     clip = cfr(Fraction(25), Fraction(1, 90000), 100)
     for rate in (np.float32(5), np.float64(5), np.int64(5)):
-        got = select(Window(3, fps=rate, place="start", jitter=np.float32(0)), clip, NONE, "none")  # type: ignore[arg-type]
+        got = select(Window(3, fps=rate, start="first", jitter=np.float32(0)), clip, NONE, "none")  # type: ignore[arg-type]
         assert got.frames.tolist() == [0, 5, 10]
-        assert select(MultiRate([(3, rate)], "start"), clip, NONE, "none").frames.tolist() == [0, 5, 10]  # type: ignore[list-item]
+        assert select(MultiRate([(3, rate)], "first"), clip, NONE, "none").frames.tolist() == [0, 5, 10]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Window(8, windows=0),
-        lambda: Window(8, windows=2, place="center"),
-        lambda: Window(8, windows=2, place="start"),
-        lambda: Window(8, windows=2.0, place="even"),
+        lambda: Window(8, windows=2, start="center"),
+        lambda: Window(8, windows=2, start="first"),
+        lambda: Window(8, windows=2.0, start="even"),
         lambda: Window(8, jitter=-1),
         lambda: Window(8, jitter=0.5),
         lambda: Window(8, jitter=True),
@@ -667,7 +670,7 @@ def test_numpy_numbers_are_numbers() -> None:
         lambda: MultiRate([(0, 1.0)]),
         lambda: MultiRate([(8, 0)]),
         lambda: MultiRate([(8, "1")]),
-        lambda: MultiRate([(8, 1.0)], place="even"),
+        lambda: MultiRate([(8, 1.0)], start="even"),
         lambda: TiledWindows(0),
         lambda: TiledWindows(8, step=0),
         lambda: TiledWindows(8, stride=0),
@@ -675,7 +678,7 @@ def test_numpy_numbers_are_numbers() -> None:
         lambda: TiledWindows(8, stride=1, fps=1),
         lambda: TiledWindows(8, step=2.5),
         lambda: Keyframes(0),
-        lambda: Keyframes(8, place="even"),
+        lambda: Keyframes(8, pick="even"),
         lambda: RandomFrames(0),
         lambda: RandomFrames(2.0),
         lambda: ByClip(0, frames="a"),
@@ -692,7 +695,7 @@ def test_silly_arguments(make: Any) -> None:
 
 
 def test_all_are_exported() -> None:
-    for name in ("ByClip", "ClipTimes", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Window", "Windows"):
+    for name in ("ByClip", "ClipTimes", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Window", "TiledWindows"):
         assert getattr(sv, name).__name__ == name
         assert name in sv.__all__
 
@@ -703,5 +706,5 @@ def test_the_benchmark_measures_every_sampler() -> None:
     assert set(bench.PROMISED) <= bench.SAMPLERS.keys()
     tried = {type(sampler).__name__ for sampler in bench.SAMPLERS.values()}
     assert tried == {
-        "All", "ByClip", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Uniform", "Window", "Windows"
+        "All", "ByClip", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Uniform", "Window", "TiledWindows"
     }  # fmt: skip

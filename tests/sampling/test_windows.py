@@ -13,9 +13,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.sampling.base import PADS, ClipTimes, FrameSampler, Pad, Selection, lengthen, select
-from streamvid.sampling.picks import All, Frames, Uniform
+from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen
+from streamvid.sampling.explicit import Frames
+from streamvid.sampling.padding import PADS, Pad
+from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
+from tests.support.sampling import select
 
 BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
 RATES = [Fraction(n) for n in (10, 12, 15, 24, 25, 30, 50, 120)]
@@ -42,7 +45,7 @@ def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad:
         step = 1 / (Fraction(sampling.fps).limit_denominator(100_000) * clip.tick)
         span = math.ceil((sampling.frames - 1) * step)
         starts = [n for n in range(count) if pts[n] + span < clip.duration]
-        if sampling.place == "center":
+        if sampling.start == "center":
             start = on_screen(pts, max(0, (clip.duration - span) // 2))
         else:
             start = chosen(starts, sampling, random)
@@ -55,23 +58,25 @@ def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad:
     if isinstance(sampling, Window):
         stride = sampling.stride or 1
         start = chosen([n for n in range(count) if n + (sampling.frames - 1) * stride < count], sampling, random)
-        places = [start + i * stride for i in range(sampling.frames)]
+        positions = [start + i * stride for i in range(sampling.frames)]
     elif isinstance(sampling, Uniform):
-        if sampling.place == "center":
-            places = [math.floor(Fraction(2 * i + 1, 2) * count / sampling.frames) for i in range(sampling.frames)]
+        if sampling.pick == "center":
+            positions = [math.floor(Fraction(2 * i + 1, 2) * count / sampling.frames) for i in range(sampling.frames)]
         else:
-            places = [min(int((i + random[i]) * (count / sampling.frames)), count - 1) for i in range(sampling.frames)]
+            positions = [
+                min(int((i + random[i]) * (count / sampling.frames)), count - 1) for i in range(sampling.frames)
+            ]
     elif isinstance(sampling, Frames):
-        places = list(sampling.numbers)
+        positions = list(sampling.numbers)
     else:
-        places = list(range(count))
-    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in places]
+        positions = list(range(count))
+    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in positions]
 
 
 def chosen(starts: list[int], sampling: Window, random: list[float]) -> int:
-    if not starts or sampling.place == "start":
+    if not starts or sampling.start == "first":
         return 0
-    return starts[(len(starts) - 1) // 2] if sampling.place == "center" else starts[int(random[0] * len(starts))]
+    return starts[(len(starts) - 1) // 2] if sampling.start == "center" else starts[int(random[0] * len(starts))]
 
 
 def on_screen(pts: list[int], instant: int) -> int:
@@ -122,16 +127,16 @@ def clips(draw: st.DrawFn) -> ClipTimes:
     return ClipTimes(pts, int(pts[-1]) + draw(st.integers(1, 500)), draw(st.sampled_from(BASES)))
 
 
-places = st.sampled_from(["random", "center", "start"])
+starts = st.sampled_from(["random", "center", "first"])
 samplings: st.SearchStrategy[Any] = st.one_of(
-    st.builds(Window, st.integers(1, MOST), stride=st.none() | st.integers(1, 9), place=places),
+    st.builds(Window, st.integers(1, MOST), stride=st.none() | st.integers(1, 9), start=starts),
     st.builds(
         Window,
         st.integers(1, MOST),
         fps=st.sampled_from([*RATES, 29.97, 23.976, 8, 4.0, 1, 1000, 0.5]) | st.floats(2, 300),
-        place=places,
+        start=starts,
     ),
-    st.builds(Uniform, st.integers(1, 40), place=st.sampled_from(["center", "random"])),
+    st.builds(Uniform, st.integers(1, 40), pick=st.sampled_from(["center", "random"])),
     st.builds(Frames, st.lists(st.integers(0, 60), min_size=1, max_size=10)),
     st.just(All()),
 )
@@ -144,9 +149,9 @@ pads = st.sampled_from(PADS)
 def test_every_slot_is_what_the_reference_says(
     sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad
 ) -> None:
-    given_random = np.array(random[: sampling.draws])
+    given_random = np.array(random[: sampling.num_random])
     frames, duration = np.array([len(clip.pts)]), np.array([clip.duration])
-    short = sampling.is_short(frames, duration, clip.tick)
+    short = sampling.is_too_short(frames, duration, clip.tick)
     assert short.shape == (1,)
     wanted = reference(sampling, clip, random, "edge" if pad == "none" else pad)
     # Short is what would be padded, and what is refused where padding is off.
@@ -156,7 +161,7 @@ def test_every_slot_is_what_the_reference_says(
             select(sampling, clip, given_random, pad)
         return
     got = select(sampling, clip, given_random, pad)
-    assert len(got.frames) == (sampling.slots or len(clip.pts))
+    assert len(got.frames) == (sampling.num_frames or len(clip.pts))
     assert_is(got, wanted)
 
 
@@ -173,7 +178,7 @@ def test_a_constant_rate_at_its_own_rate_gives_each_frame_once(
 ) -> None:
     assume(1 / (rate * base) >= 2)  # with less than two ticks to a frame no rule can tell them apart
     clip = cfr(rate, base, count, rounding)
-    got = select(Window(count, fps=kind(rate), place="start"), clip, np.empty(0), "none")
+    got = select(Window(count, fps=kind(rate), start="first"), clip, np.empty(0), "none")
     assert got.frames.tolist() == list(range(count))
     assert got.mask.all()
 
@@ -215,7 +220,7 @@ def test_padding_at_the_own_rate_is_that_of_numpy(
     # There and back once: times in ticks drift from frame numbers by up to a tick each way.
     slots = max(2 * count - 1, 2)
     wanted = np.pad(np.arange(count), (0, slots - count), mode=mode)
-    for sampling in (Window(slots, place="start"), Window(slots, fps=rate, place="start")):
+    for sampling in (Window(slots, start="first"), Window(slots, fps=rate, start="first")):
         got = select(sampling, clip, np.empty(0), pad)
         assert got.frames.tolist() == wanted.tolist(), sampling
         assert got.mask.tolist() == [n < count for n in range(slots)]
@@ -244,25 +249,25 @@ def test_a_window_starts_on_a_frame_and_shows_what_is_on_screen(
 def test_half_open_intervals() -> None:
     clip = ClipTimes(np.array([0, 100, 200, 1000]), 1100, Fraction(1, 1000))
     at = {
-        fps: select(Window(2, fps=fps, place="start"), clip, np.empty(0), "edge").frames.tolist()[1]
+        fps: select(Window(2, fps=fps, start="first"), clip, np.empty(0), "edge").frames.tolist()[1]
         for fps in (10, 11, 5, 2, 1)
     }
     assert at == {10: 1, 11: 0, 5: 2, 2: 2, 1: 3}
     # The last instant before the end is in, the end itself is out.
     for fps, real in ((Fraction(1000, 1099), True), (Fraction(1000, 1100), False)):
-        assert select(Window(2, fps=fps, place="start"), clip, np.empty(0), "edge").mask.tolist() == [True, real]
-        assert Window(2, fps=fps).is_short(np.array([4]), np.array([1100]), clip.tick).tolist() == [not real]
+        assert select(Window(2, fps=fps, start="first"), clip, np.empty(0), "edge").mask.tolist() == [True, real]
+        assert Window(2, fps=fps).is_too_short(np.array([4]), np.array([1100]), clip.tick).tolist() == [not real]
 
 
 def test_a_gap_repeats_the_frame_on_screen() -> None:
     clip = ClipTimes(np.array([0, 40, 80, 480, 520]), 560, Fraction(1, 1000))
-    got = select(Window(14, fps=25, place="start"), clip, np.empty(0), "none")
+    got = select(Window(14, fps=25, start="first"), clip, np.empty(0), "none")
     assert got.frames.tolist() == [0, 1, *[2] * 10, 3, 4]
 
 
 def test_a_rate_above_the_source_repeats_frames() -> None:
     clip = cfr(Fraction(10), Fraction(1, 90000), 4)
-    got = select(Window(12, fps=30, place="start"), clip, np.empty(0), "none")
+    got = select(Window(12, fps=30, start="first"), clip, np.empty(0), "none")
     assert got.frames.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert got.mask.all()
 
@@ -270,8 +275,8 @@ def test_a_rate_above_the_source_repeats_frames() -> None:
 @pytest.mark.parametrize("pad", [p for p in PADS if p != "none"])
 def test_one_frame(pad: Pad) -> None:
     clip = ClipTimes(np.array([0]), 40, Fraction(1, 1000))
-    for sampling in (Window(3), Window(3, fps=25), Window(3, fps=25, place="center"), Frames([0, 1, 2])):
-        got = select(sampling, clip, np.full(sampling.draws, 0.99), pad)
+    for sampling in (Window(3), Window(3, fps=25), Window(3, fps=25, start="center"), Frames([0, 1, 2])):
+        got = select(sampling, clip, np.full(sampling.num_random, 0.99), pad)
         assert got.frames.tolist() == ([0, -1, -1] if pad == "constant" else [0, 0, 0])
         assert got.mask.tolist() == [True, False, False]
     assert select(Uniform(3), clip, np.empty(0), pad).frames.tolist() == [0, 0, 0]
@@ -299,8 +304,8 @@ def test_random_windows_reach_every_place_and_only_those(count: int, frames: int
 def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: list[float]) -> None:
     clip = cfr(Fraction(25), Fraction(1, 1000), count)
     frames = min(frames, 40)
-    for sampling in (Uniform(frames), Uniform(frames, place="random")):
-        got = select(sampling, clip, np.array(random[: sampling.draws]), "none")
+    for sampling in (Uniform(frames), Uniform(frames, pick="random")):
+        got = select(sampling, clip, np.array(random[: sampling.num_random]), "none")
         assert got.mask.all()
         for i, frame in enumerate(got.frames.tolist()):
             assert 0 <= frame < count
@@ -322,9 +327,9 @@ def test_many_clips_at_once_are_short_as_one_by_one() -> None:
     frames, duration = np.array([1, 4, 5, 6, 50]), np.array([40, 160, 161, 200, 2000])
     tick = Fraction(1, 1000)
     for sampling in (Window(5), Window(5, fps=25), Window(2, stride=4), Frames([4, 0]), Uniform(9), All()):
-        together = sampling.is_short(frames, duration, tick)
+        together = sampling.is_too_short(frames, duration, tick)
         assert together.dtype == np.bool_
-        one_by_one = [bool(sampling.is_short(frames[n : n + 1], duration[n : n + 1], tick)[0]) for n in range(5)]
+        one_by_one = [bool(sampling.is_too_short(frames[n : n + 1], duration[n : n + 1], tick)[0]) for n in range(5)]
         assert together.tolist() == one_by_one
 
 
@@ -345,9 +350,9 @@ def test_many_clips_at_once_are_short_as_one_by_one() -> None:
         lambda: Window(8, fps=float("inf")),
         lambda: Window(8, fps=True),
         lambda: Window(8, fps="25"),  # type: ignore[arg-type]
-        lambda: Window(8, place="middle"),  # type: ignore[arg-type]
+        lambda: Window(8, start="middle"),  # type: ignore[arg-type]
         lambda: Uniform(0),
-        lambda: Uniform(4, place="start"),  # type: ignore[arg-type]
+        lambda: Uniform(4, pick="first"),  # type: ignore[arg-type]
         lambda: Frames([]),
         lambda: Frames([-1]),
         lambda: Frames([1.5]),  # type: ignore[list-item]

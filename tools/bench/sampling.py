@@ -26,16 +26,16 @@ FRAMES: Final = 16
 SAMPLERS: Final[dict[str, sv.FrameSampler]] = {
     "Window, stride": sv.Window(FRAMES, stride=4),
     "Window, fps": sv.Window(FRAMES, fps=8),
-    "Window, fps, center": sv.Window(FRAMES, fps=8, place="center"),
+    "Window, fps, center": sv.Window(FRAMES, fps=8, start="center"),
     "Window, stride, jitter": sv.Window(FRAMES, stride=4, jitter=1),
     "Window, fps, jitter": sv.Window(FRAMES, fps=8, jitter=0.05),
     "Window, span": sv.Window(FRAMES, span=(1.0, 4.0)),
-    "Window, 5 even": sv.Window(FRAMES, fps=8, place="even", windows=5),
+    "Window, 5 even": sv.Window(FRAMES, fps=8, start="even", windows=5),
     "MultiRate": sv.MultiRate([(4, 1.0), (FRAMES - 4, 4.0)]),
     "Windows, stride": sv.TiledWindows(FRAMES, stride=2),
     "Windows, fps": sv.TiledWindows(FRAMES, fps=8),
     "Uniform": sv.Uniform(FRAMES),
-    "Uniform, random": sv.Uniform(FRAMES, place="random"),
+    "Uniform, random": sv.Uniform(FRAMES, pick="random"),
     "Keyframes": sv.Keyframes(FRAMES // 4),
     "RandomFrames": sv.RandomFrames(FRAMES),
     "Frames": sv.Frames(range(FRAMES)),
@@ -61,13 +61,13 @@ def clip(frames: int) -> sv.ClipTimes:
 def cost(sampler: sv.FrameSampler, frames: int, *, calls: int, rounds: int) -> float:
     """Microseconds per call, in the best round."""
     times = clip(frames)
-    count = max(1, int(sampler.samples(np.array([frames]), np.array([times.duration]), times.tick)[0]))
-    random = np.random.default_rng(0).random((calls, sampler.draws))
+    count = max(1, int(sampler.num_samples(np.array([frames]), np.array([times.duration]), times.tick)[0]))
+    random = np.random.default_rng(0).random((calls, sampler.num_random))
     best = float("inf")
     for _ in range(rounds):
         started = time.perf_counter()
         for n in range(calls):
-            select(sampler, times, random[n], "edge", sample=n % count)
+            select(sampler, times, random[n], number=n % count)
         best = min(best, time.perf_counter() - started)
     return best / calls * 1e6
 
