@@ -39,7 +39,7 @@ def course(sizes: list[int], world: World = ALONE, **options: Any) -> RunSchedul
     # Of a dataset that was appended to, the kinds have other numbers, in the same order.
     kinds = (items * 7 % 5 * len(sizes)).astype(np.uint16)
     plan = Plan(stream, batch_size, world, local=local, steps=options.get("steps"), group=group, kinds=lambda: kinds)
-    return RunSchedule(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2), "edge")
+    return RunSchedule(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2))
 
 
 def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:

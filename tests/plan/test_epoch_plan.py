@@ -169,7 +169,7 @@ def test_stopped_and_resized_at_will_every_clip_comes_once(
             (position,) = {position.advanced(plan.layout) for plan in plans}
         seen += handed_out(taken)
         # A state that went through JSON means the same.
-        identity = identify(["a"], plans[0], All(), "edge")
+        identity = identify(["a"], plans[0], All())
         state = json.loads(json.dumps(to_state(position, identity)))
         assert from_state(state, identity) == position
         assert state["version"] == (2 if any(one.layout.group for one in position.segments) else 1)
@@ -300,19 +300,19 @@ def test_weights_hold_on_average() -> None:
 def test_a_state_of_another_run_is_refused() -> None:
     clips = np.arange(20)
     plan = Plan(stream(clips), 2, World(0, 1))
-    identity = identify(["a", "b"], plan, All(), "edge")
+    identity = identify(["a", "b"], plan, All())
     state = to_state(plan.start(0).advanced(plan.layout), identity)
     others = {
-        "another dataset": identify(["a", "c"], plan, All(), "edge"),
-        "other clips": identify(["a", "b"], Plan(stream(clips[1:]), 2, World(0, 1)), All(), "edge"),
-        "another sampling": identify(["a", "b"], plan, All(), "constant"),
-        "another seed": identify(["a", "b"], Plan(stream(clips, 1), 2, World(0, 1)), All(), "edge"),
+        "another dataset": identify(["a", "c"], plan, All()),
+        "other clips": identify(["a", "b"], Plan(stream(clips[1:]), 2, World(0, 1)), All()),
+        "another sampling": identify(["a", "b"], plan, All(pad="constant")),
+        "another seed": identify(["a", "b"], Plan(stream(clips, 1), 2, World(0, 1)), All()),
     }
     for words, other in others.items():
         with pytest.raises(InputError, match=words):
             from_state(state, other)
     # Batch size and world may change.
-    again = identify(["a", "b"], Plan(stream(clips), 5, World(3, 4)), All(), "edge")
+    again = identify(["a", "b"], Plan(stream(clips), 5, World(3, 4)), All())
     assert from_state(state, again).segments == (TopologyRun(Topology(1, 1, 2), 1),)
 
 
@@ -326,7 +326,7 @@ def test_a_state_of_another_run_is_refused() -> None:
 )  # fmt: skip
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     plan = Plan(stream(np.arange(9)), 2, World(0, 1))
-    identity = identify(["a"], plan, All(), "edge")
+    identity = identify(["a"], plan, All())
     with pytest.raises(InputError):
         from_state({**to_state(plan.start(0), identity), **change}, identity)
     with pytest.raises(InputError):

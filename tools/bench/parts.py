@@ -138,7 +138,7 @@ def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
     packed = work / "packed"
     pack([clips.source(name, folder)], packed, progress=False)
     dataset = Dataset.open(str(packed))
-    recipe = plan_samples.SampleSpec(sv.Window(len(WINDOW)), "edge", sv.Transform(), 0)
+    recipe = plan_samples.SampleSpec(sv.Window(len(WINDOW)), sv.Transform(), 0)
     access = ShardAccess(dataset, cache=None, limit_bytes=0)
 
     def batch(number: int) -> None:

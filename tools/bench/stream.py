@@ -214,7 +214,7 @@ class Bench:
         clips = np.arange(len(self._dataset), dtype=np.int64)
         stream = Stream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
         plan = Plan(stream, self._size.batch, World(0, 1))
-        recipe = plan_samples.SampleSpec(SAMPLING, "edge", TRANSFORM, SEED)
+        recipe = plan_samples.SampleSpec(SAMPLING, TRANSFORM, SEED)
         access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
         chosen = [plan_samples.plan_samples(self._dataset, rest.step(n), recipe) for n in range(rest.steps)]
         return [batch.slices for batch in plan_samples.encode(self._dataset, chosen, recipe, access)]
