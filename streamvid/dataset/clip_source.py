@@ -1,60 +1,112 @@
-"""What the stream side needs of clips, be they of one dataset or of several."""
+"""What samplers, loaders and reports know of a dataset, be it one (`Dataset`) or several (`ConcatDataset`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from streamvid.dataset.clip_table import ClipTable, ShardIndex
 from streamvid.dataset.columns import Columns
+from streamvid.dataset.index_cache import IndexCache, ShardFiles
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.errors import InputError
+from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
-class ClipSource(Protocol):
-    """Clips by row number, and the shards that hold them: `Dataset` and `ConcatDataset`."""
 
-    @property
-    def path(self) -> str:
-        """Where it is, for messages; of several datasets all paths, with ``+`` between."""
+class ClipSource:
+    """Clips by row number, their columns and frame indexes, and the shards that hold them.
+
+    Attributes:
+        path: folder or URL; of several datasets all of them, with ``+`` between.
+        clips: the rows of all clips.
+        columns: the clips' columns by name.
+        classes: names of the class numbers, if the labels were given as text.
+        shards: what dataset.json says about each shard; `ClipTable.shard` counts in this order.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        clips: ClipTable,
+        columns: Columns,
+        classes: tuple[str, ...] | None,
+        shards: Sequence[ShardFiles],
+    ) -> None:
+        self.path = path
+        self.clips = clips
+        self.columns = columns
+        self.classes = classes
+        self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
+        self._files = shards
+        self._indexes = IndexCache(shards, clips)
+
+    def __len__(self) -> int:
+        """Number of clips."""
+        return len(self.clips)
+
+    def __repr__(self) -> str:
+        duration = timedelta(seconds=round(float(self.clips.seconds.sum())))
+        shown = f"{redact(self.path)!r}, clips={len(self)}, shards={len(self.shards)}, duration={str(duration)!r}"
+        return f"{type(self).__name__}({shown})"
 
     @property
     def is_local(self) -> bool:
         """Whether every shard is a local file."""
-
-    @property
-    def clips(self) -> ClipTable:
-        """All clips' rows."""
-
-    @property
-    def columns(self) -> Columns:
-        """The clips' columns, for filters and batches."""
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the class numbers, if the labels were given as text."""
-
-    @property
-    def shards(self) -> Sequence[ShardEntry]:
-        """The shards, in the order of `ClipTable.shard`."""
-
-    def __len__(self) -> int:
-        """How many clips there are."""
+        return all(map(is_local, {shard.dataset for shard in self._files}))
 
     def key(self, i: int) -> str:
-        """The key of clip *i*: no other clip has it."""
-
-    def shard(self, s: int) -> ShardEntry:
-        """What dataset.json says about shard *s*."""
+        """The key of clip *i*; no other clip has it."""
+        return self.clips.key[i]
 
     def shard_path(self, s: int, extension: str = "tar") -> str:
-        """Where shard *s* lies: a local path or a URL."""
+        """Path or URL of a file of shard *s*: its ``tar``, ``idx`` or ``parquet``."""
+        return self._files[s].path(extension)
 
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""
+        return self._indexes.rows(s)
 
     def index(self, i: int) -> FrameIndex:
-        """The frame index of clip *i*. Raises DatasetError if its shard's parquet is gone or damaged."""
+        """The frame index of clip *i*. The indexes of a shard are read together, and those used last are kept.
+
+        Raises:
+            DatasetError: the shard's Parquet file is missing or damaged. Names shard and clip.
+            IndexError: there is no such clip.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"clip {i} of {len(self)}")
+        s = int(self.clips.shard[i])
+        return self.shard_index(s).clip(i - self.rows(s).start)
 
     def shard_index(self, s: int) -> ShardIndex:
-        """The frame indexes of all clips of shard *s*."""
+        """The frame indexes of all clips of shard *s*; errors as from `index`."""
+        return self._indexes.shard(s)
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Columns of all clips, one row per clip in the order of row numbers, null where a clip has no value.
+
+        Args:
+            columns: names, in the order of the result; default: all. docs/selecting.md lists them.
+
+        Raises:
+            InputError: there is no such column.
+            DatasetError: a column's types contradict each other between shards or datasets.
+        """
+        if isinstance(columns, str):
+            raise InputError(f"columns must be a list of column names, it is {columns!r}: write [{columns!r}]")
+        return self.columns.table(self.columns.names if columns is None else columns)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
+        """The same as a pandas DataFrame. Raises InputError if pandas is not installed, else as `to_arrow`."""
+        table = self.to_arrow(columns)
+        try:
+            return table.to_pandas()
+        except ImportError as error:
+            raise InputError("to_pandas needs the package pandas: pip install pandas, or call to_arrow") from error

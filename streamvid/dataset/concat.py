@@ -1,11 +1,11 @@
-"""Several datasets read as one."""
+"""Several datasets concatenated: one dataset to whoever reads it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,34 +13,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import Categories, ClipTable, Int32, ShardIndex
 from streamvid.dataset.columns import Columns, check_labels
-from streamvid.dataset.dataset import Dataset, IndexCache, Parquet
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.index_cache import ShardFiles
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.meta_fields import Fields, Stretch
-from streamvid.dataset.meta_fields import joined as joined_fields
+from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage import filesystem
-from streamvid.video.frame_index import FrameIndex
+from streamvid.storage.shard_cache import ShardCache
 
-if TYPE_CHECKING:
-    from streamvid.storage.shard_cache import ShardCache
-
-_CHANGED: Final = ("shard", "label", "stsd_id")
-"""Arrays that a clip has other values of in the joined dataset."""
-_REMEDY: Final = "pack one of them again with a list in which it is like the other's, or name it otherwise there"
+_RENUMBERED: Final = ("shard", "label", "stsd_id")
+"""Arrays of numbers that are others in the concatenated dataset."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset among those joined.
+    """One of the concatenated datasets.
 
     Attributes:
-        name: what it is called here.
+        name: its name among the parts.
         path: folder or URL.
         first: the row of its first clip.
-        rows: how many clips it has.
+        rows: number of clips.
         first_shard: the number of its first shard.
         shards: what its dataset.json says about each.
     """
@@ -53,69 +49,54 @@ class Part:
     shards: tuple[ShardEntry, ...]
 
 
-class ConcatDataset:
-    """Several datasets as one, the clips of the first part first. A `ClipSource`; may be pickled.
+class ConcatDataset(ClipSource):
+    """Several datasets as one, the clips of the first part first. Picklable and thread-safe.
 
-    *Classes.* If the parts have class names, the joined dataset has all of them in the order of the alphabet, and
-    labels become their numbers there: a number means one thing. If they have numbers, those stay as they are. Parts
+    *Classes.* If the parts have class names, the concatenated dataset has all of them in alphabetical order, and
+    labels are renumbered by it, so that a number means one class. Class numbers without names stay as they are. Parts
     without labels go with both.
 
-    *Keys.* A key that two parts have becomes ``<part's name>/<key>`` in both; `/` is in no key as packed, so keys
-    stay unique. Others stay as they are.
+    *Keys.* A key that two parts have becomes ``<part's name>/<key>`` in both; no packed key has a `/`, so keys stay
+    unique. All others stay as they are.
 
-    *Columns.* One more than a dataset has: `dataset`, the part's name.
-
-    Memory is shared with `datasets` where the rows are the same, so keep those rather than the ones joined.
+    *Columns.* One more than a single dataset has: `dataset`, the part's name.
 
     Args:
-        datasets: the parts, in order; a mapping also names them. Otherwise their names are those in dataset.json, and
-            ``-2``, ``-3`` … is added to one that came before.
+        datasets: the parts, in order; a mapping also names them. Otherwise their names are those in dataset.json, with
+            ``-2``, ``-3`` … added to a name that came before.
 
     Attributes:
-        parts: which rows and shards are whose.
-        datasets: each part by itself, with its own keys, labels and row numbers.
-        clips: all clips' rows. `shard`, `label`, `key`, and the codes of categories are those of the joined dataset.
-        columns: the clips' columns by name.
+        parts: the rows and shards of each part.
+        datasets: each part by itself, with its own keys, labels and row numbers. Arrays are views of the concatenated
+            ones where the values are the same, so keep these datasets rather than the ones given.
+        clips: all clips' rows. `shard`, `label`, `key` and codes of categories are those of the concatenated dataset.
 
     Raises:
-        InputError: there are no parts, one is not a `Dataset`, or some have class names and others numbers.
-        DatasetError: a part has a label that is no class of it.
+        InputError: there are no parts, one is not a `Dataset`, or some have class names and others class numbers.
+        DatasetError: a part has a label beyond its classes.
     """
 
     def __init__(self, datasets: Sequence[Dataset] | Mapping[str, Dataset]) -> None:
         named = _named(datasets)
-        classes, labels = _joined_labels(named)
-        tables = [dataset.clips for dataset in named.values()]
+        classes, labels = _concat_labels(named)
         parts, first, first_shard = [], 0, 0
         for name, dataset in named.items():
-            shards = tuple(dataset.shards)
-            parts.append(Part(name, dataset.path, first, len(dataset), first_shard, shards))
+            parts.append(Part(name, dataset.path, first, len(dataset), first_shard, dataset.shards))
             first += len(dataset)
-            first_shard += len(shards)
-        clips = _concatenated(tables, parts, labels)
+            first_shard += len(dataset.shards)
+        clips = _concat_clips([dataset.clips for dataset in named.values()], parts, labels)
         self.parts = tuple(parts)
         self.datasets = tuple(
-            _sharing(dataset, clips, part) for dataset, part in zip(named.values(), parts, strict=True)
+            _sharing_memory(dataset, clips, part) for dataset, part in zip(named.values(), parts, strict=True)
         )
-        self.clips = clips
-        self._classes = classes
         self._first: Int64 = np.array([part.first for part in parts], dtype=np.int64)
-        self._shards = tuple(shard for part in parts for shard in part.shards)
-        self._paths = [part.path for part in parts for _ in part.shards]
-        caches = [dataset.cache for dataset in self.datasets]
-        self._indexes = IndexCache(
-            [Parquet(part.path, s, cache) for part, cache in zip(parts, caches, strict=True) for s in part.shards],
-            clips,
-        )
-        whose = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rows for part in parts])
+        part_of = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rows for part in parts])
         names = tuple(part.name for part in parts)
-        typed = any(dataset.typed is not None for dataset in self.datasets)
-        self.columns = Columns(
-            clips,
-            classes,
-            {"dataset": Categories(whose, names)},
-            fields=self._fields if typed else None,
-        )
+        columns = Columns(clips, classes, meta=self._meta_columns, extra={"dataset": Categories(part_of, names)})
+        shards = [
+            ShardFiles(dataset.path, entry, dataset.cache) for dataset in self.datasets for entry in dataset.shards
+        ]
+        super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards)
 
     @classmethod
     def open(
@@ -124,14 +105,14 @@ class ConcatDataset:
         *,
         cache: ShardCache | None = None,
     ) -> ConcatDataset:
-        """Open datasets and join them.
+        """Open datasets and concatenate them.
 
         Args:
             paths: folders or URLs; a mapping also names them.
             cache: see `Dataset.open`.
 
         Raises:
-            InputError, DatasetError: as from `Dataset.open`, and from joining.
+            InputError, DatasetError: as from `Dataset.open` and `ConcatDataset`.
         """
         if isinstance(paths, Mapping):
             return cls({name: Dataset.open(path, cache=cache) for name, path in paths.items()})
@@ -139,70 +120,22 @@ class ConcatDataset:
             raise InputError(f"paths must be a list of paths, it is {paths!r}: use Dataset.open for one dataset")
         return cls([Dataset.open(path, cache=cache) for path in paths])
 
-    def __len__(self) -> int:
-        """How many clips there are."""
-        return len(self.clips)
-
-    @property
-    def path(self) -> str:
-        """The parts' paths, for messages."""
-        return " + ".join(part.path for part in self.parts)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether every shard is a local file."""
-        return all(filesystem.is_local(part.path) for part in self.parts)
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the class numbers, if the labels were given as text."""
-        return self._classes
-
-    @property
-    def shards(self) -> Sequence[ShardEntry]:
-        """All parts' shards, in the order of the parts. Names of shards may come more than once."""
-        return self._shards
-
     def part_of(self, rows: npt.ArrayLike) -> Int32:
-        """Whose clips these are: int [n] row numbers → int32 [n], positions in `parts`."""
+        """The part of each clip: int [n] row numbers → int32 [n], positions in `parts`."""
         return (np.searchsorted(self._first, np.asarray(rows, dtype=np.int64), side="right") - 1).astype(np.int32)
 
-    def key(self, i: int) -> str:
-        """The key of clip *i*, with the part's name before it if another part has the same key."""
-        return self.clips.key[i]
-
-    def shard(self, s: int) -> ShardEntry:
-        """What its dataset.json says about shard *s*."""
-        return self._shards[s]
-
-    def shard_path(self, s: int, extension: str = "tar") -> str:
-        """Where shard *s* lies: a local path or a URL."""
-        return filesystem.join(self._paths[s], self._shards[s].file(extension))
-
-    def rows(self, s: int) -> slice:
-        """The rows of shard *s*, in the order of its tar."""
-        return self._indexes.rows(s)
-
-    def index(self, i: int) -> FrameIndex:
-        """The frame index of clip *i*; errors as from `Dataset.index`, with the part's name."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"clip {i} of {len(self)}")
-        s = int(self.clips.shard[i])
-        return self.shard_index(s).clip(i - self.rows(s).start)
-
     def shard_index(self, s: int) -> ShardIndex:
-        """The frame indexes of all clips of shard *s*; errors as from `index`."""
+        """The frame indexes of all clips of shard *s*; errors as from `index`, and they name the part."""
         try:
-            return self._indexes.shard(s)
+            return super().shard_index(s)
         except DatasetError as error:
             part = self.parts[int(self.part_of(self.rows(s).start))]
             raise DatasetError(f"dataset {part.name!r}: {error}") from error
 
-    def _fields(self) -> Fields:
-        """The metadata of all parts, where one has them typed."""
+    def _meta_columns(self) -> MetaColumns:
+        """The metadata columns of all parts."""
         parts = zip(self.parts, self.datasets, strict=True)
-        stretches = [Stretch(part.rows, dataset.columns.fields(), f"dataset {part.name!r}") for part, dataset in parts]
-        return joined_fields(stretches, _REMEDY)
+        return concat_columns([ColumnBlock(part.rows, data.meta, f"dataset {part.name!r}") for part, data in parts])
 
     def __getstate__(self) -> dict[str, Dataset]:
         return {part.name: dataset for part, dataset in zip(self.parts, self.datasets, strict=True)}
@@ -216,11 +149,11 @@ def _named(datasets: Sequence[Dataset] | Mapping[str, Dataset]) -> dict[str, Dat
         list(datasets.items()) if isinstance(datasets, Mapping) else [("", dataset) for dataset in datasets]
     )
     if not items:
-        raise InputError("there are no datasets to join: give at least one")
+        raise InputError("there are no datasets to concatenate: give at least one")
     named: dict[str, Dataset] = {}
     for name, dataset in items:
         if not isinstance(dataset, Dataset):
-            raise InputError(f"only datasets can be joined, not {dataset!r}: open them with Dataset.open first")
+            raise InputError(f"only a Dataset can be concatenated, not {dataset!r}: open each with Dataset.open first")
         if not isinstance(datasets, Mapping):
             plain = name = dataset.manifest.name
             number = 2
@@ -230,13 +163,13 @@ def _named(datasets: Sequence[Dataset] | Mapping[str, Dataset]) -> dict[str, Dat
     return named
 
 
-def _joined_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None, list[Int64]]:
-    """The classes of all parts together, and each part's labels by these."""
+def _concat_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None, list[Int64]]:
+    """The classes of all parts, and each part's labels, int64 [clips], as numbers of these."""
     texts = [name for name, dataset in named.items() if dataset.classes is not None]
     numbers = [name for name, dataset in named.items() if dataset.classes is None and (dataset.clips.label >= 0).any()]
     if texts and numbers:
         raise InputError(
-            f"dataset {texts[0]!r} has class names and {numbers[0]!r} has class numbers, which cannot be joined: "
+            f"dataset {texts[0]!r} has class names and {numbers[0]!r} has class numbers, which do not go together: "
             "pack one of them again with labels like the other's"
         )
     if not texts:
@@ -246,18 +179,18 @@ def _joined_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None
     labels = []
     for dataset in named.values():
         own = dataset.classes or ()
-        # One more at the end: no label, -1, stays none.
+        # The last element is for label -1, none.
         numbers_here = np.array([*(number_of[name] for name in own), -1], dtype=np.int64)
         labels.append(numbers_here[check_labels(dataset.clips, own)])
     return classes, labels
 
 
-def _concatenated(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Sequence[Int64]) -> ClipTable:
+def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Sequence[Int64]) -> ClipTable:
     columns: dict[str, Any] = {}
     for field in fields(ClipTable):
         values = [getattr(table, field.name) for table in tables]
         if isinstance(values[0], Categories):
-            columns[field.name] = _joined_categories(values)
+            columns[field.name] = _concat_categories(values)
         elif isinstance(values[0], np.ndarray):
             columns[field.name] = np.concatenate(values)
         elif field.name in ("key", "source", "meta", "sha256"):
@@ -265,51 +198,50 @@ def _concatenated(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
-    stsds = _joined_codes([table.stsd_id for table in tables], [table.stsds for table in tables])
-    columns["stsd_id"], columns["stsds"] = stsds[0], list(stsds[1])
+    codes, boxes = _concat_codes([table.stsd_id for table in tables], [table.stsds for table in tables])
+    columns["stsd_id"], columns["stsds"] = codes, list(boxes)
     columns["key"] = _unique_keys([table.key for table in tables], [part.name for part in parts])
     return ClipTable(**columns)
 
 
-def _sharing(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
-    """A dataset whose rows are, where they can be, views of the joined ones."""
+def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
+    """A part whose arrays are views of the concatenated ones, where the values are the same."""
     rows = slice(part.first, part.first + part.rows)
     same = {
         field.name: getattr(clips, field.name)[rows]
         for field in fields(ClipTable)
-        if field.name not in _CHANGED and isinstance(getattr(clips, field.name), np.ndarray)
+        if field.name not in _RENUMBERED and isinstance(getattr(clips, field.name), np.ndarray)
     }
-    return Dataset(
-        dataset.path, dataset.manifest, replace(dataset.clips, **same), typed=dataset.typed, cache=dataset.cache
-    )
+    rows_of_part = replace(dataset.clips, **same)
+    return Dataset(dataset.path, dataset.manifest, rows_of_part, meta=dataset.meta, cache=dataset.cache)
 
 
-def _joined_categories(columns: Sequence[Categories]) -> Categories:
-    codes, names = _joined_codes([column.codes for column in columns], [column.names for column in columns])
+def _concat_categories(columns: Sequence[Categories]) -> Categories:
+    codes, names = _concat_codes([column.codes for column in columns], [column.names for column in columns])
     return Categories(codes, tuple(names))
 
 
-def _joined_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tuple[Int32, dict[Any, int]]:
-    """Codes into several lists of values → codes into one list, of the different values in the order they come."""
+def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tuple[Int32, dict[Any, int]]:
+    """Concatenate dictionary-encoded columns: codes int32 [rows], and the distinct values with their codes."""
     code_of: dict[Any, int] = {}
-    joined = []
+    parts = []
     for own_codes, own_values in zip(codes, values, strict=True):
         mapped = np.array([code_of.setdefault(value, len(code_of)) for value in own_values], dtype=np.int32)
-        joined.append(mapped[own_codes] if len(own_codes) else own_codes)
-    return np.concatenate(joined).astype(np.int32), code_of
+        parts.append(mapped[own_codes] if len(own_codes) else own_codes)
+    return np.concatenate(parts).astype(np.int32), code_of
 
 
 def _unique_keys(keys: Sequence[Sequence[str]], names: Sequence[str]) -> StringColumn:
-    """The keys of all parts, those that two have with the part's name before them. No part has a key twice."""
-    texts = [StringColumn.of(part).array for part in keys]
-    whole = pa.concat_arrays(texts)
+    """The keys of all parts; a key that two parts have gets the part's name before it. No part has a key twice."""
+    columns = [StringColumn.of(part).array for part in keys]
+    whole = pa.concat_arrays(columns)
     if pc.count_distinct(whole).as_py() == len(whole):
         return StringColumn(whole)
     counted = pc.value_counts(whole)
     several = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
     named = [
         pc.if_else(pc.is_in(text, value_set=several), pc.binary_join_element_wise(_text(name), text, _text("/")), text)
-        for name, text in zip(names, texts, strict=True)
+        for name, text in zip(names, columns, strict=True)
     ]
     return StringColumn(pa.concat_arrays(named))
 

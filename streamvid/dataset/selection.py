@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Bool, Float64, Int64
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 
-if TYPE_CHECKING:
-    from streamvid.dataset.clip_source import ClipSource
-
-Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[["ClipSource", Int64], npt.ArrayLike]
+Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[[ClipSource, Int64], npt.ArrayLike]
 
 BALANCED: Final = "balanced"
 MAX_WEIGHT: Final = 2000

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 8 << 30
 """All files together; the ones used longest ago are removed for a new one."""
-FEW_CLIPS: Final = 20_000
+MIN_CLIPS: Final = 20_000
 """Datasets of fewer clips open fast enough without."""
 _DIGEST: Final = 32
 _OURS: Final = re.compile(r"[0-9a-f]{64}\.rows|\.[0-9a-f]{16}\.tmp")

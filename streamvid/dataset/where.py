@@ -181,7 +181,7 @@ class _Evaluator:
 
     def _column(self, node: ast.expr, name: str, *, field: bool = False) -> pa.Array:
         try:
-            return self._columns.field(name) if field else self._columns.get(name)
+            return self._columns.meta_column(name) if field else self._columns.get(name)
         except InputError as error:
             raise InputError(f"{self._source.part(node)} in the condition: {error}") from error
 

@@ -144,7 +144,7 @@ class IndexedDataset(Dataset):
         return FrameIndex(pts, offset, size, flags)
 
     def _damaged(self, row: int, what: str) -> DatasetError:
-        shard = self.shard(int(self.clips.shard[row])).name
+        shard = self.shards[int(self.clips.shard[row])].name
         return DatasetError(
             f"the frame index of clip {self.key(row)!r} in shard {shard}.tar is damaged: {what}; "
             "copy the shard again or run streamvid verify"

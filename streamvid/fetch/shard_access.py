@@ -51,7 +51,7 @@ class ShardAccess:
         with contextlib.ExitStack() as leases:
             paths = []
             for number in shards:
-                path, entry = self._dataset.shard_path(number), self._dataset.shard(number)
+                path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
                 if self._cache is not None and not filesystem.is_local(path):
                     lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
                     path = str(leases.enter_context(lease).path)
@@ -64,7 +64,7 @@ class ShardAccess:
             return
         taken = 0
         for number in dict.fromkeys(shards):
-            entry = self._dataset.shard(number)
+            entry = self._dataset.shards[number]
             size = self._fetched_bytes(number)
             taken += size
             if taken > self._share:
@@ -75,4 +75,4 @@ class ShardAccess:
     def _fetched_bytes(self, number: int) -> int:
         """What opening a shard takes of the cache: nothing for a local one."""
         local = self._cache is None or filesystem.is_local(self._dataset.shard_path(number))
-        return 0 if local else self._dataset.shard(number).bytes
+        return 0 if local else self._dataset.shards[number].bytes

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.compute as pc
 
 from streamvid.arrays import Float64
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.meta_json import meta_columns
-from streamvid.dataset.string_column import StringColumn
 
 Counts = tuple[tuple[str, int], ...]
 """Different values and how many clips have each, commonest first."""
@@ -23,8 +20,6 @@ Counts = tuple[tuple[str, int], ...]
 _BARS: Final = 8
 _WIDE: Final = 20
 """Where the greatest duration is this many times the least, bars are of 1-2-5 steps rather than of equal width."""
-_LOOKED_AT: Final = 10_000
-"""Clips whose metadata are parsed to find out their types, where these are not in the parquets."""
 
 
 @dataclass(frozen=True)
@@ -234,15 +229,9 @@ def _spread(values: Float64) -> Spread:
 
 
 def _columns(dataset: Dataset) -> tuple[tuple[str, str], ...]:
-    """Names and types; out of the first clips' JSON where the parquets have no typed columns."""
-    if dataset.typed is not None:
-        typed = dataset.typed
-        return tuple((name, typed.types.get(name) or str(typed.arrays[name].type)) for name in typed.names)
-    metas = dataset.clips.meta
-    if pc.all(pc.equal(StringColumn.of(metas).array, "{}")).as_py():
-        return ()
-    found = meta_columns(metas[:_LOOKED_AT], dataset.clips.key[:_LOOKED_AT])
-    return tuple((name, str(column.type)) for name, column in found.items())
+    """Names and types of the metadata columns."""
+    meta = dataset.meta
+    return tuple((name, meta.parquet_types.get(name) or str(meta.arrays[name].type)) for name in meta.names)
 
 
 def _gpu(dataset: Dataset) -> Gpu:

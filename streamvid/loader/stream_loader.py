@@ -295,10 +295,8 @@ class StreamLoader:
         if len(self._source.subsets) > 1:
             batch["dataset"] = torch.from_numpy(self._source.part_of(rows)).to(device)
         if self._columns:
-            from streamvid.dataset.columns import column_for_batch
-
             for name in self._columns:
-                values = column_for_batch(self.dataset, name, rows)
+                values = self.dataset.columns.batch(name, rows)
                 batch[name] = torch.from_numpy(values).to(device) if isinstance(values, np.ndarray) else values
         return batch
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import streamvid.dataset.columns
-import streamvid.dataset.meta_json
-from streamvid.dataset.columns import column_for_batch, table
+from streamvid.dataset import concat
+from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
@@ -41,7 +42,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def test_packed_columns(packed: Dataset) -> None:
-    found = table(packed, None)
+    found = packed.to_arrow()
     assert found.num_rows == len(packed)
     rows = {row["source"]: row for row in found.to_pylist()}
     assert list(rows) == NATURAL_ORDER
@@ -68,46 +69,68 @@ def test_packed_columns(packed: Dataset) -> None:
 
 
 def test_chosen_columns_in_their_order(packed: Dataset) -> None:
-    assert table(packed, ["caption", "key"]).schema.names == ["caption", "key"]
-    assert table(packed, ["meta.caption"])["meta.caption"][0].as_py() == "a dog runs"
-    assert table(packed, []).num_columns == 0
+    assert packed.to_arrow(["caption", "key"]).schema.names == ["caption", "key"]
+    assert packed.to_arrow(["meta.caption"])["meta.caption"][0].as_py() == "a dog runs"
+    assert packed.to_arrow([]).num_columns == 0
     with pytest.raises(InputError, match=r"no column 'captoin': did you mean 'caption'\? the columns are key, source"):
-        table(packed, ["captoin"])
+        packed.to_arrow(["captoin"])
     with pytest.raises(InputError, match=r"write \['key'\]"):
-        table(packed, "key")
+        packed.to_arrow("key")
 
 
 def test_no_classes_no_class_column() -> None:
     with pytest.raises(InputError, match="no column 'class'"):
-        table(dataset_of([{}], labels=[3]), ["class"])
+        dataset_of([{}], labels=[3]).to_arrow(["class"])
 
 
-def test_metadata_are_read_when_they_are_needed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_are_concatenated_when_they_are_needed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    read = streamvid.dataset.meta_json.meta_columns
+    concat_columns = concat.concat_columns
 
     def counting(*given: Any) -> Any:
         calls.append(1)
-        return read(*given)
+        return concat_columns(*given)
 
-    monkeypatch.setattr(streamvid.dataset.columns, "meta_columns", counting)
-    dataset = dataset_of([{"a": 1}, {"a": 2}])
-    table(dataset, ["key", "seconds", "fps"])
-    column_for_batch(dataset, "frames", [0])
+    monkeypatch.setattr(concat, "concat_columns", counting)
+    one = dataset_of([{"a": 1}, {"a": 2}])
+    dataset = ConcatDataset([one, one])
+    dataset.to_arrow(["key", "seconds", "fps"])
+    dataset.columns.batch("frames", [0])
     assert not calls
     for _ in range(2):
-        table(dataset, ["a"])
-        column_for_batch(dataset, "a", [1])
+        dataset.to_arrow(["a"])
+        dataset.columns.batch("a", [1])
     assert len(calls) == 1
+
+
+def test_to_pandas(packed: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["key", "seconds", "caption"]
+    if importlib.util.find_spec("pandas") is None:
+        with pytest.raises(InputError, match="to_pandas needs the package pandas: pip install pandas"):
+            packed.to_pandas(names)
+    else:
+        assert packed.to_pandas(names).equals(packed.to_arrow(names).to_pandas())
+
+
+def test_repr(packed: Dataset) -> None:
+    duration = timedelta(seconds=round(packed.manifest.seconds))
+    rest = f"clips=6, shards=1, duration='{duration}')"
+    assert repr(packed) == f"Dataset('{packed.path}', {rest}"
+    assert (
+        repr(dataset_of([{}] * 2, duration=[3600, 61]))
+        == "Dataset('/made/made', clips=2, shards=1, duration='1:01:01')"
+    )
+    both = ConcatDataset([packed, packed])
+    assert repr(both).startswith(f"ConcatDataset('{packed.path} + {packed.path}', clips=12, shards=2, duration=")
 
 
 def test_pickling_leaves_columns_behind() -> None:
     dataset = dataset_of([{"a": f"text {n}"} for n in range(100)])
     small = len(pickle.dumps(dataset))
-    table(dataset, None)
+    dataset.to_arrow()
     again = pickle.dumps(dataset)
     assert len(again) == small
-    assert column_for_batch(pickle.loads(again), "a", [99]) == ["text 99"]
+    assert pickle.loads(again).columns.batch("a", [99]) == ["text 99"]
 
 
 TYPES: dict[str, tuple[list[Any], Any, list[Any]]] = {
@@ -136,39 +159,26 @@ TYPES: dict[str, tuple[list[Any], Any, list[Any]]] = {
 @pytest.mark.parametrize("name", TYPES)
 def test_types_of_fields(name: str) -> None:
     values, kind, expected = TYPES[name]
-    column = table(dataset_of([{"x": value} for value in values] + [{}]), ["x"])["x"]
+    column = dataset_of([{"x": value} for value in values] + [{}]).to_arrow(["x"])["x"]
     assert column.type == kind
     assert column.to_pylist() == [*expected, None]
 
 
 def test_not_a_number_is_missing() -> None:
-    column = table(dataset_of(['{"x": NaN}', '{"x": Infinity}', '{"x": 1e999}', '{"x": 2.0}']), ["x"])["x"]
+    column = dataset_of(['{"x": NaN}', '{"x": Infinity}', '{"x": 1e999}', '{"x": 2.0}']).to_arrow(["x"])["x"]
     assert column.to_pylist() == [None, None, None, 2.0]
-    column = table(dataset_of(['{"x": {"y": [-1e999, 2e3, NaN]}}']), ["x"])["x"]
+    column = dataset_of(['{"x": {"y": [-1e999, 2e3, NaN]}}']).to_arrow(["x"])["x"]
     assert column.to_pylist() == ['{"y":[null,2000.0,null]}']
-
-
-@pytest.mark.parametrize("text", ["", "[]", "1", "{", "[" * 100_000, '{"x": ' * 50_000, "null"])
-def test_damaged_metadata(text: str) -> None:
-    dataset = dataset_of([{}, text])
-    assert table(dataset, ["key"]).num_rows == 2
-    with pytest.raises(DatasetError, match=r"metadata of clip 'clip1' are not a JSON object"):
-        table(dataset, ["x"])
-
-
-def test_metadata_that_are_no_unicode() -> None:
-    with pytest.raises(DatasetError, match="not Unicode"):
-        table(dataset_of([r'{"x": "\ud800"}']), ["x"])
 
 
 def test_a_label_that_is_no_class() -> None:
     with pytest.raises(DatasetError, match="clip 'clip1' has label 2, but the dataset has 2 classes"):
-        table(dataset_of([{}, {}], labels=[0, 2], classes=["a", "b"]), ["class"])
+        dataset_of([{}, {}], labels=[0, 2], classes=["a", "b"]).to_arrow(["class"])
 
 
 def test_clips_without_duration_have_no_rate() -> None:
     dataset = dataset_of([{}, {}], duration=[0, 2], frames=[1, 4])
-    assert table(dataset, ["fps", "seconds"]).to_pydict() == {"fps": [None, 2.0], "seconds": [0.0, 2.0]}
+    assert dataset.to_arrow(["fps", "seconds"]).to_pydict() == {"fps": [None, 2.0], "seconds": [0.0, 2.0]}
 
 
 def test_for_batches() -> None:
@@ -179,7 +189,7 @@ def test_for_batches() -> None:
     ]
     dataset = dataset_of(metas, labels=[0, None, 1], classes=["cat", "dog"])
     rows = np.array([2, 0, 0])
-    found: Any = {name: column_for_batch(dataset, name, rows) for name in (*metas[0], "label", "class", "frames")}
+    found: Any = {name: dataset.columns.batch(name, rows) for name in (*metas[0], "label", "class", "frames")}
     for name, dtype, values in (
         ("whole", np.int64, [3, 1, 1]),
         ("gaps", np.float64, [3, 1, 1]),
@@ -195,18 +205,18 @@ def test_for_batches() -> None:
     assert found["class"] == ["dog", "cat", "cat"]
     assert found["list"] == [[2, 3], [1], [1]]
     assert found["never"] == [None, None, None]
-    assert np.isnan(column_for_batch(dataset, "gaps", [1])).tolist() == [True]
-    assert column_for_batch(dataset, "text", [1]) == [""]
-    assert column_for_batch(dataset, "list", [1]) == [None]
-    assert len(column_for_batch(dataset, "whole", [])) == 0
+    assert np.isnan(dataset.columns.batch("gaps", [1])).tolist() == [True]
+    assert dataset.columns.batch("text", [1]) == [""]
+    assert dataset.columns.batch("list", [1]) == [None]
+    assert len(dataset.columns.batch("whole", [])) == 0
     with pytest.raises(InputError, match="no column 'texts': did you mean 'text'"):
-        column_for_batch(dataset, "texts", rows)
+        dataset.columns.batch("texts", rows)
 
 
 def test_what_comes_does_not_depend_on_the_rows() -> None:
     dataset = dataset_of([{"n": 1}, {}])
     for rows in ([0], [1], [0, 1], []):
-        batch = column_for_batch(dataset, "n", rows)
+        batch = dataset.columns.batch("n", rows)
         assert isinstance(batch, np.ndarray)
         assert batch.dtype == np.float64
 
@@ -226,9 +236,9 @@ JSON = st.recursive(
 def test_any_metadata(metas: list[dict[str, Any]]) -> None:
     dataset = dataset_of(metas)
     fields = list(dict.fromkeys(name for meta in metas for name in meta))
-    assert list(dataset.columns.fields().names) == fields
+    assert list(dataset.columns.meta.names) == fields
     for name in fields:
-        column = dataset.columns.field(name)
+        column = dataset.columns.meta_column(name)
         assert len(column) == len(metas)
         for meta, value in zip(metas, column.to_pylist(), strict=True):
             given_value = meta.get(name)
@@ -238,7 +248,7 @@ def test_any_metadata(metas: list[dict[str, Any]]) -> None:
                 assert json.loads(value) == json.loads(json.dumps(given_value))
             elif isinstance(given_value, str | bool):
                 assert value == given_value
-        column_for_batch(dataset, name, range(len(metas)))
+        dataset.columns.batch(name, range(len(metas)))
 
 
 def test_a_hundred_thousand_clips() -> None:
@@ -247,10 +257,10 @@ def test_a_hundred_thousand_clips() -> None:
         for n in range(100_000)
     ]
     dataset = dataset_of(metas)
-    found = table(dataset, None)
+    found = dataset.to_arrow()
     assert found["id"].to_pylist()[::9999] == list(range(0, 100_000, 9999))
-    assert column_for_batch(dataset, "caption", [99_999]) == ["clip 99999 of a dog"]
+    assert dataset.columns.batch("caption", [99_999]) == ["clip 99999 of a dog"]
 
 
 def test_pickled_datasets_on_disk_have_columns(packed: Dataset, tmp_path: Path) -> None:
-    assert column_for_batch(pickle.loads(pickle.dumps(packed)), "caption", [0]) == ["a dog runs"]
+    assert pickle.loads(pickle.dumps(packed)).columns.batch("caption", [0]) == ["a dog runs"]

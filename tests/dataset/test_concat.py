@@ -13,7 +13,6 @@ import pytest
 
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import Categories, ClipTable
-from streamvid.dataset.columns import column_for_batch, table
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import select_rows
@@ -77,7 +76,7 @@ def test_everything_is_as_in_the_parts(folder: Path) -> None:
             assert joined.clips.stsds[joined.clips.stsd_id[i]] == dataset.clips.stsds[dataset.clips.stsd_id[row]]
             s, own = int(joined.clips.shard[i]), int(dataset.clips.shard[row])
             assert s == part.first_shard + own
-            assert joined.shard(s) == joined.shards[s] == dataset.shard(own)
+            assert joined.shards[s] == dataset.shards[own]
             for extension in ("tar", "parquet"):
                 assert joined.shard_path(s, extension) == dataset.shard_path(own, extension)
             assert joined.rows(s).start - part.first == dataset.rows(own).start
@@ -114,15 +113,15 @@ def test_classes_are_united(folder: Path) -> None:
         "first/one": "dog", "two": "cat", "clip2": "dog", "clip10": "ant", "second/one": "dog",
         "top": None, "slow": None,
     }  # fmt: skip
-    assert table(joined, ["class"])["class"].to_pylist() == classes
+    assert joined.to_arrow(["class"])["class"].to_pylist() == classes
 
 
 def test_columns_of_all_parts(folder: Path) -> None:
     joined = ConcatDataset(opened(folder))
     assert set(joined.columns.names) > {"dataset", "caption", "score"}
-    assert column_for_batch(joined, "dataset", [0, 2, 6]) == ["first", "second", "third"]
-    assert column_for_batch(joined, "caption", [0, 2, 6]) == ["runs", "", ""]
-    assert np.isnan(column_for_batch(joined, "score", [0])).all()
+    assert joined.columns.batch("dataset", [0, 2, 6]) == ["first", "second", "third"]
+    assert joined.columns.batch("caption", [0, 2, 6]) == ["runs", "", ""]
+    assert np.isnan(joined.columns.batch("score", [0])).all()
     rows = select_rows(joined, where='class == "dog" and (dataset == "first" or score > 1)')
     assert [joined.key(row) for row in rows] == ["first/one", "second/one"]
 
@@ -148,7 +147,7 @@ def test_pickling(folder: Path) -> None:
     small = pickle.dumps(joined)
     for i in range(5):
         joined.index(i)
-    table(joined, None)
+    joined.to_arrow()
     again = pickle.loads(pickle.dumps(joined))
     assert pickle.dumps(joined) == small
     assert len(small) < 1.1 * sum(len(pickle.dumps(Dataset.open(folder / name))) for name in ("first", "second"))
@@ -198,10 +197,10 @@ def test_labels_that_do_and_do_not_go_together() -> None:
 
 def test_refused(folder: Path) -> None:
     for wrong, said in (
-        ([], "no datasets to join"),
-        ({}, "no datasets to join"),
-        ([str(folder / "first")], "only datasets can be joined"),
-        ([ConcatDataset(opened(folder))], "only datasets can be joined"),
+        ([], "no datasets to concatenate"),
+        ({}, "no datasets to concatenate"),
+        ([str(folder / "first")], "only a Dataset can be concatenated"),
+        ([ConcatDataset(opened(folder))], "only a Dataset can be concatenated"),
     ):
         given: Any = wrong
         with pytest.raises(InputError, match=said):

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import streamvid.dataset.dataset
+from streamvid.dataset import index_cache
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.schema import SCALAR_SCHEMA
 from streamvid.errors import DatasetError
@@ -98,18 +98,18 @@ def test_pickling_leaves_the_indexes_behind(packed: Path) -> None:
 
 def test_indexes_are_kept_within_bounds(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    read = streamvid.dataset.dataset.read_index
+    read = index_cache.read_index
 
     def counting(source: Any, entry: Any, *rest: Any) -> Any:
         reads.append(entry.name)
         return read(source, entry, *rest)
 
-    monkeypatch.setattr(streamvid.dataset.dataset, "read_index", counting)
+    monkeypatch.setattr(index_cache, "read_index", counting)
     dataset = Dataset.open(packed)
     for _ in range(3):
         dataset.index(0), dataset.index(1)
     assert reads == ["00000000", "00000100"]
-    monkeypatch.setattr(streamvid.dataset.dataset, "INDEX_BYTES", dataset.shard_index(0).nbytes)
+    monkeypatch.setattr(index_cache, "INDEX_BYTES", dataset.shard_index(0).nbytes)
     dataset.index(2)
     dataset.index(2)
     dataset.index(0)
@@ -120,7 +120,7 @@ def test_the_index_used_longest_ago_goes_first(packed: Path, monkeypatch: pytest
     dataset = Dataset.open(packed)
     sizes = [dataset.shard_index(s).nbytes for s in range(3)]
     dataset = Dataset.open(packed)
-    monkeypatch.setattr(streamvid.dataset.dataset, "INDEX_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr(index_cache, "INDEX_BYTES", sum(sizes) - 1)
     kept = dataset.shard_index(0)
     dataset.shard_index(1)
     assert dataset.shard_index(0) is kept
@@ -129,7 +129,7 @@ def test_the_index_used_longest_ago_goes_first(packed: Path, monkeypatch: pytest
 
 
 def test_from_several_threads(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamvid.dataset.dataset, "INDEX_BYTES", 1)
+    monkeypatch.setattr(index_cache, "INDEX_BYTES", 1)
     dataset = Dataset.open(packed)
     with ThreadPoolExecutor(8) as threads:
         lengths = list(threads.map(lambda i: len(dataset.index(i % 6)), range(600)))

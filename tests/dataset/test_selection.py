@@ -264,7 +264,7 @@ def test_deep_and_long_conditions() -> None:
     script = """
 from streamvid.errors import InputError
 from streamvid.dataset.selection import select_rows
-from tests.tables import dataset_of
+from tests.support.tables import dataset_of
 dataset = dataset_of([{"x": 1}])
 for text in ("-" * 19_000 + "x > 1", "not " * 4_900 + "x > 1", "(" * 9_000 + "x > 1" + ")" * 9_000, "[" * 19_000,
              "x" + " + x" * 4_900 + " > 1", "len(" * 4_000, "x > 1" * 100_000, "x" + "<x" * 9_000, "x.y" * 6_000,

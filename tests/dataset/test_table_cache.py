@@ -15,11 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import streamvid.dataset.dataset
-from streamvid.dataset import table_cache
+from streamvid.dataset import index_cache, table_cache
 from streamvid.dataset.clip_table import Categories, ClipTable
-from streamvid.dataset.columns import table
-from streamvid.dataset.consolidated import kept_name
+from streamvid.dataset.consolidated import cache_key
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
@@ -42,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The cache's folder. All datasets are large enough for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_cache, "FEW_CLIPS", 1)
+    monkeypatch.setattr(table_cache, "MIN_CLIPS", 1)
     return tmp_path / "cache/streamvid"
 
 
@@ -50,13 +48,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards whose rows were read, in order."""
     found: list[str] = []
-    read = streamvid.dataset.dataset.read_scalars
+    read = index_cache.read_scalars
 
     def counting(source: Any, entry: Any) -> Any:
         found.append(entry.name)
         return read(source, entry)
 
-    monkeypatch.setattr(streamvid.dataset.dataset, "read_scalars", counting)
+    monkeypatch.setattr(index_cache, "read_scalars", counting)
     return found
 
 
@@ -71,10 +69,8 @@ def same(one: Dataset, two: Dataset) -> None:
             assert a.codes.dtype == b.codes.dtype
         else:
             assert a == b
-    assert table(one, None).equals(table(two, None))
-    assert one.typed is not None
-    assert two.typed is not None
-    assert one.typed.types == two.typed.types
+    assert one.to_arrow().equals(two.to_arrow())
+    assert one.meta.parquet_types == two.meta.parquet_types
 
 
 def test_the_second_time_no_parquet_is_read(packed: Path, folder: Path, reads: list[str]) -> None:
@@ -90,7 +86,7 @@ def test_the_second_time_no_parquet_is_read(packed: Path, folder: Path, reads: l
 
 
 def test_small_datasets_are_not_kept(packed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_cache, "FEW_CLIPS", 7)
+    monkeypatch.setattr(table_cache, "MIN_CLIPS", 7)
     Dataset.open(packed)
     assert not folder.exists()
 
@@ -114,9 +110,9 @@ def test_a_dataset_that_changes_is_read_again(packed: Path, tmp_path: Path, read
 
 
 def test_names_follow_all_that_rows_depend_on() -> None:
-    names = {kept_name(b"a", [(1, 2)]), kept_name(b"b", [(1, 2)]), kept_name(b"a", [(1, 3)]), kept_name(b"a", [(2, 2)])}
+    names = {cache_key(b"a", [(1, 2)]), cache_key(b"b", [(1, 2)]), cache_key(b"a", [(1, 3)]), cache_key(b"a", [(2, 2)])}
     assert len(names) == 4
-    assert kept_name(b"a", [(1, 2)]) in names
+    assert cache_key(b"a", [(1, 2)]) in names
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "empty", "no arrow", "a folder"])
@@ -187,10 +183,10 @@ def test_the_ones_used_longest_ago_make_room(folder: Path, monkeypatch: pytest.M
 
 def test_processes_at_once(packed: Path, folder: Path) -> None:
     script = (
-        "import sys; from streamvid.dataset import table_cache; table_cache.FEW_CLIPS = 1\n"
+        "import sys; from streamvid.dataset import table_cache; table_cache.MIN_CLIPS = 1\n"
         "from streamvid.dataset.dataset import Dataset\n"
         "for _ in range(10):\n"
-        "    for file in rowcache.folder().glob('*.rows'): file.unlink(missing_ok=True)\n"
+        "    for file in table_cache.folder().glob('*.rows'): file.unlink(missing_ok=True)\n"
         "    assert len(Dataset.open(sys.argv[1])) == len(Dataset.open(sys.argv[1])) == 6\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(3)]

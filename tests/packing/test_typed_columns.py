@@ -14,16 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.dataset.columns import column_for_batch, table
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.meta_fields import Fields, Stretch, joined, of_table
-from streamvid.dataset.meta_json import meta_columns as parsed
+from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
 from streamvid.dataset.selection import repeats, select_rows
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.lists import meta_columns, other_columns, read_table
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, typed_columns, united
+from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 
 DAY, MOMENT = datetime.date(2024, 5, 6), datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
@@ -63,8 +62,8 @@ def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
     assert made["meta_x"].type == (pa.timestamp("ms") if name == "seconds" else kind)
     assert made["meta_x"].to_pylist() == given_table["x"].to_pylist()
     pq.write_table(made, tmp_path / "made.parquet")
-    found = of_table(pq.read_table(tmp_path / "made.parquet").rename_columns(["x"]))
-    assert found.types == {"x": str(made["meta_x"].type).replace("item: ", "")}
+    found = from_parquet(pq.read_table(tmp_path / "made.parquet").rename_columns(["x"]))
+    assert found.parquet_types == {"x": str(made["meta_x"].type).replace("item: ", "")}
     assert found.get("x").type == used
     if "date" not in name and "time" not in name and name not in ("in a zone", "seconds", "dates"):
         # What comes out is what the JSON would have given.
@@ -145,7 +144,7 @@ def test_any_numbers_and_texts(rows: list[tuple[Any, str | None]]) -> None:
     wanted = parsed(metas, keys)
     columns = pa.schema({name: pa.string() if name == "t" else array.type for name, array in wanted.items()})
     made = typed_columns(metas, columns, keys)
-    found = of_table(made.rename_columns([name.removeprefix("meta_") for name in made.column_names]))
+    found = from_parquet(made.rename_columns([name.removeprefix("meta_") for name in made.column_names]))
     assert found.get("n").equals(wanted["n"])
     assert found.get("t").to_pylist() == wanted["t"].to_pylist()
 
@@ -168,13 +167,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def strip(folder: Path, shard: str = "*") -> None:
-    """Make shards such as were written before there were typed columns."""
-    for path in folder.glob(f"shards/{shard}.parquet"):
-        rows = pq.read_table(path)
-        pq.write_table(rows.drop_columns([n for n in rows.column_names if n.startswith("meta_")]), path)
-
-
 def test_all_shards_have_the_same_columns(folder: Path) -> None:
     schemas = [pq.read_schema(path) for path in sorted(folder.glob("whole/shards/*.parquet"))]
     assert len(schemas) > 1
@@ -186,14 +178,13 @@ def test_all_shards_have_the_same_columns(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_they_come_back_and_json_is_not_parsed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.dataset.columns.meta_columns", None)
+def test_they_come_back(folder: Path) -> None:
     dataset = Dataset.open(folder / "whole")
-    found = table(dataset, None)
+    found = dataset.to_arrow()
     assert {"score", "take", "good", "day", "text", "meta.width"} <= set(found.column_names)
     assert found["day"].to_pylist() == [f"2024-01-0{i}" for i in range(1, 6)] + [None]
-    assert column_for_batch(dataset, "text", [5, 0]) == ["", "t0"]
-    scores = column_for_batch(dataset, "score", [0, 1, 5])
+    assert dataset.columns.batch("text", [5, 0]) == ["", "t0"]
+    scores = dataset.columns.batch("score", [0, 1, 5])
     assert isinstance(scores, np.ndarray)
     assert np.array_equal(scores, [0, 0.25, np.nan], equal_nan=True)
     assert select_rows(dataset, where='take >= 2 and day < "2024-01-05" and not good').tolist() == [2]
@@ -206,18 +197,6 @@ def test_samplers_still_see_the_json(folder: Path) -> None:
     assert json.loads(Dataset.open(folder / "whole").clips.meta[1])["day"] == "2024-01-02"
 
 
-@pytest.mark.parametrize("which", ["*", "00000000", "00000001"])
-def test_shards_without_typed_columns_read_alike(folder: Path, tmp_path: Path, which: str) -> None:
-    import shutil
-
-    older = Path(shutil.copytree(folder / "whole", tmp_path / "older"))
-    strip(older, which)
-    wanted, found = table(Dataset.open(folder / "whole"), None), table(Dataset.open(older), None)
-    assert sorted(found.column_names) == sorted(wanted.column_names)
-    for name in wanted.column_names:
-        assert found[name].to_pylist() == wanted[name].to_pylist()
-
-
 def test_adding_videos_with_another_list(folder: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -228,12 +207,12 @@ def test_adding_videos_with_another_list(folder: Path, tmp_path: Path) -> None:
     pack([tmp_path / "more/list.csv"], grown, append=True, shard_size=40_000, progress=False)
     dataset = Dataset.open(grown)
     assert len(dataset) == 7
-    assert column_for_batch(dataset, "mood", range(7)) == [""] * 6 + ["calm"]
-    assert table(dataset, ["score"])["score"].to_pylist()[-1] == 7.0
-    assert table(dataset, ["take"])["take"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0, None, 2.5]
-    assert table(dataset, ["text"])["text"].to_pylist()[-1] is None
+    assert dataset.columns.batch("mood", range(7)) == [""] * 6 + ["calm"]
+    assert dataset.to_arrow(["score"])["score"].to_pylist()[-1] == 7.0
+    assert dataset.to_arrow(["take"])["take"].to_pylist() == [0.0, 1.0, 2.0, 3.0, 4.0, None, 2.5]
+    assert dataset.to_arrow(["text"])["text"].to_pylist()[-1] is None
     with pytest.raises(DatasetError, match=r"column 'good' holds truth values in .* and text in .*: pack one of them"):
-        table(dataset, ["good"])
+        dataset.to_arrow(["good"])
     assert select_rows(dataset, where="score == 7").tolist() == [6]
 
 
@@ -241,24 +220,21 @@ def test_joined_datasets(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("path,score,take,text,more\na/one.mp4,2,1,5,x\ntop.avi,3,2,6,y\n")
     pack([folder / "in"], tmp_path / "other", metadata=[tmp_path / "other.csv"], progress=False)
     joined_dataset = ConcatDataset([Dataset.open(folder / "whole"), Dataset.open(tmp_path / "other")])
-    assert table(joined_dataset, ["score"])["score"].to_pylist()[5:] == [None, 2.0, None, None, None, None, 3.0]
-    assert table(joined_dataset, ["take"])["take"].type == pa.int64()
-    assert column_for_batch(joined_dataset, "more", [0, 6]) == ["", "x"]
+    assert joined_dataset.to_arrow(["score"])["score"].to_pylist()[5:] == [None, 2.0, None, None, None, None, 3.0]
+    assert joined_dataset.to_arrow(["take"])["take"].type == pa.int64()
+    assert joined_dataset.columns.batch("more", [0, 6]) == ["", "x"]
     with pytest.raises(DatasetError, match="column 'text' holds text in dataset 'whole' and whole numbers in dataset"):
-        table(joined_dataset, ["text"])
+        joined_dataset.to_arrow(["text"])
     assert "text" in joined_dataset.columns.names
-    strip(tmp_path / "other")
-    again = ConcatDataset([Dataset.open(folder / "whole"), Dataset.open(tmp_path / "other")])
-    assert table(again, ["score", "more"]).equals(table(joined_dataset, ["score", "more"]))
 
 
 def test_types_that_cannot_be_used_are_said_when_asked_for() -> None:
-    fields = of_table(pa.table({"blob": pa.array([b"x"]), "n": pa.array([1])}))
+    fields = from_parquet(pa.table({"blob": pa.array([b"x"]), "n": pa.array([1])}))
     assert fields.names == ("n", "blob")
     assert fields.get("n").to_pylist() == [1]
     with pytest.raises(DatasetError, match="the column 'blob' holds binary"):
         fields.get("blob")
-    both = joined([Stretch(1, fields, "a"), Stretch(2, Fields({"n": pa.array([0.5, None])}), "b")], "mend it")
+    both = concat_columns([ColumnBlock(1, fields, "a"), ColumnBlock(2, MetaColumns({"n": pa.array([0.5, None])}), "b")])
     assert both.get("n").to_pylist() == [1.0, 0.5, None]
-    with pytest.raises(DatasetError, match=r"a: the column 'blob' holds binary.*: mend it"):
+    with pytest.raises(DatasetError, match=r"a: the column 'blob' holds binary.*: pack one of them again"):
         both.get("blob")

@@ -11,6 +11,8 @@ import numpy as np
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.meta_columns import MetaColumns
+from tests.support.meta_json import meta_columns
 
 
 def dataset_of(
@@ -49,4 +51,5 @@ def dataset_of(
     entries = tuple(
         ShardEntry(f"{s:08d}", int((clips.shard == s).sum()), 1, 1, zeros, zeros, zeros) for s in range(shards)
     )
-    return Dataset(f"/made/{name}", Manifest(name, 1.0, tuple(classes) if classes else None, entries), clips)
+    manifest = Manifest(name, 1.0, tuple(classes) if classes else None, entries)
+    return Dataset(f"/made/{name}", manifest, clips, meta=MetaColumns(meta_columns(clips.meta, clips.key)))

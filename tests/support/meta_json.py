@@ -1,4 +1,4 @@
-"""The `meta` column, one JSON object per clip, as typed columns."""
+"""Typed columns inferred from JSON metadata: a reference to compare the Parquet's with, and columns for tests."""
 
 from __future__ import annotations
 

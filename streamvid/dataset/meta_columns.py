@@ -1,0 +1,180 @@
+"""The metadata columns of a dataset: what the user's tables said about the clips, read from the shards' Parquet files.
+
+Parquet keeps the width of numbers (float32, uint8 …). Here every column has one of few types, whatever its width on
+disk: bool, int64, float64, large_string, null, or lists of these. Shards and concatenated datasets may have different
+columns, so the columns of each are kept in a block and concatenated with nulls where a block has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamvid.errors import DatasetError
+
+_REMEDY: Final = "pack one of them again with a list in which it is like the other's, or name it otherwise there"
+
+
+@dataclass(frozen=True)
+class MetaColumns:
+    """Metadata columns by name.
+
+    Attributes:
+        arrays: the usable columns, each with one value per clip, null where a clip has none.
+        errors: the columns that cannot be used, and why: a type such as binary, or types that contradict each other
+            between shards or datasets.
+        parquet_types: the type of each column on disk, as text, such as ``float32``.
+    """
+
+    arrays: Mapping[str, pa.Array] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    parquet_types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns, unusable ones last."""
+        return (*self.arrays, *(name for name in self.errors if name not in self.arrays))
+
+    def get(self, name: str) -> pa.Array:
+        """A column. Raises KeyError if there is none of that name, DatasetError if it cannot be used."""
+        if name in self.errors:
+            raise DatasetError(self.errors[name])
+        return self.arrays[name]
+
+
+@dataclass(frozen=True)
+class ColumnBlock:
+    """The metadata columns of consecutive clips that have the same schema: some shards, or one dataset of several.
+
+    Attributes:
+        rows: number of clips.
+        columns: their columns.
+        name: of the shards or the dataset, for messages.
+    """
+
+    rows: int
+    columns: MetaColumns
+    name: str
+
+
+def from_parquet(table: pa.Table) -> MetaColumns:
+    """Metadata columns as read from Parquet, named without `streamvid.dataset.schema.FIELD_PREFIX`, in the types used
+    in memory."""
+    arrays, errors = {}, {}
+    for name in table.schema.names:
+        column = table[name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
+        target = _memory_type(column.type)
+        if target is None:
+            errors[name] = f"the column {name!r} holds {column.type}, which cannot be used here"
+            continue
+        try:
+            arrays[name] = _cast(column, target)
+        except pa.ArrowException as error:
+            errors[name] = f"the column {name!r} holds values that cannot be used ({str(error).splitlines()[0]})"
+    return MetaColumns(arrays, errors, {f.name: _type_text(f.type) for f in table.schema})
+
+
+def concat_columns(blocks: Sequence[ColumnBlock]) -> MetaColumns:
+    """The columns of blocks in order. A clip whose block has no such column has null there; int64 beside float64
+    becomes float64; any other difference of types makes the column unusable."""
+    if len(blocks) == 1:
+        return blocks[0].columns
+    arrays: dict[str, pa.Array] = {}
+    errors: dict[str, str] = {}
+    types: dict[str, str] = {}
+    for name in dict.fromkeys(name for block in blocks for name in block.columns.names):
+        found = [block.columns.parquet_types[name] for block in blocks if name in block.columns.parquet_types]
+        types[name] = " or ".join(dict.fromkeys(found))
+        try:
+            arrays[name] = _concat(name, blocks)
+        except _TypesDifferError as error:
+            errors[name] = f"{error}: {_REMEDY}"
+    return MetaColumns(arrays, errors, types)
+
+
+class _TypesDifferError(Exception):
+    """Two blocks have types of a column that no type holds both of; the text names the blocks and the types."""
+
+
+def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.Array:
+    kind, first = pa.null(), ""
+    for block in blocks:
+        if name in block.columns.errors:
+            raise _TypesDifferError(f"{block.name}: {block.columns.errors[name]}")
+        own = block.columns.arrays.get(name)
+        if own is None or pa.types.is_null(own.type):
+            continue
+        common = _common_type(kind, own.type)
+        if common is None:
+            raise _TypesDifferError(
+                f"the column {name!r} holds {_in_words(kind)} in {first} and {_in_words(own.type)} in {block.name}"
+            )
+        kind, first = common, first or block.name
+    parts = [block.columns.arrays.get(name) for block in blocks]
+    return pa.concat_arrays(
+        [
+            pa.nulls(block.rows, kind) if part is None else part.cast(kind, safe=False)
+            for block, part in zip(blocks, parts, strict=True)
+        ]
+    )
+
+
+def _common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    if one == two or pa.types.is_null(two):
+        return one
+    if pa.types.is_null(one):
+        return two
+    if {one, two} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if pa.types.is_list(one) and pa.types.is_list(two):
+        inner = _common_type(one.value_type, two.value_type)
+        return None if inner is None else pa.list_(inner)
+    return None
+
+
+def _in_words(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"lists of {_in_words(kind.value_type)}"
+    words = {pa.bool_(): "truth values", pa.int64(): "whole numbers", pa.float64(): "numbers"}
+    return words.get(kind, "text")
+
+
+def _type_text(kind: pa.DataType) -> str:
+    """The type's name; of a list without the name that a writer gave its elements."""
+    return f"list<{_type_text(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
+
+
+def _memory_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type in memory for a type on disk; None if there is none."""
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return kind
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_dictionary(kind):
+        return _memory_type(kind.value_type)
+    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_time, pa.types.is_timestamp)
+    if any(is_kind(kind) for is_kind in text):
+        return pa.large_string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _memory_type(kind.value_type)
+        return None if inner is None else pa.list_(inner)
+    return None
+
+
+def _cast(column: pa.Array, target: pa.DataType) -> pa.Array:
+    if target == pa.int64() and column.type == pa.uint64():
+        most: Any = pc.max(column).as_py()
+        target = pa.float64() if most is not None and most >= 1 << 63 else target
+    result = column.cast(target, safe=target != pa.float64())
+    if target == pa.float64():
+        # NaN and infinity count as missing: the JSON of the same metadata has neither.
+        result = pc.if_else(pc.is_finite(result), result, pa.scalar(None, target))
+    return result
