@@ -132,7 +132,7 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
 
 
 def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import streamvid.inspection.cost as cost
+    import streamvid.inspection.sampling_cost as cost
 
     make_videos(tmp_path / "in")
     pack([tmp_path / "in"], tmp_path / "ds", shard_size=1, progress=False)
