@@ -19,8 +19,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.loader.epoch_pipeline import Delivered, EpochPipeline
-from streamvid.loader.preflight import check_decodable, probe_slice
+from streamvid.loader.engine import DeliveredBatch, EngineName, make_engine
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch_plan import LastBatch, Plan, check_whole
@@ -98,6 +97,8 @@ class StreamLoader:
         seed: of order, places and augmentation.
         last_batch: "partial", "drop" or "fill", or DALI's LastBatchPolicy: see `streamvid.plan.epoch_plan.Plan`.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
+        engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. The same clips, frames and
+            order; docs/training.md says which clips it decodes.
         rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
         ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
         num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
@@ -127,6 +128,7 @@ class StreamLoader:
         seed: int = 0,
         last_batch: LastBatch | LastBatchPolicy = "partial",
         device: str | int | None = None,
+        engine: EngineName = "default",
         rank: int | None = None,
         world_size: int | None = None,
         ranks_per_node: int | None = None,
@@ -180,17 +182,15 @@ class StreamLoader:
                 "and last_batch is 'drop': give a smaller batch_size or another last_batch"
             )
         access = ShardAccess(self.dataset, cache=self._ensure_cache(), limit_bytes=cache_bytes)
-        if self._device_id is not None:
-            probe = partial(probe_slice, self.dataset, access=access)
-            check_decodable(self.dataset, rows, device_id=self._device_id, probe=probe)
-        self._runner = EpochPipeline(
+        self._engine = make_engine(
+            engine,
             self.dataset,
+            rows,
             access,
             self._recipe,
             device_id=self._device_id,
-            threads=num_threads or find_cores(),
+            num_threads=num_threads or find_cores(),
             max_batch=batch_size,
-            rotates=bool(self.dataset.clips.rotation[rows].any()),
         )
         self._course = RunSchedule(self._plan, tuple(source.checksums()), sampling)
         self._batch_fn = batch_fn
@@ -243,7 +243,7 @@ class StreamLoader:
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
-        self._runner.close()
+        self._engine.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -259,7 +259,7 @@ class StreamLoader:
         return self._run(standing)
 
     def _run(self, standing: Cursor) -> Iterator[dict[str, Any]]:
-        delivered = self._runner.run(standing.epoch())
+        delivered = self._engine.run(standing.epoch())
         try:
             while True:
                 started = time.perf_counter()
@@ -284,7 +284,7 @@ class StreamLoader:
         finally:
             delivered.close()  # type: ignore[attr-defined]
 
-    def _batch(self, one: Delivered) -> dict[str, Any]:
+    def _batch(self, one: DeliveredBatch) -> dict[str, Any]:
         """The tensors, and what else is known of their clips."""
         import torch
 

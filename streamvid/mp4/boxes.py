@@ -167,6 +167,7 @@ def header(
     height: int,
     offsets: Int64 | None = None,
     steps: Int64 | None = None,
+    positions: Int64 | None = None,
     timescale: int = TIMESCALE,
 ) -> bytes:
     """Everything of an MP4 that comes before its packets: `ftyp`, `moov` and the header of `mdat`.
@@ -181,6 +182,8 @@ def header(
         width, height: of the track, in pixels.
         offsets: int64 [packets], ticks from decoding to presentation, none negative; default: all 0.
         steps: int64 [packets], ticks from each packet's decoding to the next; default: 1.
+        positions: int64 [packets], where each packet lies in the payload of `mdat`, in bytes; default: one after
+            another. Bytes between packets are in the file and belong to no sample.
         timescale: ticks per second.
 
     Raises:
@@ -199,7 +202,9 @@ def header(
         ctts = full_box(b"ctts", _be32([count]), _be32(np.stack([ones, offsets], axis=1)))
         duration += int(offsets.max())
     stss = full_box(b"stss", _be32([1, 1]))
-    stsc = full_box(b"stsc", _be32([1, 1, count, 1]))
+    # Packets side by side are one chunk; packets with bytes between them are a chunk each.
+    chunks = np.zeros(1, dtype=np.int64) if positions is None else positions
+    stsc = full_box(b"stsc", _be32([1, 1, count if positions is None else 1, 1]))
     stsz = full_box(b"stsz", _be32([0, count]), _be32(sizes))
     mvhd = full_box(
         b"mvhd",
@@ -223,12 +228,12 @@ def header(
     vmhd = full_box(b"vmhd", bytes(8), flags=1)
 
     def moov(first: int) -> bytes:
-        stco = full_box(b"stco", _be32([1, first]))
+        stco = full_box(b"stco", _be32([len(chunks)]), _be32(chunks + first))
         stbl = _box(b"stbl", stsd, stts, ctts, stss, stsc, stsz, stco)
         minf = _box(b"minf", vmhd, dinf, stbl)
         return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"mdia", mdhd, hdlr, minf)))
 
-    total = int(sizes.sum())
+    total = int(sizes.sum()) if positions is None else int((positions + sizes).max())
     first = len(_FILE_TYPE) + len(moov(0)) + 8
     if first + total >= 1 << 32:
         raise ValueError(f"{total} bytes of packets do not fit the 32-bit boxes written here")

@@ -1,0 +1,187 @@
+"""`StreamLoader(engine="dali")`: epochs through DALI pipelines, each over a chunk of the plan.
+
+A DALI pipeline reads the files that it was built with. So the plan is cut into chunks of steps; the pipeline of the
+next chunk is built, and reads and decodes its first batches, in a thread of its own while the batches of the current
+one are handed out. DALI's state is never needed again: an epoch goes on from the plan's position.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
+from streamvid.dali.reader import video_source
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.fetch import plan_samples
+from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec
+from streamvid.fetch.shard_access import ShardAccess
+from streamvid.plan.epoch_plan import Epoch, Step
+from streamvid.plan.sample_id import rows_of
+
+_CHUNK_CLIPS: Final = 256
+"""Samples of a chunk at most, unless a step has more: the reader keeps a file open for each where all lie in different
+shards, and a process has some 1,000."""
+_STEPS_AHEAD: Final = 64
+"""How many steps ahead shards of a remote dataset are fetched, as far as the cache has room."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One batch, and what it was made from.
+
+    Attributes:
+        step: what the plan asked for.
+        encoded: what was read; without its slices.
+        tensors: what came out.
+    """
+
+    step: Step
+    encoded: EncodedBatch
+    tensors: dict[str, Any]
+
+
+@dataclass
+class _OpenChunk:
+    """A pipeline that works on some steps, and what keeps its shards in the cache."""
+
+    steps: list[Step]
+    batches: list[ChunkBatch]
+    pipeline: ChunkPipeline
+    leases: ExitStack
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.leases.close()
+
+
+class DaliEngine:
+    """Runs epochs over a dataset.
+
+    Args:
+        dataset: where clips come from.
+        access: opens its shards.
+        recipe: what is made of every clip.
+        device_id: the GPU's number, or None for the CPU.
+        num_threads: CPU threads of DALI.
+        rotates: some clips are to be turned upright.
+    """
+
+    def __init__(
+        self,
+        dataset: ClipSource,
+        access: ShardAccess,
+        recipe: SampleSpec,
+        *,
+        device_id: int | None,
+        num_threads: int,
+        rotates: bool,
+    ) -> None:
+        self._dataset, self._access, self._recipe = dataset, access, recipe
+        self._device_id, self._num_threads, self._rotates = device_id, num_threads, rotates
+
+    def run(self, epoch: Epoch) -> Iterator[Delivered]:
+        """The batches of what is left of an epoch, in order; an error is raised in its place."""
+        chunks = self._chunks(epoch)
+        working: list[Future[_OpenChunk | None]] = []
+
+        def stop() -> None:
+            while working:
+                _discard(working.pop())
+
+        # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
+        atexit.register(stop)
+        with ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali") as pool:
+            try:
+                working.append(pool.submit(self._open, chunks))
+                while (chunk := working[0].result()) is not None:
+                    working.append(pool.submit(self._open, chunks))
+                    for step, batch, tensors in zip(chunk.steps, chunk.batches, chunk.pipeline, strict=True):
+                        yield Delivered(step, batch.encoded, tensors)
+                    working.pop(0)
+                    chunk.close()
+            finally:
+                atexit.unregister(stop)
+                stop()
+
+    def close(self) -> None:
+        """Nothing outlives an iteration."""
+
+    def _chunks(self, epoch: Epoch) -> Iterator[list[Step]]:
+        """The steps that are left, in chunks of as many clips per step; small at first so that a batch comes soon."""
+        steps: list[Step] = []
+        most = 1
+        for number in range(epoch.done, epoch.steps):
+            step = epoch.step(number)
+            if steps and not self._fits([*steps, step], most):
+                self._access.prefetch(self._shards_from(epoch, number))
+                yield steps
+                steps, most = [], 2 * most
+            steps.append(step)
+        if steps:
+            yield steps
+
+    def _fits(self, steps: list[Step], most: int) -> bool:
+        """Whether one pipeline may have these steps: at most so many, of one size, with shards that fit the cache."""
+        sizes = [len(step.items) for step in steps]
+        if len(steps) > most or sum(sizes) > _CHUNK_CLIPS or sizes[-1] != sizes[0]:
+            return False
+        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.items for step in steps]))])
+        return len(self._access.groups(shards.tolist())) == 1
+
+    def _shards_from(self, epoch: Epoch, start: int) -> Iterator[int]:
+        """The shards that the steps from `start` on will read, as far ahead as is worth fetching."""
+        for number in range(start, min(start + _STEPS_AHEAD, epoch.steps)):
+            yield from self._dataset.clips.shard[rows_of(epoch.step(number).items)].tolist()
+
+    def _open(self, chunks: Iterator[list[Step]]) -> _OpenChunk | None:
+        """The next chunk at work, or None behind the last. Runs in the engine's thread."""
+        steps = next(chunks, None)
+        if steps is None:
+            return None
+        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.items for step in steps]))]).tolist()
+        with ExitStack() as leases:
+            paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
+            batches = [self._batch(step, paths) for step in steps]
+            pipeline = ChunkPipeline(
+                batches,
+                self._recipe.transform,
+                device_id=self._device_id,
+                num_threads=self._num_threads,
+                rotates=self._rotates,
+                has_blanks=self._recipe.sampling.pad in ("constant", "none"),
+            )
+            return _OpenChunk(steps, batches, pipeline, leases.pop_all())
+
+    def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
+        """Choose the frames of a step's clips, and find what is to be read for them."""
+        rows = self._dataset.clips
+        samples = plan_samples.plan_samples(self._dataset, step, self._recipe)
+        sources = [
+            video_source(
+                paths[int(rows.shard[one.clip])],
+                int(rows.mp4_offset[one.clip]),
+                one.packets,
+                one.spans,
+                stsd=rows.stsds[rows.stsd_id[one.clip]],
+                width=int(rows.width[one.clip]),
+                height=int(rows.height[one.clip]),
+            )
+            for one in samples
+        ]
+        encoded = plan_samples.encoded_batch(self._dataset, samples, [], self._recipe)
+        return ChunkBatch(
+            sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples]
+        )
+
+
+def _discard(coming: Future[_OpenChunk | None]) -> None:
+    """Close a chunk that nobody will take."""
+    if not coming.cancel() and coming.exception() is None and (chunk := coming.result()) is not None:
+        chunk.close()

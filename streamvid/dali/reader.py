@@ -1,0 +1,121 @@
+"""What `fn.readers.webdataset` reads for a chunk of the plan: index files that name byte ranges of shards, in the
+plan's order, and for every sample the MP4 header that makes a video of its ranges.
+
+DALI's index format (v1.2, as `wds2idx` writes it) has a line for each sample and in it, for each component, extension,
+offset, size and file name. Nothing in it must be a whole tar member: here a sample's components are the byte ranges of
+`<key>.mp4` that hold the packets which its wanted frames need. A sample occurs wherever the plan has it, and a shard is
+listed once for each run of consecutive samples, as the reader goes through its shards one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Int64, UInt8
+from streamvid.mp4 import boxes
+from streamvid.video.packet_selection import PacketSelection
+
+TAR_BLOCK: Final = 512
+"""`fn.readers.webdataset` accepts only offsets that are a multiple of this."""
+MAX_RANGES: Final = 32
+"""Byte ranges of a sample at most: each is an output of the reader."""
+
+
+@dataclass(frozen=True)
+class VideoSource:
+    """One sample as the reader and the decoder get it.
+
+    Attributes:
+        path: local path of the shard.
+        ranges: int64 [ranges, 2], start and end in the shard, in bytes; starts are multiples of `TAR_BLOCK`.
+        header: uint8 [bytes], `ftyp`, `moov` and the header of `mdat`. Followed by the ranges it is an MP4 of the
+            wanted packets, with no edit list and no negative timestamp.
+    """
+
+    path: str
+    ranges: Int64
+    header: UInt8
+
+
+def video_source(
+    path: str, origin: int, packets: PacketSelection, spans: Int64, *, stsd: bytes, width: int, height: int
+) -> VideoSource:
+    """What to read of a shard for a slice, and the header before it.
+
+    Args:
+        path: local path of the shard.
+        origin: where the clip's MP4 begins in it, in bytes.
+        packets: which of the clip are wanted.
+        spans: int64 [spans, 2], byte ranges of the clip's MP4 that hold them, rising.
+        stsd: the clip's sample description box.
+        width, height: of the decoded frames, in pixels.
+
+    Raises:
+        ValueError: more bytes than an MP4 with 32-bit positions can hold.
+    """
+    spans = _merged(spans)
+    ranges = origin + spans
+    ranges[:, 0] -= ranges[:, 0] % TAR_BLOCK
+    # Where each range begins in the payload of mdat, less where it begins in the clip's MP4.
+    shift = np.cumsum(ranges[:, 1] - ranges[:, 0]) - (ranges[:, 1] - origin)
+    positions = packets.offsets + shift[np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1]
+    head = boxes.header(
+        stsd,
+        packets.sizes,
+        width=width,
+        height=height,
+        offsets=boxes.composition_offsets(packets.display_order),
+        positions=positions,
+    )
+    return VideoSource(path, ranges, np.frombuffer(head, dtype=np.uint8))
+
+
+def _merged(spans: Int64) -> Int64:
+    """At most `MAX_RANGES` ranges that cover the spans: those with the fewest bytes between them are joined."""
+    if len(spans) <= MAX_RANGES:
+        return spans
+    gaps = spans[1:, 0] - spans[:-1, 1]
+    split = np.sort(np.argsort(-gaps, kind="stable")[: MAX_RANGES - 1])
+    return np.stack([spans[np.append(0, split + 1), 0], spans[np.append(split, len(spans) - 1), 1]], axis=1)
+
+
+@dataclass(frozen=True)
+class ReaderFiles:
+    """Arguments of `fn.readers.webdataset`.
+
+    Attributes:
+        paths: shards, in the order in which they are read; one may come several times.
+        index_paths: the index file of each.
+        extensions: names of the components; a sample with fewer byte ranges lacks the last ones.
+    """
+
+    paths: list[str]
+    index_paths: list[str]
+    extensions: list[str]
+
+
+def write_indexes(sources: Sequence[VideoSource], folder: Path) -> ReaderFiles:
+    """Write the index files by which `fn.readers.webdataset` reads these samples in this order.
+
+    Args:
+        sources: samples of a chunk.
+        folder: an empty one.
+    """
+    runs: list[tuple[str, list[str]]] = []
+    for one in sources:
+        if not runs or runs[-1][0] != one.path:
+            runs.append((one.path, []))
+        line = " ".join(f"r{n} {start} {end - start} range" for n, (start, end) in enumerate(one.ranges.tolist()))
+        runs[-1][1].append(line)
+    indexes = []
+    for number, (_, lines) in enumerate(runs):
+        index = folder / f"{number}.idx"
+        index.write_text("\n".join([f"v1.2 {len(lines)}", *lines]) + "\n", encoding="ascii")
+        indexes.append(str(index))
+    most = max(len(one.ranges) for one in sources)
+    return ReaderFiles([path for path, _ in runs], indexes, [f"r{n}" for n in range(most)])

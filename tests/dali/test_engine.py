@@ -1,0 +1,394 @@
+"""Both engines of StreamLoader, held to the same: clips, frames, order, masks, resumed runs, S3, and errors in words.
+
+The clips are of codecs that DALI decodes on a CPU. Their frames carry their number, so a wrong frame is seen as such.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.loader.engine import ENGINES, EngineName
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.sampling.base import FrameSampler
+from tools.clips import Recipe, read_frame_number, write
+
+VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
+VP8 = replace(VP9, codec="vp8")
+MJPEG = replace(VP9, codec="mjpeg", container="avi", gop=1)
+_ALT_REF = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+RECIPES: dict[str, Recipe] = {
+    "a/vp9.webm": replace(VP9, frames=40),
+    "a/vp9_25.mkv": replace(VP9, frames=33, container="mkv", fps=Fraction(25), seed=1),
+    "a/vp9_vfr.webm": replace(VP9, frames=30, jitter=3, seed=2),
+    # An edit list hides the first frames.
+    "a/vp9_trimmed.mp4": replace(VP9, frames=40, trim=13, container="mp4", seed=3),
+    "a/vp9_trimmed_end.mp4": replace(VP9, frames=30, trim_end=7, container="mp4", seed=4),
+    "b/vp9_delayed.mp4": replace(VP9, frames=20, delay=Fraction(2), container="mp4", seed=5),
+    # Superframes, which hide a picture in one packet with the next.
+    "b/vp9_hidden.webm": replace(VP9, frames=96, gop=96, options=_ALT_REF, seed=6),
+    "b/vp9_slow.webm": replace(VP9, frames=20, fps=Fraction(12), seed=7),
+    "b/vp8.webm": replace(VP8, frames=35, seed=8),
+    "b/vp8_ntsc.mkv": replace(VP8, frames=31, container="mkv", fps=Fraction(30000, 1001), seed=9),
+    "c/mjpeg.avi": replace(MJPEG, frames=24, fps=Fraction(10), seed=10),
+    "c/mjpeg.mov": replace(MJPEG, frames=9, container="mov", seed=11),
+    "c/full_range.webm": replace(VP9, frames=22, full_range=True, seed=12),
+    "c/five.webm": replace(VP9, frames=5, seed=13),
+    "c/one.webm": replace(VP8, frames=1, seed=14),
+}
+RAW = sv.Transform(layout="FHWC", dtype="uint8")
+WINDOW = sv.Window(6, fps=15)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The dataset, and the recipe of each of its rows."""
+
+    path: Path
+    recipes: list[Recipe]
+
+
+def make(folder: Path, recipes: dict[str, Recipe]) -> Packed:
+    """Write and pack clips as they are, into several shards, with labels and columns."""
+    lines = ["path,label,score,place"]
+    for number, (name, recipe) in enumerate(recipes.items()):
+        (folder / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(recipe, folder / "videos" / name)
+        lines.append(f"{name},{number % 3},{number / 4},town {number}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    pack(
+        [folder / "videos"],
+        folder / "set",
+        labels=folder / "labels.csv",
+        shard_size=60_000,
+        workers=1,
+        treatment=PackOptions("any"),
+        progress=False,
+    )
+    dataset = sv.Dataset.open(folder / "set")
+    return Packed(folder / "set", [recipes[dataset.clips.source[row]] for row in range(len(dataset))])
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    made = make(tmp_path_factory.mktemp("engines"), RECIPES)
+    assert len(made.recipes) == len(RECIPES)
+    assert len(sv.Dataset.open(made.path).shards) >= 3
+    return made
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    recipes = {f"{n}.webm": replace(VP9, frames=12 + n, seed=100 + n) for n in range(5)}
+    return make(tmp_path_factory.mktemp("second"), recipes)
+
+
+def loader(dataset: Any, engine: EngineName, **options: Any) -> sv.StreamLoader:
+    path = dataset.path if isinstance(dataset, Packed) else dataset
+    known = {"batch_size": 4, "sampling": WINDOW, "transform": RAW, "num_threads": 2, "device": "cpu", "seed": 3}
+    return sv.StreamLoader(path, engine=engine, **{**known, **options})
+
+
+def batches(dataset: Any, engine: EngineName, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
+    with loader(dataset, engine, **options) as one:
+        return [batch for _ in range(epochs) for batch in one]
+
+
+def assert_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> None:
+    """Everything in the batches is equal: keys, in their order, dtypes, shapes and values."""
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert list(a) == list(b)
+        for name, value in a.items():
+            if isinstance(value, torch.Tensor):
+                assert (value.dtype, value.shape, value.device) == (b[name].dtype, b[name].shape, b[name].device), name
+                assert torch.equal(value, b[name]), name
+            else:
+                assert value == b[name], name
+
+
+def shown(packed: Packed, batch: dict[str, Any], i: int) -> tuple[int, tuple[int, ...]]:
+    """The clip, and the frames that its pictures show; -1 for black ones. Checks times and mask on the way."""
+    row = int(batch["clip"][i])
+    recipe = packed.recipes[row]
+    at = [float(t) for t in recipe.shown_at()]
+    frames = []
+    for slot, seconds in enumerate(batch["pts"][i].tolist()):
+        picture = batch["video"][i, slot].numpy()
+        if seconds == -1:
+            assert not batch["mask"][i, slot]
+            assert not picture.any()
+            frames.append(-1)
+            continue
+        frame = recipe.shown().index(read_frame_number(picture))
+        assert abs(seconds - at[frame]) < 0.0011
+        frames.append(frame)
+    return row, tuple(frames)
+
+
+def streamvid_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("streamvid")]
+
+
+SAMPLINGS: list[FrameSampler] = [
+    WINDOW,
+    sv.Window(8, stride=3, pad="reflect_101"),
+    sv.Window(9, fps=29.97, start="center", pad="constant"),
+    sv.Window(7, stride=2, start="first", pad="reflect_1001"),
+    sv.Window(5, fps=10, pad="none"),
+    sv.Window(4, stride=2, jitter=1),
+    sv.Window(5, span=(0.3, 0.9), pad="constant"),
+    sv.TiledWindows(6, step=4, fps=15, pad="constant"),
+    sv.MultiRate([(3, 5.0), (3, 10)], pad="reflect_101"),
+    sv.Uniform(5),
+    sv.Keyframes(3, pick="center"),
+    sv.RandomFrames(6),
+    sv.Frames([4, 0, 4, 30], pad="constant"),
+    sv.ByClip(3, frames=lambda clip: [*clip.keyframes[:2], 3]),
+    sv.All(pad="constant"),
+    sv.All(),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_same_batches_bit_for_bit(packed: Packed, sampling: FrameSampler) -> None:
+    default, dali = (batches(packed, engine, sampling=sampling, epochs=2) for engine in ENGINES)
+    assert_same(default, dali)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sampling", SAMPLINGS[:6])
+def test_slots_show_the_frames_that_their_times_say(packed: Packed, engine: EngineName, sampling: FrameSampler) -> None:
+    clips = Counter[int]()
+    for batch in batches(packed, engine, sampling=sampling):
+        for i in np.flatnonzero(batch["valid"]):
+            row, frames = shown(packed, batch, i)
+            clips[row] += 1
+            assert len(frames) == sampling.num_frames
+            assert batch["label"][i] == list(RECIPES.values()).index(packed.recipes[row]) % 3
+    assert set(clips.values()) == {1}
+    assert len(clips) == len(RECIPES) or sampling.pad == "none"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"shuffle": "block"},
+        {"group_by_size": True},
+        {"last_batch": "fill"},
+        {"last_batch": "drop"},
+        {"steps_per_epoch": 6},
+        {"batch_size": 1},
+        {"batch_size": 40},
+        {"columns": ["score", "place"]},
+        {"rank": 1, "world_size": 2},
+        {"rank": 2, "world_size": 3, "ranks_per_node": 1, "locality": "node"},
+        {"rank": 5, "world_size": 20},
+    ],
+)
+def test_the_same_order(packed: Packed, options: dict[str, Any]) -> None:
+    default, dali = (batches(packed, engine, epochs=3, **options) for engine in ENGINES)
+    assert_same(default, dali)
+    assert default
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_share_an_epoch(packed: Packed, engine: EngineName) -> None:
+    seen: Counter[int] = Counter()
+    steps = set()
+    for rank in range(3):
+        mine = batches(packed, engine, rank=rank, world_size=3, batch_size=2)
+        steps.add(len(mine))
+        for batch in mine:
+            seen.update(batch["clip"][batch["valid"]].tolist())
+    assert seen == Counter(range(len(RECIPES)))
+    assert len(steps) == 1
+
+
+def test_a_mix_of_subsets(packed: Packed, second: Packed) -> None:
+    mix = sv.Mix([(sv.Subset(str(packed.path), where="score > 0.5"), 0.7), (str(second.path), 0.3)])
+    default, dali = (batches(mix, engine, epochs=2) for engine in ENGINES)
+    assert_same(default, dali)
+    assert {int(part) for batch in dali for part in batch["dataset"]} == {0, 1}
+
+
+def test_views(packed: Packed) -> None:
+    """Several outputs, each with its own draws."""
+    views = {"one": RAW, "two": replace(RAW, crop=(32, 40))}
+    default, dali = (batches(packed, engine, transform=views) for engine in ENGINES)
+    assert_same(default, dali)
+
+
+@pytest.mark.parametrize(
+    ("transform", "largest", "mean"),
+    [
+        # Measured, in levels of 256: 2.5 and 0.12, 2.9 and 0.12.
+        (sv.Transform(resize=48, crop=(40, 44), flip=True, layout="FHWC", dtype="uint8"), 6, 0.3),
+        (sv.Transform(random_resized_crop=(0.3, 1.0), crop=32, flip=True, layout="FHWC", dtype="uint8"), 6, 0.3),
+    ],
+)
+def test_the_same_draws_of_a_transform(packed: Packed, transform: sv.Transform, largest: float, mean: float) -> None:
+    """Resized pictures differ by what DALI's resampling and ours round, and by nothing else."""
+    default, dali = (batches(packed, engine, transform=transform) for engine in ENGINES)
+    one, two = (torch.cat([batch.pop("video") for batch in got]).float() for got in (default, dali))
+    assert_same(default, dali)
+    assert (one - two).abs().max() <= largest
+    assert (one - two).abs().mean() <= mean
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_normalised_batches(packed: Packed, dtype: Any) -> None:
+    transform = sv.Transform(crop=48, flip=True, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CFHW", dtype=dtype)
+    default, dali = (batches(packed, engine, transform=transform) for engine in ENGINES)
+    for a, b in zip(default, dali, strict=True):
+        assert a["video"].dtype == b["video"].dtype
+        torch.testing.assert_close(a["video"], b["video"], rtol=0, atol=2e-3 if dtype == "float16" else 1e-5)
+
+
+@pytest.mark.parametrize("first", ENGINES)
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_an_epoch_goes_on_in_the_other_engine(packed: Packed, first: EngineName, stop: int) -> None:
+    (other,) = set(ENGINES) - {first}
+    whole = batches(packed, first, epochs=2, batch_size=2)
+    with loader(packed, first, batch_size=2) as begun:
+        state = begun.state_dict()
+        for _ in zip(range(stop), begun, strict=False):
+            state = json.loads(json.dumps(begun.state_dict()))
+    with loader(packed, other, batch_size=2) as resumed:
+        resumed.load_state_dict(state)
+        rest = [batch for _ in range(2) for batch in resumed]
+    assert_same(whole[stop:], rest)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_epoch_goes_on_with_other_ranks_and_batches(packed: Packed, engine: EngineName) -> None:
+    seen: Counter[int] = Counter()
+    state: Any = None
+    for world, batch_size, steps in ((2, 2, 2), (3, 1, 1), (1, 3, None)):
+        states = []
+        for rank in range(world):
+            with loader(packed, engine, rank=rank, world_size=world, batch_size=batch_size) as one:
+                if state is not None:
+                    one.load_state_dict(state)
+                for number, batch in enumerate(one, start=1):
+                    seen.update(batch["clip"][batch["valid"]].tolist())
+                    if number == steps:
+                        break
+                states.append(one.state_dict())
+        state = states[0]
+        assert all(one == state for one in states)
+    assert seen == Counter(range(len(RECIPES)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_epoch_left_early(packed: Packed, engine: EngineName) -> None:
+    with loader(packed, engine, batch_size=2) as one:
+        for _ in one:
+            break
+        one.set_epoch(0)
+        whole = list(one)
+        assert sorted(clip for batch in whole for clip in batch["clip"].tolist()) == list(range(len(RECIPES)))
+        two, three = iter(one), iter(one)
+        for batch in whole:
+            assert next(two).keys() == next(three).keys() == batch.keys()
+        del two, three
+    assert not streamvid_threads()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_begins_before_the_loop(packed: Packed, engine: EngineName) -> None:
+    with loader(packed, engine) as one:
+        iterator = iter(one)
+        assert not streamvid_threads()
+        assert len(list(iterator)) == len(one)
+        assert one.stats().clips == len(RECIPES)
+        assert one.stats().bytes_read > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_shard_that_is_cut_short_meanwhile_is_an_error_and_no_crash(
+    packed: Packed, engine: EngineName, tmp_path: Path
+) -> None:
+    shutil.copytree(packed.path, tmp_path / "set")
+    shard = sorted((tmp_path / "set" / "shards").glob("*.tar"))[1]
+    with loader(tmp_path / "set", engine) as one:
+        with shard.open("r+b") as file:
+            file.truncate(4096)
+        with pytest.raises(DatasetError, match=shard.name) as error:
+            list(one)
+    assert "\n" not in str(error.value)
+    assert not streamvid_threads()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_clip_that_is_damaged_is_an_error(second: Packed, engine: EngineName, tmp_path: Path) -> None:
+    shutil.copytree(second.path, tmp_path / "set")
+    dataset = sv.Dataset.open(tmp_path / "set")
+    index = dataset.index(2)
+    with open(dataset.shard_path(int(dataset.clips.shard[2])), "r+b") as file:
+        for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
+            file.seek(int(dataset.clips.mp4_offset[2]) + offset)
+            file.write(bytes(size))
+    with (
+        loader(tmp_path / "set", engine, shuffle=False, batch_size=1) as one,
+        pytest.raises(StreamvidError, match=dataset.key(2)) as error,
+    ):
+        list(one)
+    assert "\n" not in str(error.value)
+
+
+def test_clips_that_dali_cannot_decode_are_named_at_the_start(tmp_path: Path) -> None:
+    recipes = {
+        "vp9.webm": replace(VP9, frames=8),
+        "h264.mp4": Recipe(width=96, height=64, frames=8),
+        "hidden.webm": replace(VP8, frames=20, hidden=7),
+    }
+    made = make(tmp_path, recipes)
+    with pytest.raises(InputError) as error:
+        loader(made, "dali")
+    message = str(error.value)
+    for words in (
+        "1 clips of h264 such as h264 (",
+        "1 clips of vp8 such as hidden (",
+        'engine="default"',
+        "--codec vp9",
+    ):
+        assert words in message
+    assert "such as vp9" not in message
+    assert len(batches(made, "default")) == 1
+    assert len(batches(sv.Subset(str(made.path), where="place == 'town 0'"), "dali")) == 1
+
+
+def test_an_engine_that_is_none(packed: Packed) -> None:
+    with pytest.raises(InputError, match="engine must be one of 'default', 'dali'; it is 'nvdec'"):
+        loader(packed, "nvdec")  # type: ignore[arg-type]
+
+
+def test_a_bucket(packed: Packed, s3_bucket: str, tmp_path: Path) -> None:
+    """Shards come through the cache on disk."""
+    import fsspec
+
+    remote = f"s3://{s3_bucket}/datasets/engines"
+    files, root = fsspec.url_to_fs(remote)
+    files.put(str(packed.path), root, recursive=True)
+    limit = sum(entry.bytes for entry in sv.Dataset.open(packed.path).shards)
+    expected = batches(packed, "default", epochs=2)
+    for engine in ENGINES:
+        folder = tmp_path / engine
+        assert_same(expected, batches(remote, engine, epochs=2, cache_dir=folder, cache_bytes=limit))
+        assert 0 < sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) <= limit
