@@ -1,9 +1,8 @@
-"""AV1's headers: which temporal units decoding may start at, and which it can go without.
+"""AV1: classification of temporal units.
 
 All that a frame can leave behind for later ones (pictures, probabilities, motion vectors, loop filter and segmentation
 parameters, film grain) is kept in the eight reference slots: AV1 bitstream specification 7.20, "reference frame update
-process". So a temporal unit whose frames refresh none of them is one that nothing depends on. Numbers of sections are
-those of that specification.
+process". So a temporal unit whose frames refresh no slot is disposable. Sections are those of that specification.
 """
 
 from __future__ import annotations
@@ -13,29 +12,51 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from streamvid.bitstream.bits import Bits
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.mp4.sample_entry import codec_configuration
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _TILE_GROUP, _FRAME = 1, 3, 4, 6
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3
 _ALL_SLOTS: Final = 255
 _FRAME_BYTES: Final = 16
+"""Bytes of a frame header that are enough up to refresh_frame_flags."""
 _SEQUENCE_BYTES: Final = 1024
-"""What is looked at is over after so many."""
+"""Bytes of a sequence header that are enough up to order_hint_bits_minus_1."""
 _SELECT: Final = 2
-"""The frame header says it: SELECT_SCREEN_CONTENT_TOOLS, SELECT_INTEGER_MV."""
+"""SELECT_SCREEN_CONTENT_TOOLS and SELECT_INTEGER_MV: each frame header says it."""
 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """What of the sequence header tells where refresh_frame_flags stand in a frame header."""
+    """The fields of a sequence header on which the position of refresh_frame_flags in a frame header depends.
+
+    Attributes:
+        screen_content_tools: seq_force_screen_content_tools.
+        integer_mv: seq_force_integer_mv.
+        order_hint_bits: OrderHintBits.
+    """
 
     screen_content_tools: int
     integer_mv: int
     order_hint_bits: int
 
 
-class TemporalUnits:
-    """Looks at the temporal units of a track, which must come in decode order.
+def classifier(stsd: bytes) -> Classifier:
+    """The classifier of a track's temporal units.
+
+    Args:
+        stsd: the sample description box; one without `av1C` will do, as sequence headers are in the stream as well.
+    """
+    try:
+        configuration = codec_configuration(stsd, b"av1C")
+    except ValueError:
+        configuration = b""
+    return _TemporalUnits(configuration).classify
+
+
+class _TemporalUnits:
+    """Classifies the temporal units of a track, which must come in decode order.
 
     Args:
         configuration: the payload of the track's `av1C` box, or nothing.
@@ -45,39 +66,36 @@ class TemporalUnits:
         self._sequence: _Sequence | None = None
         # The frame type in each reference slot; None if it is not known.
         self._types: list[int | None] = [None] * 8
-        for kind, payload in _units(memoryview(configuration)[4:]):
+        for kind, payload in _obus(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
 
-    def look(self, unit: memoryview) -> tuple[bool, bool]:
-        """Whether decoding may start at a temporal unit, and whether nothing depends on it.
-
-        It may start where the first frame is a key frame that is shown. A key frame that is not shown at once does not
-        count: what is decoded before it becomes visible may refer back.
-        """
+    def classify(self, unit: memoryview) -> PacketKind:
+        """A random access point begins with a key frame that is displayed at once. One that is displayed later does
+        not count: what is displayed before it may refer back."""
         starts: bool | None = None
-        harmless = True
-        for kind, payload in _units(unit):
+        refreshes = False
+        for kind, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
-                harmless = False
+                refreshes = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
-            if kind in (_FRAME_HEADER, _FRAME):
-                refreshed = self._refresh(Bits(payload[:_FRAME_BYTES]))
-                harmless = harmless and not refreshed
-        return starts is True, starts is False and harmless
+            if kind in (_FRAME_HEADER, _FRAME) and self._refresh(BitReader(payload[:_FRAME_BYTES])):
+                refreshes = True
+        return PacketKind(random_access=starts is True, disposable=starts is False and not refreshes)
 
-    def _refresh(self, bits: Bits) -> int:
-        """The slots that a frame refreshes, one bit each, all if that is not known (5.9.2, uncompressed_header)."""
+    def _refresh(self, bits: BitReader) -> int:
+        """Take in a frame header: the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of them if
+        that is not known."""
         refreshed, frame_type = _ALL_SLOTS, None
         with suppress(ValueError):
             if self._sequence is None:
                 pass
             elif bits.u(1):  # show_existing_frame
                 frame_type = self._types[bits.u(3)]
-                # A key frame that is shown late takes all slots (7.21, reference frame loading process).
+                # A key frame that is displayed late refreshes all slots (7.21, reference frame loading process).
                 refreshed = _ALL_SLOTS if frame_type in (_KEY, None) else 0
             else:
                 frame_type, refreshed = _refresh_frame_flags(bits, self._sequence)
@@ -87,8 +105,8 @@ class TemporalUnits:
         return refreshed
 
 
-def _refresh_frame_flags(bits: Bits, sequence: _Sequence) -> tuple[int, int]:
-    """The frame's type and refresh_frame_flags; 5.9.2 from behind show_existing_frame."""
+def _refresh_frame_flags(bits: BitReader, sequence: _Sequence) -> tuple[int, int]:
+    """frame_type and refresh_frame_flags of a frame header, from behind show_existing_frame (5.9.2)."""
     frame_type, shown = bits.u(2), bits.u(1)
     if not shown:
         bits.u(1)  # showable_frame
@@ -107,15 +125,15 @@ def _refresh_frame_flags(bits: Bits, sequence: _Sequence) -> tuple[int, int]:
 
 
 def _sequence(payload: memoryview) -> _Sequence | None:
-    """A sequence header; None if it ends early, or says what is not followed here."""
+    """Read a sequence header; None if it ends early, or has parts that are not read here."""
     try:
-        return _sequence_header(Bits(payload[:_SEQUENCE_BYTES]))
+        return _sequence_header(BitReader(payload[:_SEQUENCE_BYTES]))
     except ValueError:
         return None
 
 
-def _sequence_header(bits: Bits) -> _Sequence | None:
-    """5.5, sequence_header_obu. None for what is not followed here: still pictures, decoder models, frame ids."""
+def _sequence_header(bits: BitReader) -> _Sequence | None:
+    """sequence_header_obu (5.5). None for still pictures, decoder models and frame ids, which are not read here."""
     bits.u(3 + 1)  # seq_profile, still_picture
     if bits.u(1):  # reduced_still_picture_header
         return None
@@ -150,16 +168,16 @@ def _sequence_header(bits: Bits) -> _Sequence | None:
     return _Sequence(tools, integer_mv, order_hint_bits)
 
 
-def _uvlc(bits: Bits) -> int:
-    """4.10.3."""
+def _uvlc(bits: BitReader) -> int:
+    """uvlc() (4.10.3)."""
     zeros = 0
     while zeros < 32 and not bits.u(1):
         zeros += 1
     return bits.u(zeros) + (1 << zeros) - 1 if zeros < 32 else (1 << 32) - 1
 
 
-def _units(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The open bitstream units: type and payload (5.3). A size that does not fit is cut."""
+def _obus(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Types and payloads of the open bitstream units (5.3); a size that leads out of the data is cut."""
     position, end = 0, len(data)
     while position < end:
         header = data[position]

@@ -1,4 +1,5 @@
-"""What a JPEG file's markers say, before a decoder sees it: its kind, whether it is whole, how it is to be turned."""
+"""JPEG: classification of Motion JPEG packets; and of image files, before they are decoded, the coding process, whether
+the file is complete, and the EXIF orientation."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.errors import VideoError
 
 # ITU-T T.81, table B.1. FFmpeg's decoder takes baseline, extended and progressive Huffman coding.
@@ -18,15 +20,24 @@ _UPRIGHT: Final = (1, 3, 6, 8)
 """EXIF orientations without a mirror image."""
 
 
+def classify(packet: memoryview) -> PacketKind:
+    """Every packet of Motion JPEG is a picture of its own."""
+    return PacketKind(random_access=True, disposable=True)
+
+
 def check_jpeg(data: bytes, name: str) -> None:
-    """Refuse what cannot become a frame of Motion JPEG.
+    """Refuse an image file that cannot become a frame of Motion JPEG.
+
+    Args:
+        data: the file.
+        name: for error messages.
 
     Raises:
-        VideoError: no JPEG, cut off, coded in a way that is not decoded, not in Y or YCbCr with 8 bits, or mirrored.
+        VideoError: no JPEG, cut off, lossless or arithmetic coding, neither grey nor YCbCr with 8 bits, or mirrored.
     """
     if data[:2] != b"\xff\xd8":
         raise VideoError(f"{name} is no JPEG")
-    # A decoder fills up what is missing, and says nothing. Some cameras put something behind the end.
+    # Decoders fill up what is missing without an error. Some cameras write more data behind the end marker.
     if _END not in data[-65536:]:
         raise VideoError(f"{name} is cut off")
     for marker, payload in _segments(data):
@@ -40,7 +51,7 @@ def check_jpeg(data: bytes, name: str) -> None:
 
 
 def orientation(data: bytes) -> int:
-    """EXIF orientation, 1 to 8; 1 where nothing is said."""
+    """EXIF orientation, 1 to 8; 1 if the file has none."""
     for marker, payload in _segments(data):
         if marker == _EXIF and payload[:6] == b"Exif\0\0":
             return _tiff_orientation(payload[6:])
@@ -52,7 +63,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
-        if marker == 0xFF:  # fill
+        if marker == 0xFF:  # a fill byte
             at += 1
             continue
         if marker == _SCAN:

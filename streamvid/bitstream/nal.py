@@ -1,49 +1,233 @@
-"""NAL units of H.264 and HEVC: the numbers of their types.
+"""What H.264 and HEVC share: NAL units, their two framings, and output order by picture order count.
 
-ITU-T H.264, 7.3.1 and table 7-1; ITU-T H.265, 7.3.1.2 and table 7-1.
+MP4 files put a length before each NAL unit and keep the parameter sets in the sample description (ISO/IEC 14496-15).
+Decoders of NVDEC's kind take Annex B of ITU-T H.264 and H.265: start codes in the place of lengths, and parameter sets
+in band.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-HEADER_BYTES: Final = {"h264": 1, "hevc": 2}
-"""Of a NAL unit, before its payload."""
+from streamvid.arrays import Int64, UInt8
 
-H264_SLICES: Final = range(1, 6)
-"""All that belongs to a picture: slices, and partitions of slices."""
-H264_HEADS: Final = (1, 2, 5)
-"""Those of them that begin with a slice header."""
-H264_IDR: Final = 5
-H264_SEQUENCE: Final = 7
-H264_PICTURE: Final = 8
-
-HEVC_SLICES: Final = range(32)
-HEVC_IRAP: Final = range(16, 24)
-"""Pictures that decoding may start at, BLA_W_LP to CRA_NUT, and two types that are reserved for more of them."""
-HEVC_RANDOM_ACCESS: Final = range(16, 22)
-"""The same without those that are reserved."""
-HEVC_IDR: Final = (19, 20)
-HEVC_CRA: Final = 21
-HEVC_RASL: Final = (8, 9)
-HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
-HEVC_RADL_OR_RASL: Final = range(6, 10)
-HEVC_VIDEO: Final = 32
-HEVC_SEQUENCE: Final = 33
-HEVC_PICTURE: Final = 34
-HEVC_END: Final = 36
-
-SLICES: Final = {"h264": H264_SLICES, "hevc": HEVC_SLICES}
-IDR: Final = {"h264": (H264_IDR,), "hevc": HEVC_IDR}
-SEQUENCES: Final = {"h264": H264_SEQUENCE, "hevc": HEVC_SEQUENCE}
-PARAMETER_SETS: Final = {"h264": (H264_SEQUENCE, H264_PICTURE), "hevc": (HEVC_VIDEO, HEVC_SEQUENCE, HEVC_PICTURE)}
+START_CODE: Final = b"\0\0\0\1"
+_PERIOD_BITS: Final = 40
+"""Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
+_MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
 
 
-def kind(first: int, codec: str) -> int:
-    """A NAL unit's type.
+@dataclass(frozen=True)
+class NalSyntax:
+    """A codec's NAL unit header, and its unit types by purpose (table 7-1 of both standards).
+
+    Attributes:
+        header_bytes: size of the header.
+        type_shift, type_mask: where the first byte holds nal_unit_type.
+        vcl: types of all parts of coded pictures.
+        idr: types of slices of IDR pictures.
+        sps: type of sequence parameter sets.
+        parameter_sets: types of all parameter sets.
+    """
+
+    header_bytes: int
+    type_shift: int
+    type_mask: int
+    vcl: range
+    idr: tuple[int, ...]
+    sps: int
+    parameter_sets: tuple[int, ...]
+
+    def unit_type(self, first: int) -> int:
+        """nal_unit_type, from the first byte of a unit."""
+        return first >> self.type_shift & self.type_mask
+
+    def is_idr(self, packet: bytes) -> bool:
+        """Whether a packet in Annex B holds an IDR picture: no packet from it on refers to any before it."""
+        # The type of the first slice decides; delimiters, parameter sets and SEI may come before it.
+        kinds = (kind for kind, _ in self._units(packet))
+        return next((kind in self.idr for kind in kinds if kind in self.vcl), False)
+
+    def in_band_parameter_sets(self, packet: bytes) -> bytes:
+        """The parameter sets before the picture of a packet in Annex B, each behind a start code; may be empty."""
+        return b"".join(START_CODE + unit for kind, unit in self._units(packet) if kind in self.parameter_sets)
+
+    def sequence_parameter_sets(self, sets: bytes) -> list[bytes]:
+        """Those of the parameter sets, in Annex B, that are sequence parameter sets, without their start codes."""
+        units = [unit for unit in sets.split(START_CODE) if unit]
+        return [unit for unit in units if self.unit_type(unit[0]) == self.sps]
+
+    def _units(self, packet: bytes) -> Iterator[tuple[int, bytes]]:
+        """Types and bytes of a packet's NAL units up to its first slice, whose bytes are left out."""
+        at = len(START_CODE)
+        while at < len(packet):
+            kind = self.unit_type(packet[at])
+            if kind in self.vcl:
+                yield kind, b""
+                return
+            end = packet.find(START_CODE, at)
+            end = len(packet) if end < 0 else end
+            yield kind, packet[at:end]
+            at = end + len(START_CODE)
+
+
+@dataclass(frozen=True)
+class ParameterSets:
+    """The decoder configuration of a sample description: the `avcC` or `hvcC` box.
+
+    Attributes:
+        annex_b: the parameter sets in the order of the box, each behind a start code.
+        length_size: bytes of the length before each NAL unit in the MP4: 1, 2 or 4.
+        bit_depth: of luma samples.
+    """
+
+    annex_b: bytes
+    length_size: int
+    bit_depth: int
+
+
+@dataclass(frozen=True)
+class DpbRequirement:
+    """What a stream's parameter sets ask of the decoded picture buffer (DPB).
+
+    A hardware decoder is opened for a number of frames. One that was opened for fewer than a later stream needs
+    gives wrong pixels without an error, so this must be known before streams share a decode session.
+
+    Attributes:
+        group: streams of one codec and size may share a session if their groups are equal, and it was opened for at
+            least as many frames.
+        frames: how many the stream needs, comparable within its group.
+    """
+
+    group: str
+    frames: int
+
+
+def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
+    """Convert parameter sets of an `avcC` or `hvcC` box, each behind a 16-bit length, to Annex B.
 
     Args:
-        first: its first byte.
-        codec: "h264" or "hevc".
+        box: the box's payload.
+        at: where in it the first length is.
+        count: how many units follow.
+
+    Returns:
+        the units behind start codes, and where in the box they end.
+
+    Raises:
+        IndexError: the box is cut off.
     """
-    return first & 31 if codec == "h264" else first >> 1 & 63
+    units: list[bytes] = []
+    for _ in range(count):
+        size = box[at] << 8 | box[at + 1]
+        if at + 2 + size > len(box):
+            raise IndexError
+        units += (START_CODE, box[at + 2 : at + 2 + size])
+        at += 2 + size
+    return b"".join(units), at
+
+
+def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> list[bytes]:
+    """Convert packets as MP4 files hold them to Annex B: start codes in the place of lengths.
+
+    Args:
+        data: uint8 [bytes], packets one after another.
+        sizes: int64 [packets], in bytes.
+        length_size: as in `ParameterSets`.
+
+    Returns:
+        the packets.
+
+    Raises:
+        ValueError: a NAL unit's length leads out of its packet.
+    """
+    packets = []
+    end = 0
+    whole = data.tobytes()
+    for size in sizes.tolist():
+        at, end = end, end + size
+        units: list[bytes] = []
+        while at < end:
+            start = at + length_size
+            at = start + int.from_bytes(whole[at:start], "big")
+            if at > end or at == start:
+                raise ValueError("a NAL unit does not end within its packet")
+            units += (START_CODE, whole[start:at])
+        packets.append(b"".join(units))
+    return packets
+
+
+def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:
+    """The NAL units of a packet as MP4 files hold it, without their lengths; units that do not fit are left out."""
+    units = []
+    position, end = 0, len(packet)
+    while position + length_size < end:
+        length = int.from_bytes(packet[position : position + length_size], "big")
+        position += length_size
+        if length and position + length <= end:
+            units.append(packet[position : position + length])
+        position += length
+    return units
+
+
+class OutputOrder(ABC):
+    """The order in which a decoder outputs the pictures of one track, by their picture order counts.
+
+    An NVDEC session, which is given many packets at a time, knows pictures by the order of output alone. That order
+    must be the order of the container's presentation times, and a container is free to contradict it. Picture order
+    counts are decoded as in 8.2.1 of ITU-T H.264 and 8.3.1 of ITU-T H.265.
+
+    Args:
+        sets: the parameter sets of the sample description, in Annex B.
+    """
+
+    def __init__(self, sets: bytes) -> None:
+        # Of the last reference picture (prevPicOrderCntMsb and prevPicOrderCntLsb): later counts extend it.
+        self._previous = 0
+        self._periods = 0
+        with suppress(ValueError):
+            for unit in filter(None, sets.split(START_CODE)):
+                self._read_parameter_set(unit)
+
+    def next_rank(self, units: list[memoryview]) -> int | None:
+        """`PacketKind.order` of the next packet in decode order.
+
+        Args:
+            units: the packet's NAL units, without their lengths.
+
+        Returns:
+            None if it cannot be told, or the picture is not output.
+        """
+        try:
+            count = self._picture_order_count(units)
+        except ValueError:
+            return None
+        return None if count is None else (self._periods << _PERIOD_BITS) + _MIDDLE + count
+
+    @abstractmethod
+    def _read_parameter_set(self, unit: bytes | memoryview) -> None:
+        """Take in a NAL unit if it is a parameter set. Raises ValueError if it ends early."""
+
+    @abstractmethod
+    def _picture_order_count(self, units: list[memoryview]) -> int | None:
+        """The picture order count of a packet; None if it is not known, or the picture is not output."""
+
+    def _start_period(self) -> None:
+        """Counts begin again at 0: every later picture is output after all earlier ones."""
+        self._periods += 1
+        self._previous = 0
+
+    def _extend_lsb(self, low: int, bits: int) -> int:
+        """The picture order count with these lowest bits that is nearest to the previous one (equations 8-3 of ITU-T
+        H.264 and 8-1 of ITU-T H.265)."""
+        size = 1 << bits
+        high = self._previous - self._previous % size
+        if low < self._previous % size and self._previous % size - low >= size // 2:
+            high += size
+        elif low > self._previous % size and low - self._previous % size > size // 2:
+            high -= size
+        return high + low

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.mp4 import boxes
+from streamvid.mp4.writer import SLICE_TIMESCALE
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -73,7 +73,7 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
     graph = av.filter.Graph()
     graph.threads = 1
     last = graph.add_buffer(
-        width=frame.width, height=frame.height, format=frame.format, time_base=Fraction(1, boxes.TIMESCALE)
+        width=frame.width, height=frame.height, format=frame.format, time_base=Fraction(1, SLICE_TIMESCALE)
     )
     # Planar output of swscale is twice as fast, and equal but for odd sides, where single pixels are one level off.
     output = "rgb24" if frame.width % 2 or frame.height % 2 else "gbrp"

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64, UInt8
-from streamvid.mp4 import boxes
+from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.packet_selection import PacketSelection
 
 TAR_BLOCK: Final = 512
@@ -54,9 +54,6 @@ def video_source(
         spans: int64 [spans, 2], byte ranges of the clip's MP4 that hold them, rising.
         stsd: the clip's sample description box.
         width, height: of the decoded frames, in pixels.
-
-    Raises:
-        ValueError: more bytes than an MP4 with 32-bit positions can hold.
     """
     spans = _merged(spans)
     ranges = origin + spans
@@ -64,12 +61,12 @@ def video_source(
     # Where each range begins in the payload of mdat, less where it begins in the clip's MP4.
     shift = np.cumsum(ranges[:, 1] - ranges[:, 0]) - (ranges[:, 1] - origin)
     positions = packets.offsets + shift[np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1]
-    head = boxes.header(
+    head = slice_header(
         stsd,
         packets.sizes,
         width=width,
         height=height,
-        offsets=boxes.composition_offsets(packets.display_order),
+        offsets=composition_offsets(packets.display_order),
         positions=positions,
     )
     return VideoSource(path, ranges, np.frombuffer(head, dtype=np.uint8))

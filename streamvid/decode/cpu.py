@@ -18,7 +18,7 @@ from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.base import FrameSink, Pending
 from streamvid.errors import VideoError
-from streamvid.mp4 import boxes
+from streamvid.mp4.writer import slice_header
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _decoder_settings(stsd: bytes, width: int, height: int) -> tuple[str, bytes]
 
     import av
 
-    head = boxes.header(stsd, np.empty(0, dtype=np.int64), width=width, height=height)
+    head = slice_header(stsd, np.empty(0, dtype=np.int64), width=width, height=height)
     with av.open(io.BytesIO(head), format="mp4") as container:
         context = container.streams.video[0].codec_context
         return context.codec.name, context.extradata or b""

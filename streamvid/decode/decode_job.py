@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from streamvid.bitstream.annexb import CODECS, begins_anew, parameters, sets_in_band, to_annex_b
-from streamvid.bitstream.dpb import Dpb, dpb, sequences
+from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
+from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -30,7 +30,7 @@ class SessionKey:
         codec: "h264" or "hevc".
         width, height: of decoded frames, in pixels.
         bit_depth: bits per sample, 8 or 10.
-        dpb_group: as `streamvid.bitstream.dpb.Dpb.group`.
+        dpb_group: as `streamvid.bitstream.nal.DpbRequirement.group`.
     """
 
     codec: str
@@ -115,7 +115,7 @@ class GopJob:
         display_order: of each packet, its rank in presentation order, as `EncodedSlice.display_order`.
         dst_rows: rank of each wanted frame → its row in `out`.
         key: configuration of the session it needs.
-        dpb_frames: frames that session must hold, as `streamvid.bitstream.dpb.Dpb.pictures`.
+        dpb_frames: frames that session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
         group: the batch it belongs to.
         retry_of: the error of the first attempt, if this is the second one, which is made packet by packet with
             nothing else in the decoder.
@@ -152,10 +152,10 @@ def is_supported(codec: str, stsd: bytes, width: int, height: int) -> bool:
         codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
     """
-    if codec not in CODECS:
+    if codec not in NAL_SYNTAX:
         return False
     try:
-        bits = parameters(codec, stsd).bits
+        bits = parameter_sets(codec, stsd).bit_depth
     except ValueError:
         return False
     step = _WIDE_STEP if bits > 8 else 2
@@ -163,7 +163,7 @@ def is_supported(codec: str, stsd: bytes, width: int, height: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[SessionKey, Dpb]:
+def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[SessionKey, DpbRequirement]:
     """The decoder configuration of a clip, and its DPB requirements.
 
     Args:
@@ -171,11 +171,11 @@ def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[Sessi
         width, height: of decoded frames, in pixels.
 
     Raises:
-        ValueError: as `streamvid.bitstream.annexb.parameters`.
+        ValueError: as `streamvid.bitstream.annexb.parameter_sets`.
     """
-    settings = parameters(codec, stsd)
-    required = dpb(codec, settings.sets)
-    return SessionKey(codec, width, height, settings.bits, required.group), required
+    settings = parameter_sets(codec, stsd)
+    required = dpb_requirement(codec, settings.annex_b)
+    return SessionKey(codec, width, height, settings.bit_depth, required.group), required
 
 
 def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[torch.Tensor, int]]) -> list[GopJob]:
@@ -199,7 +199,8 @@ def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[to
         rows = {rank: row for row, rank in enumerate(encoded.frames.tolist(), first_row)}
         for gop in gops:
             # In-band parameter sets replace those of the sample description.
-            need = dpb(encoded.codec, gop.in_band) if sequences(encoded.codec, gop.in_band) else required
+            has_sps = NAL_SYNTAX[encoded.codec].sequence_parameter_sets(gop.in_band)
+            need = dpb_requirement(encoded.codec, gop.in_band) if has_sps else required
             jobs.append(
                 GopJob(
                     encoded=encoded,
@@ -209,7 +210,7 @@ def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[to
                     display_order=gop.display_order,
                     dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
                     key=replace(key, dpb_group=need.group),
-                    dpb_frames=need.pictures,
+                    dpb_frames=need.frames,
                     group=group,
                 )
             )
@@ -227,7 +228,7 @@ class _ClosedGop(NamedTuple):
 
 def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     try:
-        settings = parameters(encoded.codec, encoded.stsd)
+        settings = parameter_sets(encoded.codec, encoded.stsd)
         packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
     except ValueError as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
@@ -238,12 +239,13 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
     # CRA pictures start a decode, but leading pictures behind them may refer to what is before: no cut there.
-    idr = {n for n in encoded.starts.tolist() if begins_anew(packets[n], encoded.codec)}
+    syntax = NAL_SYNTAX[encoded.codec]
+    idr = {n for n in encoded.starts.tolist() if syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)
     in_band = b""
     gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        in_band = sets_in_band(packets[start], encoded.codec) or in_band
-        first = settings.sets + in_band + packets[start]
+        in_band = syntax.in_band_parameter_sets(packets[start]) or in_band
+        first = settings.annex_b + in_band + packets[start]
         gops.append(_ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], in_band))
     return gops

@@ -18,7 +18,7 @@ import pyarrow as pa
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
 from streamvid.errors import InputError
-from streamvid.mp4 import boxes
+from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import typed_columns
 from streamvid.video.frame_index import HIDDEN, FrameIndex
 
@@ -149,7 +149,7 @@ def check_clip(
         yield "the SHA-256 of its mp4 is not the one in the parquet"
         return  # whatever else is wrong with it follows from that
     try:
-        if boxes.sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
+        if sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
             yield "the sample description in its mp4 is not the one in the parquet"
         if index is not None:
             yield from _check_packets(files["mp4"], clips, row, index, decode=decode, threads=threads)

@@ -1,36 +1,39 @@
-"""What the edit list of an MP4 or MOV shows of a track: ISO/IEC 14496-12, 8.6.6."""
+"""Edit lists of MP4 and MOV files (ISO/IEC 14496-12, 8.6.6): reading the part of a track that is shown, and moving its
+end."""
 
 from __future__ import annotations
 
 import os
 import struct
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from streamvid.mp4 import boxes
+from streamvid.mp4.boxes import find_box, iter_boxes, iter_file_boxes, read_timescale
 
-MOST_MOOV: Final = 256 << 20
+MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
-_MOST_BOXES: Final = 1 << 16
-_NEVER: Final = 1 << 62
-_ONE: Final = (1, 0)
-"""An edit's media rate: 1.0."""
+_MAX_BOXES: Final = 1 << 16
+"""Top-level boxes that are looked at."""
+_NO_END: Final = 1 << 62
+_RATE_1: Final = (1, 0)
+"""media_rate_integer and media_rate_fraction of 1.0."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A part of a track.
+    """The part of a track that an edit list shows.
 
     Attributes:
-        begin, end: ticks of the track; what is shown is shown from `begin` on and before `end`.
+        begin, end: ticks of the track; frames with begin <= pts < end are shown.
     """
 
     begin: int
     end: int
 
 
-def only_edit(source: Path, track: int) -> Edit | None:
+def read_edit(source: Path, track: int) -> Edit | None:
     """The part of a track that is shown, if it is one part.
 
     Args:
@@ -38,102 +41,98 @@ def only_edit(source: Path, track: int) -> Edit | None:
         track: the track's number (`track_ID`).
 
     Returns:
-        None if the file is no MP4, or cannot be read, or the track has no edit list, or one that is not followed here:
-        one of which `part` makes nothing; in a fragmented file one that has an end, and in any other one that is empty.
+        None if the file is no MP4 or cannot be parsed; if the track has no edit list, or one of which `parse_edit_list`
+        returns None; and for an edit of no length in a file without fragments, or of some length in one with fragments.
 
     Raises:
         OSError: it cannot be opened.
     """
     with source.open("rb") as file:
-        movie = _movie(file)
+        moov = _read_moov(file)
     try:
-        return _edit(movie, track)
+        return _edit_of_track(moov, track)
     except (struct.error, IndexError, KeyError):
         return None
 
 
-def part(movie: bytes, start: int, end: int, *, movie_scale: int, scale: int) -> Edit | None:
-    """What an `elst` box says.
+def parse_edit_list(moov: bytes, start: int, end: int, *, movie_scale: int, scale: int) -> Edit | None:
+    """The part of a track that an `elst` box shows.
 
     Args:
-        movie: the payload of the `moov` box.
+        moov: the payload of the `moov` box.
         start, end: where in it the payload of the `elst` box lies.
         movie_scale, scale: ticks per second of the movie and of the track.
 
     Returns:
-        None for several parts, and for one at another speed. If the length is 0, what is shown is empty.
+        None for several parts, and for one at another media rate than 1. An edit of length 0 begins where it ends.
 
     Raises:
         struct.error, IndexError: the box is too short.
     """
-    layout = struct.Struct(">Qqhh" if movie[start] == 1 else ">Iihh")
-    (count,) = struct.unpack_from(">I", movie, start + 4)
+    layout = struct.Struct(">Qqhh" if moov[start] == 1 else ">Iihh")
+    (count,) = struct.unpack_from(">I", moov, start + 4)
     if not 0 < count <= 2 or start + 8 + count * layout.size != end or not movie_scale:
         return None
-    edits = [layout.unpack_from(movie, start + 8 + n * layout.size) for n in range(count)]
-    # An empty edit alone may come before: the track is shown later.
-    if any(edit[2:] != _ONE for edit in edits) or any(edit[1] != -1 for edit in edits[:-1]):
+    edits = [layout.unpack_from(moov, start + 8 + n * layout.size) for n in range(count)]
+    # An empty edit (media_time -1) may come first: it delays the track.
+    if any(edit[2:] != _RATE_1 for edit in edits) or any(edit[1] != -1 for edit in edits[:-1]):
         return None
     length, begin = edits[-1][:2]
     if begin < 0:
         return None
-    # To the nearest tick, as FFmpeg rounds it.
+    # segment_duration is in ticks of the movie. To the nearest tick, as FFmpeg rounds it.
     return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale))
 
 
-def _movie(file: BinaryIO) -> bytes:
+def limit_edit(data: bytearray, seconds: float) -> bool:
+    """Shorten the last entry of the edit list, in place, to the time given. False if there is no edit list.
+
+    Args:
+        data: an MP4 up to its `mdat`.
+        seconds: the new segment_duration.
+    """
+    elst, mvhd = find_box(data, b"elst"), find_box(data, b"mvhd")
+    if elst is None or mvhd is None:
+        return False
+    start, _ = elst
+    (count,) = struct.unpack_from(">I", data, start + 4)
+    wide = data[start] == 1
+    last = start + 8 + (count - 1) * (20 if wide else 12)
+    struct.pack_into(">Q" if wide else ">I", data, last, round(seconds * read_timescale(data, mvhd[0])))
+    return True
+
+
+def _read_moov(file: BinaryIO) -> bytes:
     """The payload of the file's first `moov`; empty if none is found."""
-    at, length = 0, os.fstat(file.fileno()).st_size
-    for _ in range(_MOST_BOXES):
-        if at + 8 > length:
-            break
-        file.seek(at)
-        head = file.read(16)
-        size, kind = struct.unpack_from(">I4s", head)
-        payload = 8
-        if size == 1 and len(head) == 16:
-            (size,) = struct.unpack_from(">Q", head, 8)
-            payload = 16
+    for kind, payload, end in islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES):
         if kind == b"moov":
-            file.seek(at + payload)
-            return file.read(min(max(size - payload, 0), MOST_MOOV) if size else MOST_MOOV)
-        if size < payload:
-            break
-        at += size
+            file.seek(payload)
+            return file.read(min(max(end - payload, 0), MAX_MOOV_BYTES))
     return b""
 
 
-def _edit(movie: bytes, track: int) -> Edit | None:
-    top = list(boxes.boxes(movie, 0, len(movie)))
+def _edit_of_track(moov: bytes, track: int) -> Edit | None:
+    top = list(iter_boxes(moov, 0, len(moov)))
     starts = {kind: start for kind, start, _ in top}
-    header = starts[b"mvhd"]
+    movie_scale = read_timescale(moov, starts[b"mvhd"])
     for kind, start, end in top:
         if kind != b"trak":
             continue
-        trak = _children(movie, start, end)
-        number, _ = trak[b"tkhd"]
-        if struct.unpack_from(">I", movie, number + (20 if movie[number] == 1 else 12)) == (track,):
-            elst = _children(movie, *trak[b"edts"])[b"elst"]
-            mdhd, _ = _children(movie, *trak[b"mdia"])[b"mdhd"]
-            found = part(movie, *elst, movie_scale=timescale(movie, header), scale=timescale(movie, mdhd))
-            if found is None or (found.end == found.begin) != (b"mvex" in starts):
-                # Nothing is shown, or fragments follow that the edit list need not count.
+        trak = _children(moov, start, end)
+        tkhd, _ = trak[b"tkhd"]
+        if struct.unpack_from(">I", moov, tkhd + (20 if moov[tkhd] == 1 else 12)) == (track,):
+            elst = _children(moov, *trak[b"edts"])[b"elst"]
+            mdhd, _ = _children(moov, *trak[b"mdia"])[b"mdhd"]
+            edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd))
+            is_open = edit is not None and edit.end == edit.begin
+            if edit is None or is_open != (b"mvex" in starts):
+                # In a fragmented file a length of 0 reaches to the end, and other lengths need not count the fragments.
+                # In other files an edit of no length shows nothing.
                 return None
-            return replace(found, end=_NEVER) if found.end == found.begin else found
+            return replace(edit, end=_NO_END) if is_open else edit
     return None
 
 
-def _children(movie: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
-    """By type, where the payloads of the boxes in a box begin and end."""
-    return {kind: (at, stop) for kind, at, stop in boxes.boxes(movie, start, end)}
-
-
-def timescale(movie: bytes, start: int) -> int:
-    """Ticks per second.
-
-    Args:
-        movie: the payload of the `moov` box.
-        start: where in it the payload of an `mvhd` or an `mdhd` box lies.
-    """
-    (ticks,) = struct.unpack_from(">I", movie, start + (20 if movie[start] == 1 else 12))
-    return int(ticks)
+def _children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
+    """Where the payloads of the boxes in data[start:end] begin and end, by type."""
+    return {kind: (payload, stop) for kind, payload, stop in iter_boxes(data, start, end)}

@@ -1,9 +1,9 @@
-"""The packets of a plain MP4 or MOV file, read from its own tables: no demuxer, a few arrays, however many packets.
+"""The sample tables of an MP4 or MOV file (`moov`) as arrays, read without a demuxer, and strictly.
 
-Most files that are packed are plain: not fragmented, one video track with one sample description, tables that agree
-with each other and with the file, an edit list that hides nothing. For those `read_track` gives what FFmpeg's demuxer
-would. Whatever is odd is left to FFmpeg, and so is whatever is not known here: files are hostile, and FFmpeg's word
-counts. Boxes and sections are those of ISO/IEC 14496-12.
+Most files that are packed are not fragmented, and have one video track with one sample description, tables that agree
+with each other and with the file, and an edit list that hides nothing. For those `read_track` gives what FFmpeg's
+demuxer would, in half of its time. All other files are refused with `NeedsDemuxerError`, and so is every box that is
+not known here: files are hostile, and FFmpeg decides what they mean. Boxes and sections are those of ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.mp4 import boxes
-from streamvid.mp4.edit_list import MOST_MOOV, part
+from streamvid.mp4.boxes import display_matrix, iter_boxes, iter_file_boxes, read_timescale, rotation_of_matrix
+from streamvid.mp4.edit_list import MAX_MOOV_BYTES, parse_edit_list
+from streamvid.mp4.sample_entry import ENTRY_BYTES
 
-_MOST_BOXES: Final = 1000
-"""At the top of a file."""
-_MOST_ALIKE: Final = 1 << 20
-"""Packets of one size: a number that nothing in the file bounds."""
+_MAX_BOXES: Final = 1000
+"""Top-level boxes of a file."""
+_MAX_CONSTANT_SIZE: Final = 1 << 20
+"""Packets if all have one size: no table's length bounds their number then."""
 _TOP_LEVEL: Final = frozenset((b"ftyp", b"free", b"skip", b"wide", b"mdat", b"moov"))
 _NOT_IN_MOOV: Final = frozenset((b"mvex", b"cmov", b"rmra", b"pssh", b"moof"))
 _NOT_IN_STBL: Final = frozenset((b"stz2", b"stps", b"senc", b"saiz", b"saio"))
 _OTHER_TRACKS: Final = frozenset((b"soun", b"text", b"sbtl", b"subt", b"tmcd", b"meta", b"hint", b"clcp"))
-"""Handlers of tracks that FFmpeg never takes for video."""
+"""Handler types of tracks that FFmpeg never takes for video."""
 _ENTRIES: Final = {
     b"avc1": ("h264", b"avcC"),
     b"hvc1": ("hevc", b"hvcC"),
@@ -37,19 +38,16 @@ _ENTRIES: Final = {
     b"av01": ("av1", b"av1C"),
 }
 _ENTRY_BOXES: Final = frozenset((b"avcC", b"hvcC", b"av1C", b"pasp", b"colr", b"btrt", b"fiel"))
-_ENTRY_BYTES: Final = 86
-_UNITY: Final = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
-_ROTATIONS: Final = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 90, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 270}
-"""By a, b, c, d of the display matrix (6.2.2): degrees clockwise."""
 
 
 class NeedsDemuxerError(ValueError):
-    """The file is not plain, or damaged: FFmpeg will tell. The text says what it is that this module leaves alone."""
+    """A file that is not read by its own tables: it has something that this module does not read, which the message
+    names, or is damaged. FFmpeg's demuxer decides which."""
 
 
 @dataclass(frozen=True)
-class PlainTrack:
-    """The video track of a plain file.
+class VideoTrack:
+    """The only video track of an MP4 or MOV file.
 
     Attributes:
         codec: "h264", "hevc" or "av1".
@@ -62,7 +60,7 @@ class PlainTrack:
         pts: int64 [packets], presentation times in decode order, in ticks from any origin; no two are the same.
         offset: int64 [packets], positions in the file, rising, without overlap.
         size: int64 [packets], in bytes, above 0.
-        sync: bool [packets], what the file takes for key frames. The first is one.
+        sync: bool [packets], the sync samples (8.6.2). The first is one.
         last_duration: ticks until the last packet in decode order is over; 0 if the file does not say.
     """
 
@@ -80,14 +78,14 @@ class PlainTrack:
     last_duration: int
 
 
-def read_track(file: io.RawIOBase) -> PlainTrack:
-    """The video track of a plain MP4 or MOV file.
+def read_track(file: io.RawIOBase) -> VideoTrack:
+    """Read the video track's tables.
 
     Args:
-        file: open for reading.
+        file: an MP4 or MOV file, open for reading.
 
     Raises:
-        NeedsDemuxerError: it is not plain.
+        NeedsDemuxerError: it is none, or one that is not read here.
         OSError: it cannot be read.
     """
     length = os.fstat(file.fileno()).st_size
@@ -100,51 +98,48 @@ def read_track(file: io.RawIOBase) -> PlainTrack:
 
 def _top_level(file: io.RawIOBase, length: int) -> tuple[bytes, Int64]:
     """The payload of `moov`, and int64 [mdats, 2]: where the payload of each `mdat` begins and ends."""
-    at, count = 0, 0
-    moov = None
+    moov: bytes | None = None
     media: list[tuple[int, int]] = []
-    while at < length:
-        file.seek(at)
-        head = file.read(16)
-        count += 1
-        _require(len(head) >= 8 and count <= _MOST_BOXES, "a broken box, or very many")
-        size, kind = struct.unpack_from(">I4s", head)
-        payload = at + 8
-        if size == 1 and len(head) == 16:
-            (size,) = struct.unpack_from(">Q", head, 8)
-            payload += 8
-        elif size == 0:
-            size = length - at
+    at = 0
+    for count, (kind, payload, end) in enumerate(iter_file_boxes(file, length)):
+        _require(count < _MAX_BOXES, "very many boxes")
         _require(kind in _TOP_LEVEL and (kind == b"ftyp") == (at == 0), f"a box {kind!r} at {at}")
-        _require(payload <= at + size <= length, f"a box {kind!r} that is cut off")
+        _require(payload <= end <= length, f"a box {kind!r} that is cut off")
         if kind == b"mdat":
-            media.append((payload, at + size))
+            media.append((payload, end))
         elif kind == b"moov":
-            _require(moov is None and at + size - payload <= MOST_MOOV, "a second moov, or a huge one")
+            _require(moov is None and end - payload <= MAX_MOOV_BYTES, "a second moov, or a huge one")
             file.seek(payload)
-            moov = file.read(at + size - payload)
-            _require(len(moov) == at + size - payload, "a moov that is cut off")
-        at += size
-    _require(moov is not None and bool(media), "no moov, or no mdat")
-    assert moov is not None
-    return moov, np.array(media, dtype=np.int64).reshape(-1, 2)
+            moov = file.read(end - payload)
+            _require(len(moov) == end - payload, "a moov that is cut off")
+        at = end
+    _require(at == length, "a broken box")
+    if moov is None or not media:
+        raise NeedsDemuxerError("no moov, or no mdat")
+    return moov, np.array(media, dtype=np.int64)
 
 
 class _Movie:
-    """Reads a `moov` box."""
+    """Parser of a `moov` box.
+
+    Args:
+        moov: its payload.
+    """
 
     def __init__(self, moov: bytes) -> None:
         self._data = moov
 
-    def track(self, media: Int64) -> PlainTrack:
+    def track(self, media: Int64) -> VideoTrack:
         """See `read_track`."""
         top = self._children(0, len(self._data))
         kinds = [kind for kind, _, _ in top]
         _require(not _NOT_IN_MOOV.intersection(kinds), "fragments, or a moov that is compressed or encrypted")
         start, end = self._only(top, b"mvhd")
         wide = self._version(start)
-        _require(self._data[start + (48 if wide else 36) :][:36] == _UNITY and end - start >= 100, "a movie's matrix")
-        (movie_scale,) = struct.unpack_from(">I", self._data, start + (20 if wide else 12))
+        matrix_at = start + (48 if wide else 36)
+        is_unity = self._data[matrix_at : matrix_at + 36] == display_matrix()
+        _require(is_unity and end - start >= 100, "a movie's matrix")
+        movie_scale = read_timescale(self._data, start)
 
         videos = []
         for kind, start, end in top:
@@ -163,18 +158,18 @@ class _Movie:
         _require(not _NOT_IN_STBL.intersection(kind for kind, _, _ in stbl), "packed or encrypted tables")
 
         start, _ = self._only(mdia, b"mdhd")
-        wide = self._version(start)
-        (timescale,) = struct.unpack_from(">I", self._data, start + (20 if wide else 12))
+        self._version(start)
+        timescale = read_timescale(self._data, start)
         _require(0 < timescale < 1 << 31 and movie_scale > 0, "a timescale of none")
 
         size = self._sizes(*self._only(stbl, b"stsz"))
         steps = self._steps(*self._only(stbl, b"stts"), len(size))
         dts = np.cumsum(steps) - steps
-        pts = dts + self._delays(stbl, len(size))
+        pts = dts + self._composition_offsets(stbl, len(size))
         _require(len(np.unique(pts)) == len(pts), "frames that are shown at the same time")
         self._check_edit(trak, pts, timescale, movie_scale)
         codec, stsd, configuration, matrix, full_range = self._entry(*self._only(stbl, b"stsd"))
-        return PlainTrack(
+        return VideoTrack(
             codec=codec,
             stsd=stsd,
             configuration=configuration,
@@ -190,15 +185,15 @@ class _Movie:
         )
 
     def _children(self, start: int, end: int) -> list[tuple[bytes, int, int]]:
-        """(type, start of payload, end) of the boxes in a box, which they fill."""
-        found = list(boxes.boxes(self._data, start, end))
+        """(type, start of payload, end) of the boxes in data[start:end], which they must fill."""
+        found = list(iter_boxes(self._data, start, end))
         _require((found[-1][2] if found else start) == end, "a box in a box that does not fit")
         return found
 
     def _only(self, boxes: Sequence[tuple[bytes, int, int]], name: bytes) -> tuple[int, int]:
         found = self._optional(boxes, name)
-        _require(found is not None, f"no box {name!r}")
-        assert found is not None
+        if found is None:
+            raise NeedsDemuxerError(f"no box {name!r}")
         return found
 
     def _optional(self, boxes: Sequence[tuple[bytes, int, int]], name: bytes) -> tuple[int, int] | None:
@@ -211,7 +206,7 @@ class _Movie:
         return self._data[start]
 
     def _table(self, start: int, end: int, columns: int, dtype: str = ">u4") -> Int64:
-        """int64 [rows, columns]: the rows of a box that counts them first, and holds exactly those."""
+        """int64 [rows, columns]: the table of a full box, behind its number of rows; it must fill the box."""
         (count,) = struct.unpack_from(">I", self._data, start + 4)
         width = np.dtype(dtype).itemsize * columns
         _require(start + 8 + count * width == end, "a table that is not as long as it says")
@@ -219,9 +214,10 @@ class _Movie:
         return np.asarray(rows, dtype=np.int64).reshape(count, columns)
 
     def _sizes(self, start: int, end: int) -> Int64:
+        """int64 [packets]: `stsz` (8.7.3.2)."""
         constant, count = struct.unpack_from(">II", self._data, start + 4)
         if constant:
-            _require(end - start == 12 and count <= _MOST_ALIKE, "very many packets of one size")
+            _require(end - start == 12 and count <= _MAX_CONSTANT_SIZE, "very many packets of one size")
             sizes = np.full(count, constant, dtype=np.int64)
         else:
             sizes = self._table(start + 4, end, 1)[:, 0]
@@ -229,21 +225,24 @@ class _Movie:
         return sizes
 
     def _steps(self, start: int, end: int, packets: int) -> Int64:
+        """int64 [packets], ticks from decoding to decoding: `stts` (8.6.1.2)."""
         runs = self._table(start, end, 2)
         _require(int(runs[:, 0].sum()) == packets and int(runs[:, 1].max()) < 1 << 31, "times of other packets")
         return np.repeat(runs[:, 1], runs[:, 0])
 
-    def _delays(self, stbl: Sequence[tuple[bytes, int, int]], packets: int) -> Int64:
+    def _composition_offsets(self, stbl: Sequence[tuple[bytes, int, int]], packets: int) -> Int64:
+        """int64 [packets], ticks from decoding to presentation: `ctts` (8.6.1.3)."""
         found = self._optional(stbl, b"ctts")
         if found is None:
             return np.zeros(packets, dtype=np.int64)
         self._version(found[0])
         runs = self._table(*found, 2)
-        # Version 1 has signed delays, and files of version 0 have them all the same.
-        _require(int(runs[:, 0].sum()) == packets and int(runs[:, 1].max()) < 1 << 31, "a negative delay")
+        # Version 1 has signed offsets, and some files of version 0 have them all the same.
+        _require(int(runs[:, 0].sum()) == packets and int(runs[:, 1].max()) < 1 << 31, "a negative composition offset")
         return np.repeat(runs[:, 1], runs[:, 0])
 
     def _sync(self, stbl: Sequence[tuple[bytes, int, int]], packets: int) -> Bool:
+        """bool [packets]: `stss` (8.6.2)."""
         found = self._optional(stbl, b"stss")
         if found is None:
             return np.ones(packets, dtype=bool)
@@ -255,9 +254,15 @@ class _Movie:
         return sync
 
     def _offsets(self, stbl: Sequence[tuple[bytes, int, int]], size: Int64, media: Int64) -> Int64:
-        """Where packets lie: 8.7.4 and 8.7.5, samples to chunks to places."""
+        """int64 [packets], positions in the file: `stsc` and `stco` or `co64` (8.7.4, 8.7.5).
+
+        Args:
+            stbl: the boxes of the sample table.
+            size: int64 [packets].
+            media: as `_top_level` returns it.
+        """
         narrow, wide = self._optional(stbl, b"stco"), self._optional(stbl, b"co64")
-        _require((narrow is None) != (wide is None), "no places of chunks, or two")
+        _require((narrow is None) != (wide is None), "no chunk offsets, or two boxes of them")
         chunks = self._table(*narrow, 1)[:, 0] if narrow else self._table(*(wide or (0, 0)), 1, ">u8")[:, 0]
         first, per_chunk, description = self._table(*self._only(stbl, b"stsc"), 3).T
         _require(len(first) > 0 and first[0] == 1 and int(first[-1]) <= len(chunks), "chunks that are not there")
@@ -276,33 +281,32 @@ class _Movie:
         return np.asarray(offset, dtype=np.int64)
 
     def _check_edit(self, trak: Sequence[tuple[bytes, int, int]], pts: Int64, timescale: int, movie_scale: int) -> None:
-        """An edit list that delays the track, or begins where its first frame does, hides nothing (8.6.6)."""
+        """Refuse an edit list (8.6.6) that hides frames; one that delays the track hides none."""
         edts = self._optional(trak, b"edts")
         found = None if edts is None else self._optional(self._children(*edts), b"elst")
         if found is None:
             return
-        edit = part(self._data, *found, movie_scale=movie_scale, scale=timescale)
+        edit = parse_edit_list(self._data, *found, movie_scale=movie_scale, scale=timescale)
         if edit is None:
             raise NeedsDemuxerError("several edits, or one at another speed")
         _require(edit.begin <= int(pts.min()) and int(pts.max()) < edit.end, "an edit that hides frames")
 
     def _rotation(self, start: int, end: int) -> int:
         at = start + (52 if self._version(start) else 40)
-        a, b, u, c, d, v, _, _, w = struct.unpack_from(">9i", self._data, at)
-        turn = _ROTATIONS.get((a / 65536, b / 65536, c / 65536, d / 65536))
-        _require(turn is not None and (u, v, w) == (0, 0, 1 << 30) and at + 36 <= end, "an unusual display matrix")
-        assert turn is not None
-        return turn
+        rotation = rotation_of_matrix(self._data[at : at + 36])
+        if rotation is None or at + 36 > end:
+            raise NeedsDemuxerError("an unusual display matrix")
+        return rotation
 
     def _check_reference(self, dinf: Sequence[tuple[bytes, int, int]]) -> None:
-        """The packets are in this file: 8.7.2."""
+        """Refuse a data reference (8.7.2) to another file."""
         start, end = self._only(dinf, b"dref")
         places = self._children(start + 8, end)
         _require(len(places) == 1 and places[0][0] in (b"url ", b"alis"), "packets in other files")
         _require(self._data[places[0][1] + 3] & 1 == 1, "packets in other files")
 
     def _entry(self, start: int, end: int) -> tuple[str, bytes, bytes, int | None, bool | None]:
-        """Codec, whole `stsd`, the codec's configuration, and what `colr` says."""
+        """Codec, whole `stsd`, payload of the codec's configuration box, matrix and full range of `colr`."""
         _require(self._version(start, 0) == 0, "a sample description of a later version")
         (count,) = struct.unpack_from(">I", self._data, start + 4)
         _require(self._data[start - 4 : start] == b"stsd", "a sample description with a long header")
@@ -312,17 +316,18 @@ class _Movie:
         _require(kind in _ENTRIES and at == start + 16, f"a sample entry {kind!r}")
         _require(struct.unpack_from(">H", self._data, at + 6) == (1,), "packets in other files")
         codec, name = _ENTRIES[kind]
-        inner = self._children(at - 8 + _ENTRY_BYTES, stop)
+        inner = self._children(at - 8 + ENTRY_BYTES, stop)
         _require({one[0] for one in inner} <= _ENTRY_BOXES, "a sample entry with more in it")
         own = self._only(inner, name)
         configuration = self._data[own[0] : own[1]]
-        # Versions of the records: ISO/IEC 14496-15 5.3.3.1 and 8.3.3.1; of av1C with a marker bit.
+        # configurationVersion (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1); in av1C behind a marker bit.
         _require(configuration[:1] == (b"\x81" if codec == "av1" else b"\x01"), "another codec configuration")
         matrix, full_range = self._colour(self._optional(inner, b"colr"))
         return codec, self._data[start - 8 : end], configuration, matrix, full_range
 
     def _colour(self, found: tuple[int, int] | None) -> tuple[int | None, bool | None]:
-        """12.1.5: `nclx` has a range, QuickTime's `nclc` has none, profiles (`prof`) have neither."""
+        """matrix_coefficients and full_range_flag (12.1.5): `nclx` has both, QuickTime's `nclc` has no range, and ICC
+        profiles (`prof`) are not read."""
         if found is None:
             return None, None
         kind = self._data[found[0] : found[0] + 4]
@@ -331,6 +336,7 @@ class _Movie:
         return matrix, bool(self._data[found[0] + 10] >> 7) if kind == b"nclx" else None
 
 
-def _require(fine: bool, what: str) -> None:
-    if not fine:
+def _require(condition: bool, what: str) -> None:
+    """Refuse the file unless the condition holds; `what` names that which is not read here."""
+    if not condition:
         raise NeedsDemuxerError(what)

@@ -1,6 +1,7 @@
-"""The MP4 of a stored clip, written without FFmpeg: real times, an edit list, rotation, any size.
+"""The header of an MP4 around given packets, built without FFmpeg (ISO/IEC 14496-12): of stored clips, with real times,
+an edit list and rotation; and of slices, small MP4s in memory that hold the packets of one sample.
 
-Boxes are those of ISO/IEC 14496-12. `mp4.header` writes the MP4s of slices, which need none of this.
+Packets follow the header in decode order.
 """
 
 from __future__ import annotations
@@ -9,16 +10,63 @@ import struct
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.arrays import Bool, Int64
-from streamvid.mp4 import boxes
-from streamvid.video.timestamps import decode_times
+from streamvid.mp4.boxes import be32, box, display_matrix, full_box
 
+SLICE_TIMESCALE: Final = 1000
+"""Ticks per second of slices, a frame each: decoders must only keep their order. Real times are in the frame index."""
 _WORD: Final = 1 << 32
-_UNIT: Final = 1 << 16
-_TURNS: Final = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
-"""a, b, c, d of the display matrix (6.2.2) by degrees clockwise."""
+_BOX_BYTES: Final = 1 << 20
+_BOX_BYTES_PER_PACKET: Final = 64
+"""More than the header takes: with positions below `_WORD` less these, 32 bits hold them."""
+
+
+def slice_header(
+    stsd: bytes,
+    sizes: Int64,
+    *,
+    width: int,
+    height: int,
+    offsets: Int64 | None = None,
+    positions: Int64 | None = None,
+) -> bytes:
+    """Everything of a slice's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
+
+    Only the first packet is marked as a sync sample: a slice holds no packet that could be skipped, and DALI, which
+    seeks between sync samples by comparing decode times with presentation times, can land one too late where frames
+    are reordered.
+
+    Args:
+        stsd: sample description box of the track, header included.
+        sizes: int64 [packets], bytes, in decode order.
+        width, height: of the track, in pixels.
+        offsets: int64 [packets], ticks from decoding to presentation, none negative; default: all 0.
+        positions: int64 [packets], where each packet lies in the payload of `mdat`, in bytes; default: one after
+            another. Bytes between packets are in the file and belong to no sample.
+    """
+    count = len(sizes)
+    duration = count
+    tables = [stsd, full_box(b"stts", be32([1, count, 1]))]
+    if offsets is not None and offsets.any():
+        rows = np.stack([np.ones(count, dtype=np.int64), offsets], axis=1)
+        tables.append(full_box(b"ctts", _counted(rows)))
+        duration += int(offsets.max())
+    tables.append(full_box(b"stss", be32([1, 1])))
+    return _header(tables, sizes, (width, height), timescale=SLICE_TIMESCALE, duration=duration, positions=positions)
+
+
+def composition_offsets(display_order: Int64) -> Int64:
+    """Ticks from a packet's decoding to its presentation, if packet *i* is decoded at tick *i*.
+
+    Presentation is moved back as a whole until nothing is shown before it is decoded: no offset is negative, and no
+    edit list is needed.
+
+    Args:
+        display_order: int64 [packets], a permutation of 0 … packets-1: each packet's rank by presentation time.
+    """
+    offsets = display_order - np.arange(len(display_order), dtype=np.int64)
+    return np.asarray(offsets - min(0, int(offsets.min(initial=0))), dtype=np.int64)
 
 
 def clip_header(
@@ -33,14 +81,14 @@ def clip_header(
     rotation: int,
     timescale: int,
 ) -> bytes:
-    """Everything of a clip's MP4 that comes before its packets: `ftyp`, `moov` and the header of `mdat`.
+    """Everything of a clip's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
 
     Args:
         stsd: the sample description box of the track, header included.
         pts: int64 [packets], presentation times in decode order, in ticks from any origin.
         sizes: int64 [packets], in bytes.
-        sync: bool [packets], where players may seek to.
-        shown: the first and the end of the ticks that players show, as an edit list says it.
+        sync: bool [packets], the sync samples, which players may seek to.
+        shown: begin and end of the edit, in ticks of `pts`: players show the frames from begin on and before end.
         width, height: of decoded frames, in pixels, before rotation.
         rotation: degrees clockwise that stand them upright: 0, 90, 180 or 270.
         timescale: ticks per second.
@@ -48,95 +96,127 @@ def clip_header(
     Raises:
         ValueError: times or packets too large for the boxes.
     """
-    count = len(pts)
     dts = decode_times(pts)
-    # What is left of the last packet's time, so that the track reaches to the end of what is shown.
+    # The last step reaches to the end of the edit, so that the track is not shorter than what is shown of it.
     steps = np.append(np.diff(dts), max(1, shown[1] - int(dts[-1])))
     offsets = pts - dts
     if max(int(steps.max()), int(offsets.max()), int(sizes.max()), timescale) >= _WORD:
         raise ValueError("its packets, or the times between them, are too large for an MP4")
-    duration, length = int(steps.sum()), shown[1] - shown[0]
-
-    tables = [stsd, _full(b"stts", _runs(steps))]
+    tables = [stsd, full_box(b"stts", _run_lengths(steps))]
     if offsets.any():
-        tables.append(_full(b"ctts", _runs(offsets)))
+        tables.append(full_box(b"ctts", _run_lengths(offsets)))
     if not sync.all():
-        tables.append(_full(b"stss", _counted(np.flatnonzero(sync) + 1)))
-    tables += [_full(b"stsc", _be32([1, 1, count, 1])), _full(b"stsz", _be32([0, count]), _be32(sizes))]
-
-    mvhd = _timed(
-        b"mvhd",
-        [0, 0, timescale, length],
-        struct.pack(">IHHQ", _UNIT, 0x100, 0, 0),
-        _matrix(0, width, height),
-        bytes(24),
-        _be32([2]),
+        tables.append(full_box(b"stss", _counted(np.flatnonzero(sync) + 1)))
+    # The movie's timescale is the track's, so that the length of the edit is exact. The media rate is 1.0.
+    length = shown[1] - shown[0]
+    edit = full_box(b"elst", struct.pack(">IQqI", 1, length, shown[0] - int(dts[0]), 1 << 16), version=1)
+    return _header(
+        tables,
+        sizes,
+        (width, height),
+        timescale=timescale,
+        duration=int(steps.sum()),
+        shown=length,
+        rotation=rotation,
+        edts=box(b"edts", edit),
     )
-    tkhd = _timed(
+
+
+def decode_times(pts: Int64) -> Int64:
+    """Strictly rising decode times, none after the packet's presentation time.
+
+    They are the sorted presentation times, moved back as a whole by as much as the reordering needs.
+
+    Args:
+        pts: int64 [packets], presentation times in decode order.
+    """
+    ordered = np.sort(pts)
+    ramp = np.arange(len(pts), dtype=np.int64)
+    rising = np.maximum.accumulate(ordered - ramp) + ramp
+    return np.asarray(rising - max(0, int((rising - pts).max())), dtype=np.int64)
+
+
+def _header(
+    tables: list[bytes],
+    sizes: Int64,
+    size: tuple[int, int],
+    *,
+    timescale: int,
+    duration: int,
+    shown: int | None = None,
+    rotation: int = 0,
+    edts: bytes = b"",
+    positions: Int64 | None = None,
+) -> bytes:
+    """`ftyp`, `moov` and the header of `mdat` of a movie with one video track.
+
+    Args:
+        tables: boxes of the sample table before `stsc`.
+        sizes: int64 [packets], in bytes.
+        size: width and height, in pixels.
+        timescale: ticks per second of movie and track.
+        duration: of the media, in ticks.
+        shown: of what an edit list shows, in ticks; by default all of it.
+        rotation: degrees clockwise.
+        edts: the box of the edit list, or nothing.
+        positions: as for `slice_header`.
+    """
+    width, height = size
+    shown = duration if shown is None else shown
+    count = len(sizes)
+    # Packets side by side are one chunk; packets with bytes between them are a chunk each.
+    chunks = np.zeros(1, dtype=np.int64) if positions is None else positions
+    total = int(sizes.sum()) if positions is None else int((positions + sizes).max())
+    wide = total > _WORD - _BOX_BYTES - _BOX_BYTES_PER_PACKET * count
+
+    mvhd = _header_box(
+        b"mvhd",
+        [0, 0, timescale, shown],
+        struct.pack(">IHHQ", 1 << 16, 1 << 8, 0, 0),  # rate and volume
+        display_matrix(),
+        bytes(24),
+        struct.pack(">I", 2),  # next_track_ID
+    )
+    tkhd = _header_box(
         b"tkhd",
-        [0, 0, 1, 0, length],
+        [0, 0, 1, 0, shown],
         bytes(16),
-        _matrix(rotation, width, height),
-        _be32([width << 16, height << 16]),
+        display_matrix(rotation, width=width, height=height),
+        struct.pack(">II", width << 16, height << 16),
         flags=3,  # enabled, in the movie
     )
-    mdhd = _timed(b"mdhd", [0, 0, timescale, duration], struct.pack(">HH", 0x55C4, 0))  # language: und
-    # The movie's clock is the track's, so that the length of the edit is exact. 1.0 is the speed.
-    edit = boxes.full_box(b"elst", struct.pack(">IQqI", 1, length, shown[0] - int(dts[0]), _UNIT), version=1)
-    hdlr = _full(b"hdlr", bytes(4), b"vide", bytes(12), b"\0")
-    dinf = _box(b"dinf", _full(b"dref", _be32([1]), boxes.full_box(b"url ", flags=1)))
-    vmhd = boxes.full_box(b"vmhd", bytes(8), flags=1)
-
-    total = int(sizes.sum())
-    wide = total > _WORD - (1 << 20) - 64 * count  # more than what all boxes can take is left below 4 GiB
+    mdhd = _header_box(b"mdhd", [0, 0, timescale, duration], struct.pack(">HH", 0x55C4, 0))  # language: und
+    hdlr = full_box(b"hdlr", bytes(4), b"vide", bytes(12), b"\0")
+    dinf = box(b"dinf", full_box(b"dref", struct.pack(">I", 1), full_box(b"url ", flags=1)))
+    vmhd = full_box(b"vmhd", bytes(8), flags=1)
+    stsc = full_box(b"stsc", struct.pack(">4I", 1, 1, count if positions is None else 1, 1))
+    stsz = full_box(b"stsz", struct.pack(">II", 0, count), be32(sizes))
 
     def moov(first: int) -> bytes:
-        place = _full(b"co64", struct.pack(">IQ", 1, first)) if wide else _full(b"stco", _be32([1, first]))
-        minf = _box(b"minf", vmhd, dinf, _box(b"stbl", *tables, place))
-        return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"edts", edit), _box(b"mdia", mdhd, hdlr, minf)))
+        table = np.asarray(chunks + first, dtype=">u8" if wide else ">u4").tobytes()
+        chunk_offsets = full_box(b"co64" if wide else b"stco", struct.pack(">I", len(chunks)), table)
+        minf = box(b"minf", vmhd, dinf, box(b"stbl", *tables, stsc, stsz, chunk_offsets))
+        return box(b"moov", mvhd, box(b"trak", tkhd, edts, box(b"mdia", mdhd, hdlr, minf)))
 
-    ftyp = _box(b"ftyp", b"isom", _be32([0x200]), b"isomiso2mp41")
+    ftyp = box(b"ftyp", b"isom", struct.pack(">I", 0x200), b"isomiso2mp41")
     mdat = struct.pack(">I4sQ", 1, b"mdat", 16 + total) if wide else struct.pack(">I4s", 8 + total, b"mdat")
     return ftyp + moov(len(ftyp) + len(moov(0)) + len(mdat)) + mdat
 
 
-def _timed(kind: bytes, fields: list[int], *rest: bytes, flags: int = 0) -> bytes:
-    """A box that begins with creation and modification time and ends its numbers with a duration: 64 bits for these
-    where 32 do not hold the duration (version 1)."""
+def _header_box(kind: bytes, fields: list[int], *rest: bytes, flags: int = 0) -> bytes:
+    """`mvhd`, `tkhd` or `mdhd`, whose fields begin with creation and modification time and end with a duration. These
+    three have 64 bits (version 1) where 32 do not hold the duration."""
     wide = fields[-1] >= _WORD
-    numbers = [
-        struct.pack(">Q" if wide and at in (0, 1, len(fields) - 1) else ">I", value) for at, value in enumerate(fields)
-    ]
-    return boxes.full_box(kind, *numbers, *rest, version=int(wide), flags=flags)
+    middle = f"{len(fields) - 3}I"
+    layout = f">QQ{middle}Q" if wide else f">II{middle}I"
+    return full_box(kind, struct.pack(layout, *fields), *rest, version=int(wide), flags=flags)
 
 
-def _matrix(rotation: int, width: int, height: int) -> bytes:
-    """The display matrix that turns the picture, and moves it back to where it can be seen (6.2.2)."""
-    a, b, c, d = _TURNS[rotation]
-    x, y = {0: (0, 0), 90: (height, 0), 180: (width, height), 270: (0, width)}[rotation]
-    return struct.pack(
-        ">9i", a * _UNIT, b * _UNIT, 0, c * _UNIT, d * _UNIT, 0, x * _UNIT, y * _UNIT, 1 << 30
-    )  # fmt: skip
-
-
-def _runs(values: Int64) -> bytes:
-    """Values as (count, value) of each run of equals, behind the number of runs."""
+def _run_lengths(values: Int64) -> bytes:
+    """A table of (count, value) for every run of equal values, behind its number of rows."""
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     return _counted(np.stack([np.diff(np.append(starts, len(values))), values[starts]], axis=1))
 
 
 def _counted(rows: Int64) -> bytes:
-    return _be32([len(rows)]) + _be32(rows)
-
-
-def _be32(values: npt.ArrayLike) -> bytes:
-    return np.asarray(values, dtype=">u4").tobytes()
-
-
-def _box(kind: bytes, *parts: bytes) -> bytes:
-    payload = b"".join(parts)
-    return struct.pack(">I4s", 8 + len(payload), kind) + payload
-
-
-def _full(kind: bytes, *parts: bytes) -> bytes:
-    return boxes.full_box(kind, *parts)
+    return struct.pack(">I", len(rows)) + be32(rows)

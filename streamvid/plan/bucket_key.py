@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.bitstream.annexb import parameters
+from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import ClipTable
-from streamvid.mp4.boxes import codec_configuration
+from streamvid.mp4.sample_entry import codec_configuration
 
 BucketKeys = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -85,7 +85,7 @@ def _configuration(stsd: bytes) -> tuple[str, bytes]:
 def _sets(codec: str, stsd: bytes) -> bytes:
     if codec:
         with suppress(ValueError):
-            return parameters(codec, stsd).sets
+            return parameter_sets(codec, stsd).annex_b
     return b""
 
 

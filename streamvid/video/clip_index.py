@@ -12,7 +12,8 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
-from streamvid.mp4 import boxes
+from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import FrameFormat
 from streamvid.video.stored_clip import UNORDERED, StoredClip
@@ -49,7 +50,7 @@ def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: 
     """
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
-    stsd = boxes.sample_description(data)
+    stsd = sample_description(data)
     with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
         base = stream.time_base
@@ -78,7 +79,7 @@ def stored_clip(
     look: FrameFormat,
     *,
     stsd: bytes,
-    kinds: list[packet_info.PacketKind],
+    kinds: list[PacketKind],
     times: Times,
     offset: Int64,
     size: Int64,
@@ -133,7 +134,7 @@ def before_first_decodable(target: Path, pts: Int64) -> Bool:
     return np.asarray(pts < first)
 
 
-def traits(codec: str, kinds: list[packet_info.PacketKind], pts: Int64) -> str:
+def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
     """The `traits` column of docs/format.md.
 
     Args:
@@ -144,13 +145,13 @@ def traits(codec: str, kinds: list[packet_info.PacketKind], pts: Int64) -> str:
     found = {
         UNORDERED: codec in ("h264", "hevc") and not _ordered(kinds, pts),
         "lead-in": not kinds[0].random_access,
-        "show-existing": any(kind.repeats for kind in kinds),
-        "superframes": any(kind.packs for kind in kinds),
+        "show-existing": any(kind.show_existing for kind in kinds),
+        "superframes": any(kind.superframe for kind in kinds),
     }
     return ",".join(sorted(name for name, there in found.items() if there))
 
 
-def _ordered(kinds: list[packet_info.PacketKind], pts: Int64) -> bool:
+def _ordered(kinds: list[PacketKind], pts: Int64) -> bool:
     """Whether pictures come out of a decoder in the order of their times; False if that is not known."""
     order = [kind.order for kind in kinds if kind.order is not None]
     if len(order) != len(kinds):
@@ -158,11 +159,11 @@ def _ordered(kinds: list[packet_info.PacketKind], pts: Int64) -> bool:
     return bool((np.diff(np.array(order)[np.argsort(pts, kind="stable")]) > 0).all())
 
 
-def _flags(kinds: list[packet_info.PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int64:
+def _flags(kinds: list[PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int64:
     """Index flags from what the packets are and when they are shown."""
     random_access = np.array([kind.random_access for kind in kinds])
     disposable = np.array([kind.disposable for kind in kinds])
-    silent = np.array([kind.silent for kind in kinds])
+    non_displayed = np.array([kind.hidden for kind in kinds])
     # The random access packet that each packet follows. The first packet counts as one: the sequential decode starts
     # there.
     anchor = np.maximum.accumulate(np.where(random_access, np.arange(len(kinds)), 0))
@@ -173,6 +174,6 @@ def _flags(kinds: list[packet_info.PacketKind], pts: Int64, hidden: Bool, codec:
         random_access * RANDOM_ACCESS
         + disposable * DISPOSABLE
         + leading * LEADING
-        + (hidden | undecodable | silent) * HIDDEN,
+        + (hidden | undecodable | non_displayed) * HIDDEN,
         dtype=np.int64,
     )

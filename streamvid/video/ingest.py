@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,8 +15,10 @@ from typing import Final
 import av
 import numpy as np
 
-from streamvid.bitstream import packet_info
-from streamvid.mp4.reader import NeedsDemuxerError, PlainTrack, read_track
+from streamvid.bitstream import hevc, packet_info
+from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.mp4.reader import NeedsDemuxerError, VideoTrack, read_track
+from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import Times, stored_clip
 from streamvid.video.probe import FrameFormat, probe_packet
@@ -27,9 +28,6 @@ from streamvid.video.timestamps import PacketTimes
 
 _LEAST_TIMESCALE: Final = 10_000
 """FFmpeg's MP4 muxer doubles smaller ones until they are not. So do we: both ways give the same index."""
-
-_PARAMETER_SETS: Final = (32, 33, 34)
-"""VPS, SPS and PPS (ITU-T H.265, table 7-1)."""
 
 
 def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
@@ -53,10 +51,10 @@ def _store(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     mark = file_signature(file.fileno())
     track = read_track(file)
     look, profile = _first_picture(track, next(read_pieces(file, track.offset[:1], track.size[:1])).stretches[0])
-    stsd = _description(track, look)
+    stsd = _sample_description(track, look)
     times = _times(track)
     of = packet_info.classifier(track.codec, stsd)
-    kinds: list[packet_info.PacketKind] = []
+    kinds: list[PacketKind] = []
     offset, sha256, parts = track.offset, "", None
     if cut_only:
         for piece in read_pieces(file, track.offset, track.size):
@@ -86,7 +84,7 @@ def _store(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     return replace(clip, sha256=sha256, parts=parts)
 
 
-def _first_picture(track: PlainTrack, packet: memoryview) -> tuple[FrameFormat, str]:
+def _first_picture(track: VideoTrack, packet: memoryview) -> tuple[FrameFormat, str]:
     if not packet_info.classifier(track.codec, track.stsd)(packet).random_access:
         raise NeedsDemuxerError("a first packet that decoding cannot start from")
     try:
@@ -95,43 +93,21 @@ def _first_picture(track: PlainTrack, packet: memoryview) -> tuple[FrameFormat, 
         raise NeedsDemuxerError(f"a first packet that does not decode: {error}") from error
 
 
-def _description(track: PlainTrack, look: FrameFormat) -> bytes:
-    """The sample description as FFmpeg's muxer writes it: with the size that frames really have, and `hvc1`, which
-    more players take than `hev1`."""
-    stsd = bytearray(track.stsd)
+def _sample_description(track: VideoTrack, look: FrameFormat) -> bytes:
+    """The sample description as FFmpeg's muxer writes it: with the size of decoded frames, and with `hvc1` in place of
+    `hev1`, as more players take it."""
+    stsd = track.stsd
     if track.codec == "hevc" and stsd[20:24] != b"hvc1":
-        stsd[20:24] = b"hvc1"
+        try:
+            configuration = hevc.with_complete_arrays(track.configuration)
+        except ValueError as error:
+            raise NeedsDemuxerError(str(error)) from error
         at = stsd.index(track.configuration)
-        stsd[at : at + len(track.configuration)] = _complete(track.configuration)
-    struct.pack_into(">HH", stsd, 16 + 32, look.width, look.height)
-    return bytes(stsd)
+        stsd = stsd[:20] + b"hvc1" + stsd[24:at] + configuration + stsd[at + len(configuration) :]
+    return with_coded_size(stsd, look.width, look.height)
 
 
-def _complete(hvcc: bytes) -> bytes:
-    """A decoder configuration that says of its parameter sets that there are no others in the packets, as `hvc1`
-    demands (ISO/IEC 14496-15, 8.3.3.1.2, array_completeness, and 8.4.1).
-
-    Raises:
-        NeedsDemuxerError: it is not as long as it says.
-    """
-    data = bytearray(hvcc)
-    try:
-        at = 23
-        for _ in range(data[22]):
-            if data[at] & 63 in _PARAMETER_SETS:
-                data[at] |= 0x80
-            (units,) = struct.unpack_from(">H", data, at + 1)
-            at += 3
-            for _ in range(units):
-                at += 2 + struct.unpack_from(">H", data, at)[0]
-    except (IndexError, struct.error):
-        at = -1
-    if at != len(data):
-        raise NeedsDemuxerError("a codec configuration that is not as long as it says")
-    return bytes(data)
-
-
-def _times(track: PlainTrack) -> Times:
+def _times(track: VideoTrack) -> Times:
     """When packets are shown, in ticks of the clip."""
     scan = PacketTimes(
         pts=track.pts,
@@ -152,7 +128,7 @@ def _times(track: PlainTrack) -> Times:
     )
 
 
-def _header(track: PlainTrack, stsd: bytes, times: Times, look: FrameFormat) -> bytes:
+def _header(track: VideoTrack, stsd: bytes, times: Times, look: FrameFormat) -> bytes:
     try:
         return clip_header(
             stsd,

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64, UInt8
-from streamvid.mp4 import boxes
+from streamvid.mp4.sample_entry import coded_size
+from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 
 
@@ -88,7 +89,7 @@ def slice(
         index: the clip's packets.
         frames: numbers of the wanted frames, rising, without repeats.
         read: gives the bytes from a start to an end of the clip's mp4, wherever that lies.
-        stsd: the clip's sample description box, from the column of the dataset or by `mp4.sample_description`.
+        stsd: the clip's sample description box, as in the dataset's column of that name.
         gap, waste: as for `ranges`.
 
     Returns:
@@ -107,11 +108,11 @@ def slice(
         if len(blocks[-1]) != end - start:
             raise ValueError(f"asked for bytes {start} to {end} of the clip, got {len(blocks[-1])} bytes")
     data = extract_packets(part, spans, blocks)
-    return _to_mp4(stsd, part.sizes, part.display_order, data, size=boxes.coded_size(stsd)), part.frames
+    return _to_mp4(stsd, part.sizes, part.display_order, data, size=coded_size(stsd)), part.frames
 
 
 def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
-    head = boxes.header(stsd, sizes, width=size[0], height=size[1], offsets=boxes.composition_offsets(display_order))
+    head = slice_header(stsd, sizes, width=size[0], height=size[1], offsets=composition_offsets(display_order))
     return np.concatenate([np.frombuffer(head, dtype=np.uint8), data])
 
 

@@ -17,7 +17,7 @@ import av
 from av.video.reformatter import ColorRange, Colorspace
 
 from streamvid.errors import VideoError
-from streamvid.mp4.reader import PlainTrack
+from streamvid.mp4.reader import VideoTrack
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -128,7 +128,7 @@ def probe_first_frame(source: Path) -> FrameFormat:
         return _look(next(iter(container.decode(stream)), None))
 
 
-def probe_packet(track: PlainTrack, packet: bytes) -> tuple[FrameFormat, str]:
+def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     """What `look` says, and the profile as in `StreamInfo`, from the first packet of a track alone.
 
     Raises:

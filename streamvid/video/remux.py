@@ -16,14 +16,16 @@ from pathlib import Path
 import av
 import numpy as np
 
+from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
-from streamvid.mp4 import boxes
-from streamvid.mp4.writer import clip_header
+from streamvid.mp4.boxes import iter_boxes
+from streamvid.mp4.edit_list import limit_edit
+from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.probe import FrameFormat, StreamInfo, open_video, packets, probe_first_frame, summary, video_stream
 from streamvid.video.stored_clip import UNORDERED, StoredClip
-from streamvid.video.timestamps import PacketTimes, decode_times, ordered_by_decoding, scan_packet_times
+from streamvid.video.timestamps import PacketTimes, ordered_by_decoding, scan_packet_times
 
 log = logging.getLogger(__name__)
 
@@ -148,33 +150,27 @@ def _end_edit(target: Path, ticks: int, time_base: tuple[int, int]) -> None:
     to them."""
     with target.open("r+b") as file:
         head = bytearray(_movie_header(file.read(1 << 26)))
-        if boxes.limit_edit(head, ticks * time_base[0] / time_base[1]):
+        if limit_edit(head, ticks * time_base[0] / time_base[1]):
             file.seek(0)
             file.write(head)
 
 
 def _movie_header(start: bytes) -> bytes:
     """The part of an MP4 before its `mdat`."""
-    for kind, payload, _ in boxes.boxes(start, 0, len(start)):
+    for kind, payload, _ in iter_boxes(start, 0, len(start)):
         if kind == b"mdat":
             return start[: payload - 8]
     return start
 
 
 def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameFormat) -> None:
-    """FFmpeg reads VP8 from MP4 but does not write it: the track by our own writer, at the source's times.
-
-    The sample entry follows "VP Codec ISO Media File Format Binding" 1.0: `vp08` with a `vpcC` box.
-    """
-    vpcc = boxes.full_box(
-        b"vpcC", bytes([0, 10, 8 << 4 | 1 << 1 | (first.color_range == "pc"), 2, 2, 2]), bytes(2), version=1
-    )
+    """Write a VP8 track at the source's times: FFmpeg reads VP8 from MP4 but does not write it."""
     base = times.time_base
     scale = max(1, round(base[1] / base[0]))
     pts = (times.pts - times.origin) * base[0] * scale // base[1]
     end = int(pts[~times.hidden].max()) + max(1, times.last_frame_ticks() * base[0] * scale // base[1])
     head = clip_header(
-        boxes.visual_sample_description(b"vp08", vpcc, width=first.width, height=first.height),
+        vp8_sample_description(width=first.width, height=first.height, full_range=first.color_range == "pc"),
         pts=pts,
         sizes=times.size,
         sync=times.keyframe,

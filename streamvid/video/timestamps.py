@@ -12,7 +12,7 @@ import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.mp4.edit_list import Edit, only_edit
+from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.probe import open_video, packets, video_stream
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketT
         whole = _read(source, codec, edits=False)
         if len(whole.times) < found.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.times)} of {found.expected} frames are there")
-        mended = _mended(found, whole, only_edit(source, found.track))
+        mended = _mended(found, whole, read_edit(source, found.track))
         if mended is not None:
             edits, (found, skipped, hidden) = False, mended
     if None in found.times or (codec in _REORDERED and not trust_times):
@@ -248,14 +248,3 @@ def _number(frame: VideoFrame) -> int:
     if not isinstance(frame.opaque, int):
         raise ValueError("its frames cannot be matched with its packets: convert it first")
     return frame.opaque
-
-
-def decode_times(pts: Int64) -> Int64:
-    """Strictly rising decode times, none after the packet's presentation time.
-
-    The sorted presentation times, moved back as a whole by as much as the reordering needs.
-    """
-    ordered = np.sort(pts)
-    ramp = np.arange(len(pts), dtype=np.int64)
-    rising = np.maximum.accumulate(ordered - ramp) + ramp
-    return np.asarray(rising - max(0, int((rising - pts).max())), dtype=np.int64)

@@ -18,7 +18,7 @@ import av
 import numpy as np
 
 from streamvid.errors import InputError, VideoError
-from streamvid.mp4.edit_list import only_edit
+from streamvid.mp4.edit_list import read_edit
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, settings
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.pixel_format import Fitter
@@ -284,7 +284,7 @@ def _clip_frames(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 def _file_frames(source: Path) -> Iterator[tuple[VideoFrame, int]]:
     """The frames that the edit list shows of a file that cannot be stored as it is."""
     with closing(open_video(source)) as container:
-        shown = only_edit(source, video_stream(container).id)
+        shown = read_edit(source, video_stream(container).id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).
     with closing(open_video(source, edits=shown is None)) as container:
         stream = video_stream(container)

@@ -12,8 +12,8 @@ from av.bitstream import BitStreamFilterContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.bitstream.annexb import START_CODE, parameters
-from streamvid.bitstream.dpb import Dpb, dpb
+from streamvid.bitstream.annexb import dpb_requirement, parameter_sets
+from streamvid.bitstream.nal import START_CODE, DpbRequirement
 from streamvid.video.remux import store_clip
 from tools.clips import Recipe, write
 
@@ -65,11 +65,11 @@ def test_it_is_what_ffmpeg_reads(recipe: Recipe, tmp_path: Path) -> None:
     clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
     fields = as_ffmpeg_reads_it(clip.mp4)
     if recipe.codec == "h264":
-        wanted = Dpb("", fields["max_dec_frame_buffering"])
-        assert fields["max_num_ref_frames"] <= wanted.pictures
+        wanted = DpbRequirement("", fields["max_dec_frame_buffering"])
+        assert fields["max_num_ref_frames"] <= wanted.frames
     else:
-        wanted = Dpb(str(fields["general_level_idc"]), fields["sps_max_dec_pic_buffering_minus1"] + 1)
-    assert dpb(clip.codec, parameters(clip.codec, clip.stsd).sets) == wanted
+        wanted = DpbRequirement(str(fields["general_level_idc"]), fields["sps_max_dec_pic_buffering_minus1"] + 1)
+    assert dpb_requirement(clip.codec, parameter_sets(clip.codec, clip.stsd).annex_b) == wanted
 
 
 def bare(level: int, references: str) -> bytes:
@@ -81,21 +81,21 @@ def bare(level: int, references: str) -> bytes:
 
 def test_without_that_information_only_equals_go_together() -> None:
     picture_set = START_CODE + b"\x68\xce\x0f\xc8"
-    asked = dpb("h264", bare(21, "00110") + picture_set)
-    assert asked.pictures == 0
-    assert asked == dpb("h264", bare(21, "00110") + START_CODE + b"\x68\xce\x0f\xc9")
-    assert asked.group != dpb("h264", bare(30, "00110") + picture_set).group
-    assert asked.group != dpb("h264", bare(21, "00101") + picture_set).group
+    asked = dpb_requirement("h264", bare(21, "00110") + picture_set)
+    assert asked.frames == 0
+    assert asked == dpb_requirement("h264", bare(21, "00110") + START_CODE + b"\x68\xce\x0f\xc9")
+    assert asked.group != dpb_requirement("h264", bare(30, "00110") + picture_set).group
+    assert asked.group != dpb_requirement("h264", bare(21, "00101") + picture_set).group
     assert asked.group
 
 
 def test_what_cannot_be_read_goes_with_itself_alone() -> None:
     whole = bare(21, "00110")
     for sets in (whole + whole, whole[:9], START_CODE + b"\x68\xce", b""):
-        assert dpb("h264", sets) == Dpb(f"sets {sets.hex()}", 0)
+        assert dpb_requirement("h264", sets) == DpbRequirement(f"sets {sets.hex()}", 0)
 
 
 @given(st.sampled_from(["h264", "hevc"]), st.binary(max_size=200))
 def test_noise_is_no_error(codec: str, noise: bytes) -> None:
     head = b"\x67" if codec == "h264" else b"\x42\x01"
-    assert isinstance(dpb(codec, START_CODE + head + noise), Dpb)
+    assert isinstance(dpb_requirement(codec, START_CODE + head + noise), DpbRequirement)

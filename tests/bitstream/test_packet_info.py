@@ -14,8 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.bitstream import packet_info
+from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.mp4 import boxes
+from streamvid.mp4.boxes import full_box
+from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -164,14 +166,14 @@ def test_h264_unit_headers() -> None:
     assert of(units(b"\x09", b"\x67", b"\x68", b"\x06", b"\x65")).random_access
     assert of(units(b"\x02", b"\x03", b"\x04")).disposable, "data partitions"
     for no_picture in (units(), units(b"\x67", b"\x68"), units(b"\x06")):
-        assert of(no_picture) == packet_info.PacketKind(order=None)
+        assert of(no_picture) == PacketKind(order=None)
 
 
 def test_hevc_unit_headers() -> None:
     """ITU-T H.265 table 7-1."""
     stsd = _stsd(b"hvcC", bytes([255] * 30))
 
-    def of(*packets: memoryview) -> list[packet_info.PacketKind]:
+    def of(*packets: memoryview) -> list[PacketKind]:
         return packet_info.classify("hevc", stsd, packets)
 
     for kind in range(32):
@@ -184,7 +186,7 @@ def test_hevc_unit_headers() -> None:
     assert high.disposable
     (got,) = of(units(hevc_unit(0, layer=1), hevc_unit(19)))
     assert got.random_access, "another layer says nothing of the base layer"
-    assert of(units(hevc_unit(40)))[0] == packet_info.PacketKind(order=None)
+    assert of(units(hevc_unit(40)))[0] == PacketKind(order=None)
 
 
 def av1_unit(*parts: tuple[int, str]) -> memoryview:
@@ -247,7 +249,7 @@ def test_vp9_headers() -> None:
 
 
 def _stsd(box: bytes, payload: bytes) -> bytes:
-    return boxes.visual_sample_description(b"xxxx", boxes.full_box(box, payload), width=64, height=64)
+    return visual_sample_description(b"xxxx", full_box(box, payload), width=64, height=64)
 
 
 CODECS = dict.fromkeys(("mpeg4", "mjpeg", "vp8", "vp9", "av1"), b"")

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream import packet_info
-from streamvid.bitstream.annexb import START_CODE, parameters
-from streamvid.bitstream.picture_order import H264Order, HevcOrder
+from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.h264 import H264Order
+from streamvid.bitstream.hevc import HevcOrder
+from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.inspection.checks import check_frames
 from streamvid.video import clip_index
@@ -106,7 +108,7 @@ def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
     clip = store_clip(write(Recipe(frames=12, gop=6, b_frames=2), tmp_path / "v.mp4"), tmp_path)
     (tmp_path / "other").mkdir()
     other = store_clip(write(Recipe(frames=2, gop=6, b_frames=0), tmp_path / "w.mp4"), tmp_path / "other")
-    (sps, *_) = parameters("h264", other.stsd).sets.split(START_CODE)[1:]
+    (sps, *_) = parameter_sets("h264", other.stsd).annex_b.split(START_CODE)[1:]
     packets = packets_of(clip)
     packets[6] = memoryview(len(sps).to_bytes(4, "big") + sps + packets[6])
     order = orders(clip, packets)
@@ -117,11 +119,11 @@ def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
 def test_pictures_that_do_not_come_out_have_no_place(tmp_path: Path) -> None:
     """A picture parameter set with output_flag_present_flag, and slices with pic_output_flag 1 and 0."""
     clip = store_clip(write(Recipe(codec="hevc", frames=2), tmp_path / "v.mp4"), tmp_path)
-    order = HevcOrder(clip.stsd)
+    order = HevcOrder(parameter_sets("hevc", clip.stsd).annex_b)
     sets = memoryview(bytes([34 << 1, 1, 0b1101_0001]))
     shown, hidden = (memoryview(bytes([1 << 1, 1, 0b1110_0000 | flag << 4, 0, 0, 128])) for flag in (1, 0))
-    assert order.look([sets, shown]) is not None
-    assert order.look([hidden]) is None
+    assert order.next_rank([sets, shown]) is not None
+    assert order.next_rank([hidden]) is None
 
 
 @given(st.sampled_from(["h264", "hevc"]), st.lists(st.binary(max_size=24), max_size=6), st.integers(0, 2**16))
@@ -130,8 +132,8 @@ def test_garbage_does_not_raise(codec: str, units: list[bytes], seed: int) -> No
     made = reader(b"")
     rng = np.random.default_rng(seed)
     for _ in range(3):
-        made.look([memoryview(unit) for unit in units if unit])
-        made.look([memoryview(rng.bytes(40))])
+        made.next_rank([memoryview(unit) for unit in units if unit])
+        made.next_rank([memoryview(rng.bytes(40))])
 
 
 def test_verify_tells_frames_in_another_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

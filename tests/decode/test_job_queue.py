@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.bitstream.annexb import START_CODE, begins_anew, parameters
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.cpu import ReusableCodecContext
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, is_supported, session_key, split_at_idr
 from streamvid.decode.job_queue import CPU_BACKLOG, SESSION_OPEN_PACKETS, DecodeQueue
@@ -206,12 +207,12 @@ def test_slices_are_split_at_idr_pictures(tmp_path: Any) -> None:
     clip = store_clip(write(Recipe(frames=40, gop=10, b_frames=2), tmp_path / "source.mp4"), tmp_path)
     part = slice_of(clip, [3, 4, 19, 38])
     cuts = split(part)
-    sets = parameters(clip.codec, clip.stsd).sets
+    sets = parameter_sets(clip.codec, clip.stsd).annex_b
     assert len(cuts) == 3
     for piece in cuts:
         assert piece.starts_with_idr
         assert piece.packets[0].startswith(sets)
-        assert not any(begins_anew(packet, "h264") for packet in piece.packets[1:])
+        assert not any(NAL_SYNTAX["h264"].is_idr(packet) for packet in piece.packets[1:])
         assert len(piece.packets) == len(piece.display_order)
     assert sum(len(piece.packets) for piece in cuts) == len(part.sizes)
     assert [row for piece in cuts for row in sorted(piece.dst_rows.values())] == [0, 1, 2, 3]
@@ -248,7 +249,7 @@ def test_parameter_sets_in_band_count(tmp_path: Any) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     many = store_clip(write(Recipe(frames=20, gop=10, params=(("ref", "9"),)), folder / "many.mp4"), folder)
-    sets = parameters(many.codec, many.stsd).sets
+    sets = parameter_sets(many.codec, many.stsd).annex_b
     units = [unit for unit in sets.split(START_CODE) if unit]
     part = slice_of(few, [3, 14])
     ends = np.cumsum(part.sizes)

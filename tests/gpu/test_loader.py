@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.bitstream.annexb import CODECS
+from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -96,7 +96,7 @@ for epoch in range(4):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # Decoders that stay open take these, if they are installed, and mix nothing up.
-    by_dali = codec not in CODECS or importlib.util.find_spec("PyNvVideoCodec") is None
+    by_dali = codec not in NAL_SYNTAX or importlib.util.find_spec("PyNvVideoCodec") is None
     assert ("are decoded on the CPU" in done.stderr) == by_dali
     for key, source in sources.items():
         height = int(key.split("-")[1])

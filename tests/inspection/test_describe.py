@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.bitstream.annexb import parameters
+from streamvid.bitstream import annexb
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
 from streamvid.inspection.describe import describe, histogram
@@ -42,7 +42,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parameter_sets(codec: str, stsd: bytes) -> bytes:
-    return parameters(codec, stsd).sets if codec in ("h264", "hevc") else b""
+    return annexb.parameter_sets(codec, stsd).annex_b if codec in ("h264", "hevc") else b""
 
 
 def test_numbers_of_a_dataset(packed: Path) -> None:

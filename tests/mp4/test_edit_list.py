@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.mp4.edit_list import Edit, only_edit, part
+from streamvid.mp4.edit_list import Edit, limit_edit, parse_edit_list, read_edit
+from streamvid.mp4.writer import slice_header
 from streamvid.video.remux import store_through_ffmpeg
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, read_frame_number, write
+from tools.clips import Recipe, look, read_frame_number, write
 
 # By its edit list FFmpeg loses pictures between the last two key frames that are shown, or the last one that is shown,
 # or tells of less than half of the file. In fragmented files that begin late it loses the first fragment.
@@ -90,20 +91,20 @@ def elst(*edits: tuple[int, int, int, int], version: int = 0) -> bytes:
 @pytest.mark.parametrize("version", [0, 1])
 def test_an_edit_list(edits: Sequence[tuple[int, int, int, int]], shown: Edit | None, version: int) -> None:
     box = elst(*edits, version=version)
-    assert part(b"1234" + box, 4, 4 + len(box), movie_scale=1000, scale=16000) == shown
+    assert parse_edit_list(b"1234" + box, 4, 4 + len(box), movie_scale=1000, scale=16000) == shown
 
 
 def test_its_end_is_rounded_as_ffmpeg_does() -> None:
     box = elst((10, 3, 1, 0))
-    assert part(box, 0, len(box), movie_scale=30, scale=100) == Edit(3, 36)
-    assert part(box, 0, len(box), movie_scale=60, scale=100) == Edit(3, 20)
-    assert part(box, 0, len(box), movie_scale=0, scale=100) is None
+    assert parse_edit_list(box, 0, len(box), movie_scale=30, scale=100) == Edit(3, 36)
+    assert parse_edit_list(box, 0, len(box), movie_scale=60, scale=100) == Edit(3, 20)
+    assert parse_edit_list(box, 0, len(box), movie_scale=0, scale=100) is None
 
 
 def test_a_box_that_says_more_than_it_holds() -> None:
     box = elst((10, 3, 1, 0))
     for wrong in (box[:-1], box + b"\0", box[:7] + b"\2" + box[8:]):
-        assert part(wrong, 0, len(wrong), movie_scale=1000, scale=1000) is None
+        assert parse_edit_list(wrong, 0, len(wrong), movie_scale=1000, scale=1000) is None
 
 
 def test_it_is_the_one_of_the_track(tmp_path: Path) -> None:
@@ -112,16 +113,16 @@ def test_it_is_the_one_of_the_track(tmp_path: Path) -> None:
         video, sound = container.streams.video[0].id, container.streams.audio[0].id
         base = container.streams.video[0].time_base
     assert base is not None
-    shown = only_edit(source, video)
+    shown = read_edit(source, video)
     assert shown is not None
     assert round((shown.end - shown.begin) * base * 30) == 15
-    assert only_edit(source, sound) != shown
-    assert only_edit(source, 99) is None
+    assert read_edit(source, sound) != shown
+    assert read_edit(source, 99) is None
 
 
 @pytest.mark.parametrize("container", ["mkv", "avi", "ts"])
 def test_other_files_have_none(container: str, tmp_path: Path) -> None:
-    assert only_edit(write(Recipe(frames=4, container=container), tmp_path / "a"), 1) is None  # type: ignore[arg-type]
+    assert read_edit(write(Recipe(frames=4, container=container), tmp_path / "a"), 1) is None  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=300), st.integers(0, 3))
@@ -130,7 +131,7 @@ def test_noise_is_no_error(tmp_path_factory: pytest.TempPathFactory, noise: byte
     moov = struct.pack(">I4s", 8 + len(noise), b"moov") + noise
     for data in (noise, moov, struct.pack(">I4sQ", 1, b"moov", 16 + len(noise)) + noise, b"\0\0\0\0moov" + noise):
         file.write_bytes(data)
-        assert only_edit(file, track) is None
+        assert read_edit(file, track) is None
 
 
 def test_a_box_that_ends_nowhere_is_no_error(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_box_that_ends_nowhere_is_no_error(tmp_path: Path) -> None:
     for size in (2**63 - 1, 2**63, 2**64 - 1):
         for kind in (b"free", b"moov"):
             file.write_bytes(struct.pack(">I4sQ", 1, kind, size) + bytes(40))
-            assert only_edit(file, 1) is None
+            assert read_edit(file, 1) is None
 
 
 @pytest.mark.parametrize("scale", [1, 2**32 - 1])
@@ -154,7 +155,7 @@ def test_times_beyond_all_bounds(scale: int, tmp_path: Path) -> None:
     struct.pack_into(">I", damaged, movie, scale)
     struct.pack_into(">I", damaged, at + 8, 2**32 - 1)
     source.write_bytes(damaged)
-    shown = only_edit(source, 1)
+    shown = read_edit(source, 1)
     assert shown is not None
     assert shown.begin == begin > 0
     clip = store_through_ffmpeg(source, tmp_path)
@@ -167,9 +168,19 @@ def test_damage_is_no_error(tmp_path: Path) -> None:
     whole = source.read_bytes()
     rng = np.random.default_rng(5)
     start = whole.index(b"moov")
-    assert only_edit(source, 1) is not None
+    assert read_edit(source, 1) is not None
     for _ in range(400):
         damaged = bytearray(whole)
         damaged[int(rng.integers(start, len(whole)))] ^= int(rng.integers(1, 256))
         source.write_bytes(damaged)
-        only_edit(source, 1)
+        read_edit(source, 1)
+
+
+def test_the_end_of_an_edit_list(tmp_path: Path) -> None:
+    path = write(Recipe(width=96, height=64, frames=20, trim=4), tmp_path / "a.mp4")
+    data = bytearray(path.read_bytes())
+    assert limit_edit(data, 0.2)
+    assert len(data) == path.stat().st_size
+    path.write_bytes(data)
+    assert look(path).numbers == [4, 5, 6, 7, 8, 9]
+    assert not limit_edit(bytearray(slice_header(b"", np.array([1]), width=64, height=48)), 1.0)

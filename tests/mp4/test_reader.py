@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
-from streamvid.mp4 import boxes
+from streamvid.mp4.boxes import iter_boxes
 from streamvid.mp4.reader import NeedsDemuxerError, read_track
+from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, Piece
 from streamvid.packing.process_source import process_source
@@ -61,11 +62,11 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
         if field.name not in ("mp4", "index", "stsd", "sha256", "parts"):
             assert getattr(plain, field.name) == getattr(other, field.name), field.name
     box = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}[plain.codec]
-    assert boxes.codec_configuration(plain.stsd, box) == boxes.codec_configuration(other.stsd, box)
-    assert boxes.coded_size(plain.stsd) == boxes.coded_size(other.stsd)
+    assert codec_configuration(plain.stsd, box) == codec_configuration(other.stsd, box)
+    assert coded_size(plain.stsd) == coded_size(other.stsd)
     assert plain.stsd[20:24] == other.stsd[20:24]
     assert packets(plain) == packets(other)
-    assert plain.stsd == boxes.sample_description(plain.mp4.read_bytes())
+    assert plain.stsd == sample_description(plain.mp4.read_bytes())
     assert plain.sha256 == hashlib.sha256(plain.mp4.read_bytes()).hexdigest()
     # In its own place, the same again; and a clip cut from there is the one cut from an MP4 of its own.
     whole = ingest_by_tables(source, cut_only=True)
@@ -92,7 +93,7 @@ def find(data: bytes | bytearray, *path: bytes) -> tuple[int, int]:
     """Payload and end of a box by the names on the way; of the first `trak`, which is the video's."""
     start, end = 0, len(data)
     for name in path:
-        start, end = next((a, b) for kind, a, b in boxes.boxes(data, start, end) if kind == name)
+        start, end = next((a, b) for kind, a, b in iter_boxes(data, start, end) if kind == name)
     return start, end
 
 

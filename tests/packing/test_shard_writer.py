@@ -16,7 +16,7 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.schema import SCHEMA
-from streamvid.mp4.boxes import sample_description
+from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import Described, ShardWriter, tar_bytes
 from streamvid.video.frame_index import FrameIndex

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamvid as sv
-from streamvid.bitstream.annexb import parameters
+from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import Categories
 from streamvid.packing.options import PackOptions
 from streamvid.plan.bucket_key import bucket_keys
@@ -60,7 +60,7 @@ def key(clip: tuple[int, int, int, int]) -> tuple[Any, ...]:
     """Size by area, then width, then codec, format and sets."""
     size, codec, fmt, sets = clip
     width, height = SIZES[size]
-    return width * height, width, CODECS[codec], FORMATS[fmt], parameters("h264", avcc(SETS[sets], 0)).sets
+    return width * height, width, CODECS[codec], FORMATS[fmt], parameter_sets("h264", avcc(SETS[sets], 0)).annex_b
 
 
 any_clips = st.lists(

@@ -18,7 +18,8 @@ import streamvid as sv
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
-from streamvid.mp4 import boxes
+from streamvid.mp4.boxes import full_box
+from streamvid.mp4.sample_entry import sample_description, visual_sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, extract_packets, ranges, select_packets
 from streamvid.video.remux import store_clip
@@ -204,8 +205,8 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
     index, frames = case
     part = select_packets(index, np.array(frames))
     data = np.random.default_rng(2).integers(0, 256, int(part.sizes.sum()), dtype=np.uint8)
-    vpcc = boxes.full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)
-    stsd = boxes.visual_sample_description(b"vp08", vpcc, width=64, height=48)
+    vpcc = full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)
+    stsd = visual_sample_description(b"vp08", vpcc, width=64, height=48)
     encoded = EncodedSlice(
         name="a", codec="vp8", stsd=stsd, width=64, height=48, full_range=False, data=data,
         sizes=part.sizes, display_order=part.display_order, frames=part.frames,
@@ -223,7 +224,7 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
         assert times == sorted(set(times))
         assert all(p.pts >= p.dts for p in packets)
         assert stream.frames == len(packets)
-    assert boxes.sample_description(written.tobytes()) == stsd
+    assert sample_description(written.tobytes()) == stsd
 
 
 @st.composite

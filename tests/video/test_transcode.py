@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
-from streamvid.mp4 import boxes
+from streamvid.mp4.sample_entry import codec_configuration
 from streamvid.video.encoders import ENCODERS, TARGETS, Target
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import fitting_size
@@ -352,4 +352,4 @@ def test_the_stored_sample_description_is_tagged_hvc1(tmp_path: Path) -> None:
     """QuickTime plays nothing else."""
     clip = converted(stored(WIDE, tmp_path / "source"), tmp_path / "out", TranscodeOptions("hevc"))
     assert clip.stsd[20:24] == b"hvc1"
-    assert boxes.codec_configuration(clip.stsd, b"hvcC")[0] == 1
+    assert codec_configuration(clip.stsd, b"hvcC")[0] == 1

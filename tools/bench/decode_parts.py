@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.bitstream.annexb import parameters, to_annex_b
+from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.nal import to_annex_b
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.packet_selection import EncodedSlice
@@ -97,7 +98,7 @@ class Limit:
         packets: list[bytes] = []
         starts: list[int] = []
         for part in work:
-            settings = parameters(part.codec, part.stsd)
+            settings = parameter_sets(part.codec, part.stsd)
             mine = to_annex_b(part.data, part.sizes, settings.length_size)
             starts.append(len(packets))
             packets += [settings.sets + mine[0], *mine[1:]]

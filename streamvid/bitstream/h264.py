@@ -1,0 +1,275 @@
+"""H.264 (ITU-T H.264): `avcC`, sequence parameter sets, DPB size, output order and classification of packets.
+
+Comments name the syntax elements that are read or skipped: 7.3.2.1.1 (sequence parameter set), 7.3.3 (slice header)
+and E.1 (VUI) of ITU-T H.264.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.nal import DpbRequirement, NalSyntax, OutputOrder, ParameterSets, read_units, split_packet
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.mp4.sample_entry import codec_configuration
+
+_IDR: Final = 5
+_SPS: Final = 7
+_VCL: Final = range(1, 6)
+_WITH_SLICE_HEADER: Final = (1, 2, 5)
+"""VCL types that begin with a slice header; data partitions B and C (3, 4) do not."""
+SYNTAX: Final = NalSyntax(1, 0, 31, _VCL, (_IDR,), _SPS, (_SPS, 8))
+
+_WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
+"""Baseline, Main and Extended: profiles whose `avcC` does not go on with chroma format and bit depth."""
+_WITH_CHROMA_FORMAT: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
+"""Values of profile_idc whose parameter sets have chroma_format_idc."""
+_EXTENDED_SAR: Final = 255
+_HEADER_BYTES: Final = 48
+"""Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
+
+
+def parameter_sets(stsd: bytes) -> ParameterSets:
+    """Read a track's `avcC` box: AVCDecoderConfigurationRecord, ISO/IEC 14496-15, 5.3.3.1.
+
+    Args:
+        stsd: the sample description box, whole.
+
+    Raises:
+        ValueError: there is no such box, or it is cut off.
+    """
+    box = codec_configuration(stsd, b"avcC")
+    try:
+        sequence, at = read_units(box, 6, box[5] & 31)
+        picture, at = read_units(box, at + 1, box[at])
+    except IndexError as error:
+        raise ValueError("the avcC box is cut off") from error
+    # chroma_format comes next, then bit_depth_luma_minus8.
+    depth = 8 + (box[at + 1] & 7) if len(box) >= at + 4 and box[1] not in _WITHOUT_BIT_DEPTH else 8
+    return ParameterSets(sequence + picture, _length_size(box), depth)
+
+
+def _length_size(avcc: bytes) -> int:
+    return (avcc[4] & 3) + 1  # lengthSizeMinusOne
+
+
+@dataclass(frozen=True)
+class Sps:
+    """The part of a sequence parameter set up to frame_mbs_only_flag. Two are equal if slice headers and picture order
+    counts are read alike.
+
+    Attributes:
+        profile_idc, constraint_flags, level_idc: as they stand there.
+        separate_colour_plane: slice headers have a colour_plane_id.
+        frame_num_bits: size of frame_num in a slice header.
+        pic_order_cnt_type: 0, 1 or 2.
+        poc_lsb_bits: size of pic_order_cnt_lsb in a slice header; 0 but for type 0.
+        frame_mbs_only: there are no fields.
+        max_num_ref_frames: as it stands there.
+    """
+
+    profile_idc: int
+    constraint_flags: int
+    level_idc: int
+    separate_colour_plane: bool
+    frame_num_bits: int
+    pic_order_cnt_type: int
+    poc_lsb_bits: int
+    frame_mbs_only: bool
+    max_num_ref_frames: int = field(compare=False)
+
+
+def read_sps(bits: BitReader) -> Sps:
+    """Read a sequence parameter set up to frame_mbs_only_flag.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
+    bits.ue()  # seq_parameter_set_id
+    separate = 0
+    if profile in _WITH_CHROMA_FORMAT:
+        chroma = bits.ue()  # chroma_format_idc
+        if chroma == 3:
+            separate = bits.u(1)  # separate_colour_plane_flag
+        bits.ue()  # bit_depth_luma_minus8
+        bits.ue()  # bit_depth_chroma_minus8
+        bits.u(1)  # qpprime_y_zero_transform_bypass_flag
+        if bits.u(1):  # seq_scaling_matrix_present_flag
+            for number in range(12 if chroma == 3 else 8):
+                if bits.u(1):  # seq_scaling_list_present_flag
+                    _skip_scaling_list(bits, 16 if number < 6 else 64)
+    frame_num_bits = bits.ue() + 4  # log2_max_frame_num_minus4
+    order_type, lsb_bits = bits.ue(), 0  # pic_order_cnt_type
+    if order_type == 0:
+        lsb_bits = bits.ue() + 4  # log2_max_pic_order_cnt_lsb_minus4
+    elif order_type == 1:
+        bits.u(1)  # delta_pic_order_always_zero_flag
+        bits.se()  # offset_for_non_ref_pic
+        bits.se()  # offset_for_top_to_bottom_field
+        for _ in range(bits.ue()):  # num_ref_frames_in_pic_order_cnt_cycle
+            bits.se()  # offset_for_ref_frame
+    references = bits.ue()  # max_num_ref_frames
+    bits.u(1)  # gaps_in_frame_num_value_allowed_flag
+    bits.ue()  # pic_width_in_mbs_minus1
+    bits.ue()  # pic_height_in_map_units_minus1
+    frame_mbs_only = bool(bits.u(1))
+    return Sps(
+        profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references
+    )
+
+
+def _skip_scaling_list(bits: BitReader, size: int) -> None:
+    """scaling_list, 7.3.2.1.1.1."""
+    last = following = 8
+    for _ in range(size):
+        if following:
+            following = (last + bits.se()) % 256  # delta_scale
+        last = following or last
+
+
+def dpb_requirement(bits: BitReader) -> DpbRequirement:
+    """The DPB that a sequence parameter set asks for.
+
+    Without max_dec_frame_buffering a decoder may take what profile and level allow, or the reference frames. Then only
+    streams that are equal in all of these share a group.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    sps = read_sps(bits)
+    if not sps.frame_mbs_only:
+        bits.u(1)  # mb_adaptive_frame_field_flag
+    bits.u(1)  # direct_8x8_inference_flag
+    if bits.u(1):  # frame_cropping_flag
+        for _ in range(4):
+            bits.ue()  # frame_crop_left_offset, right, top, bottom
+    kept = _max_dec_frame_buffering(bits) if bits.u(1) else None  # vui_parameters_present_flag
+    if kept is None:
+        return DpbRequirement(f"{sps.profile_idc}/{sps.constraint_flags}/{sps.level_idc}/{sps.max_num_ref_frames}", 0)
+    return DpbRequirement("", max(kept, sps.max_num_ref_frames))
+
+
+def _max_dec_frame_buffering(bits: BitReader) -> int | None:
+    """That field of the VUI (E.1.1); None if it is not there."""
+    if bits.u(1) and bits.u(8) == _EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
+        bits.u(32)  # sar_width, sar_height
+    if bits.u(1):  # overscan_info_present_flag
+        bits.u(1)  # overscan_appropriate_flag
+    if bits.u(1):  # video_signal_type_present_flag
+        bits.u(4)  # video_format, video_full_range_flag
+        if bits.u(1):  # colour_description_present_flag
+            bits.u(24)  # colour_primaries, transfer_characteristics, matrix_coefficients
+    if bits.u(1):  # chroma_loc_info_present_flag
+        bits.ue()  # chroma_sample_loc_type_top_field
+        bits.ue()  # chroma_sample_loc_type_bottom_field
+    if bits.u(1):  # timing_info_present_flag
+        bits.u(65)  # num_units_in_tick, time_scale, fixed_frame_rate_flag
+    with_hrd = False
+    for _ in range(2):
+        if bits.u(1):  # nal_hrd_parameters_present_flag, vcl_hrd_parameters_present_flag
+            _skip_hrd(bits)
+            with_hrd = True
+    if with_hrd:
+        bits.u(1)  # low_delay_hrd_flag
+    bits.u(1)  # pic_struct_present_flag
+    if not bits.u(1):  # bitstream_restriction_flag
+        return None
+    bits.u(1)  # motion_vectors_over_pic_boundaries_flag
+    for _ in range(5):
+        # max_bytes_per_pic_denom, max_bits_per_mb_denom, log2_max_mv_length_horizontal and _vertical,
+        # max_num_reorder_frames
+        bits.ue()
+    return bits.ue()
+
+
+def _skip_hrd(bits: BitReader) -> None:
+    """hrd_parameters, E.1.2."""
+    count = bits.ue() + 1  # cpb_cnt_minus1
+    bits.u(8)  # bit_rate_scale, cpb_size_scale
+    for _ in range(count):
+        bits.ue()  # bit_rate_value_minus1
+        bits.ue()  # cpb_size_value_minus1
+        bits.u(1)  # cbr_flag
+    bits.u(20)  # three lengths of delays, time_offset_length
+
+
+class H264Order(OutputOrder):
+    """Output order of H.264, of pic_order_cnt_type 0 and 2.
+
+    Args:
+        sets: as for `OutputOrder`.
+    """
+
+    def __init__(self, sets: bytes) -> None:
+        self._sps: set[Sps] = set()
+        self._decoded = 0
+        super().__init__(sets)
+
+    def _read_parameter_set(self, unit: bytes | memoryview) -> None:
+        if unit[0] & 31 == _SPS:
+            self._sps.add(read_sps(BitReader.of_nal(bytes(unit[1:]))))
+
+    def _picture_order_count(self, units: list[memoryview]) -> int | None:
+        for unit in units:
+            self._read_parameter_set(unit)
+            kind = unit[0] & 31
+            if kind in _WITH_SLICE_HEADER:
+                return self._of_slice(unit, is_reference=bool(unit[0] >> 5 & 3), is_idr=kind == _IDR)
+        return None
+
+    def _of_slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
+        if len(self._sps) != 1:
+            return None  # picture parameter sets, which are not read, would say which of them applies
+        (sps,) = self._sps
+        if is_idr:
+            self._start_period()
+        self._decoded += 1
+        if sps.pic_order_cnt_type == 2:
+            return self._decoded  # output order is decode order
+        if sps.pic_order_cnt_type != 0:
+            return None
+        bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
+        for _ in range(3):
+            bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
+        bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)  # colour_plane_id, frame_num
+        if not sps.frame_mbs_only and bits.u(1):  # field_pic_flag
+            bits.u(1)  # bottom_field_flag
+        if is_idr:
+            bits.ue()  # idr_pic_id
+        count = self._extend_lsb(bits.u(sps.poc_lsb_bits), sps.poc_lsb_bits)
+        if is_reference:
+            self._previous = count
+        return count
+
+
+def classifier(stsd: bytes) -> Classifier:
+    """The classifier of a track's packets.
+
+    Args:
+        stsd: the sample description box, whole.
+
+    Raises:
+        ValueError: it has no `avcC` box.
+    """
+    length_size = _length_size(codec_configuration(stsd, b"avcC"))
+    try:
+        sets = parameter_sets(stsd).annex_b
+    except ValueError:
+        sets = b""  # they may be in band
+    order = H264Order(sets)
+
+    def classify(packet: memoryview) -> PacketKind:
+        units = split_packet(packet, length_size)
+        # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
+        slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
+        if not slices:
+            return PacketKind(order=None)
+        return PacketKind(
+            random_access=slices[0] & 31 == _IDR,
+            disposable=all((first >> 5) & 3 == 0 for first in slices),
+            order=order.next_rank(units),
+        )
+
+    return classify

@@ -1,0 +1,253 @@
+"""HEVC (ITU-T H.265): `hvcC`, sequence parameter sets, DPB size, output order and classification of packets.
+
+Comments name the syntax elements that are read or skipped: 7.3.2.2.1 (sequence parameter set), 7.3.2.3.1 (picture
+parameter set), 7.3.3 (profile_tier_level) and 7.3.6.1 (slice segment header) of ITU-T H.265.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.nal import DpbRequirement, NalSyntax, OutputOrder, ParameterSets, read_units, split_packet
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.mp4.sample_entry import codec_configuration
+
+_VCL: Final = range(32)
+_IRAP: Final = range(16, 24)
+"""Intra random access point pictures: BLA_W_LP to CRA_NUT, and two types that are reserved for more of them."""
+_RANDOM_ACCESS: Final = range(16, 22)
+"""The same without the reserved types."""
+_IDR: Final = (19, 20)
+_CRA: Final = 21
+_RASL: Final = (8, 9)
+_SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
+_NOT_PREVIOUS: Final = _SUB_LAYER_NON_REFERENCE.union(range(6, 10))
+"""Types of pictures that are never prevTid0Pic (8.3.1): sub-layer non-reference, RADL and RASL pictures."""
+_SPS: Final = 33
+_PPS: Final = 34
+_END_OF_SEQUENCE: Final = 36
+_PARAMETER_SETS: Final = (32, _SPS, _PPS)
+SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS)
+
+_HVCC_HEADER_BYTES: Final = 23
+_HEADER_BYTES: Final = 48
+"""Bytes of a unit that are enough for a slice header up to slice_pic_order_cnt_lsb, and for the PPS fields read."""
+
+
+def parameter_sets(stsd: bytes) -> ParameterSets:
+    """Read a track's `hvcC` box: HEVCDecoderConfigurationRecord, ISO/IEC 14496-15, 8.3.3.1.
+
+    Args:
+        stsd: the sample description box, whole.
+
+    Raises:
+        ValueError: there is no such box, or it is cut off.
+    """
+    box = codec_configuration(stsd, b"hvcC")
+    sets = b"".join(units for _, units, _ in _arrays(box))
+    return ParameterSets(sets, _length_size(box), 8 + (box[17] & 7))  # bitDepthLumaMinus8
+
+
+def with_complete_arrays(hvcc: bytes) -> bytes:
+    """An `hvcC` payload with array_completeness set: no parameter sets are in band, as `hvc1` demands (8.3.3.1.2 and
+    8.4.1 of ISO/IEC 14496-15).
+
+    Raises:
+        ValueError: it is not as long as it says.
+    """
+    arrays = list(_arrays(hvcc))
+    if (arrays[-1][2] if arrays else _HVCC_HEADER_BYTES) != len(hvcc):
+        raise ValueError("the hvcC box is not as long as it says")
+    data = bytearray(hvcc)
+    for at, _, _ in arrays:
+        if data[at] & 63 in _PARAMETER_SETS:
+            data[at] |= 0x80
+    return bytes(data)
+
+
+def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
+    """The arrays of NAL units of an `hvcC` payload: where each begins, its units in Annex B, where it ends.
+
+    Raises:
+        ValueError: the box is cut off.
+    """
+    end = _HVCC_HEADER_BYTES
+    try:
+        for _ in range(hvcc[22]):  # numOfArrays
+            at = end
+            units, end = read_units(hvcc, at + 3, hvcc[at + 1] << 8 | hvcc[at + 2])  # numNalus
+            yield at, units, end
+    except IndexError as error:
+        raise ValueError("the hvcC box is cut off") from error
+
+
+def _length_size(hvcc: bytes) -> int:
+    return (hvcc[21] & 3) + 1  # lengthSizeMinusOne
+
+
+@dataclass(frozen=True)
+class Sps:
+    """The part of a sequence parameter set up to log2_max_pic_order_cnt_lsb_minus4.
+
+    Attributes:
+        max_sub_layers: temporal sub-layers at most.
+        level_idc: general_level_idc.
+        separate_colour_plane: slice headers have a colour_plane_id.
+        poc_lsb_bits: size of slice_pic_order_cnt_lsb in a slice header.
+    """
+
+    max_sub_layers: int
+    level_idc: int
+    separate_colour_plane: bool
+    poc_lsb_bits: int
+
+
+def read_sps(bits: BitReader) -> Sps:
+    """Read a sequence parameter set up to log2_max_pic_order_cnt_lsb_minus4.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    bits.u(4)  # sps_video_parameter_set_id
+    layers = bits.u(3) + 1  # sps_max_sub_layers_minus1
+    bits.u(1)  # sps_temporal_id_nesting_flag
+    bits.u(88)  # general profile, tier and constraint flags
+    level = bits.u(8)  # general_level_idc
+    present = [(bits.u(1), bits.u(1)) for _ in range(layers - 1)]  # sub_layer_profile_ and _level_present_flag
+    if present:
+        bits.u(2 * (9 - layers))  # reserved_zero_2bits
+    for with_profile, with_level in present:
+        bits.u(88 * with_profile + 8 * with_level)
+    bits.ue()  # sps_seq_parameter_set_id
+    separate = bits.u(1) if bits.ue() == 3 else 0  # chroma_format_idc, separate_colour_plane_flag
+    bits.ue()  # pic_width_in_luma_samples
+    bits.ue()  # pic_height_in_luma_samples
+    if bits.u(1):  # conformance_window_flag
+        for _ in range(4):
+            bits.ue()  # conf_win_left_offset, right, top, bottom
+    bits.ue()  # bit_depth_luma_minus8
+    bits.ue()  # bit_depth_chroma_minus8
+    return Sps(layers, level, bool(separate), bits.ue() + 4)
+
+
+def dpb_requirement(bits: BitReader) -> DpbRequirement:
+    """The DPB that a sequence parameter set asks for.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    sps = read_sps(bits)
+    for_every_layer = bits.u(1)  # sps_sub_layer_ordering_info_present_flag
+    kept = 0
+    for _ in range(sps.max_sub_layers if for_every_layer else 1):
+        kept = max(kept, bits.ue() + 1)  # sps_max_dec_pic_buffering_minus1
+        bits.ue()  # sps_max_num_reorder_pics
+        bits.ue()  # sps_max_latency_increase_plus1
+    return DpbRequirement(str(sps.level_idc), kept)
+
+
+class HevcOrder(OutputOrder):
+    """Output order of HEVC, of the base layer (nuh_layer_id 0).
+
+    Args:
+        sets: as for `OutputOrder`.
+    """
+
+    def __init__(self, sets: bytes) -> None:
+        self._sps: set[Sps] = set()
+        # By pps_pic_parameter_set_id: output_flag_present_flag and num_extra_slice_header_bits.
+        self._pps: dict[int, tuple[int, int]] = {}
+        self._starts_sequence = True
+        super().__init__(sets)
+
+    def _read_parameter_set(self, unit: bytes | memoryview) -> None:
+        kind = unit[0] >> 1 & 63
+        if kind == _SPS:
+            self._sps.add(read_sps(BitReader.of_nal(bytes(unit[2:]))))
+        elif kind == _PPS:
+            bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
+            number = bits.ue()
+            bits.ue()  # pps_seq_parameter_set_id
+            bits.u(1)  # dependent_slice_segments_enabled_flag
+            self._pps[number] = bits.u(1), bits.u(3)
+
+    def _picture_order_count(self, units: list[memoryview]) -> int | None:
+        count = None
+        for unit in units:
+            if len(unit) < 2 or (unit[0] & 1) << 5 | unit[1] >> 3:  # nuh_layer_id
+                continue
+            self._read_parameter_set(unit)
+            kind = unit[0] >> 1 & 63
+            if kind == _END_OF_SEQUENCE:
+                self._starts_sequence = True
+            elif kind in _VCL and len(unit) > 2 and unit[2] >> 7:  # first_slice_segment_in_pic_flag
+                count = self._of_slice(unit, kind, is_lowest_layer=unit[1] & 7 == 1)
+        return count
+
+    def _of_slice(self, unit: memoryview, kind: int, *, is_lowest_layer: bool) -> int | None:
+        if len(self._sps) != 1:
+            return None  # which of them applies is not followed
+        (sps,) = self._sps
+        bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
+        bits.u(1)  # first_slice_segment_in_pic_flag
+        is_irap = kind in _IRAP
+        if is_irap:
+            bits.u(1)  # no_output_of_prior_pics_flag
+        output_flag_present, reserved = self._pps.get(bits.ue(), (0, -1))  # slice_pic_parameter_set_id
+        if reserved < 0:
+            raise ValueError("a slice refers to no picture parameter set")
+        bits.u(reserved)  # slice_reserved_flag
+        bits.ue()  # slice_type
+        is_output = bits.u(1) if output_flag_present else 1  # pic_output_flag
+        bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
+        # NoRaslOutputFlag (8.1.3): IDR and BLA pictures, and a CRA picture that is the first of a sequence.
+        if is_irap and (kind != _CRA or self._starts_sequence):
+            self._start_period()
+            self._starts_sequence = False
+            count = 0 if kind in _IDR else bits.u(sps.poc_lsb_bits)
+        else:
+            count = self._extend_lsb(bits.u(sps.poc_lsb_bits), sps.poc_lsb_bits)
+        if is_lowest_layer and kind not in _NOT_PREVIOUS:
+            self._previous = count
+        return count if is_output else None
+
+
+def classifier(stsd: bytes) -> Classifier:
+    """The classifier of a track's packets.
+
+    Args:
+        stsd: the sample description box, whole.
+
+    Raises:
+        ValueError: it has no `hvcC` box.
+    """
+    length_size = _length_size(codec_configuration(stsd, b"hvcC"))
+    try:
+        sets = parameter_sets(stsd).annex_b
+    except ValueError:
+        sets = b""  # they may be in band
+    order = HevcOrder(sets)
+
+    def classify(packet: memoryview) -> PacketKind:
+        units = split_packet(packet, length_size)
+        for unit in units:
+            if len(unit) < 2:
+                break
+            # 7.3.1.2: nal_unit_type in bits 1 to 6 of the first byte, nuh_temporal_id_plus1 in bits 0 to 2 of the
+            # second, nuh_layer_id between them.
+            kind = (unit[0] >> 1) & 63
+            layer = (unit[0] & 1) << 5 | unit[1] >> 3
+            if kind in _VCL and layer == 0:
+                return PacketKind(
+                    random_access=kind in _RANDOM_ACCESS,
+                    disposable=kind in _SUB_LAYER_NON_REFERENCE,
+                    skipped_leading=kind in _RASL,
+                    temporal_id=max((unit[1] & 7) - 1, 0),
+                    order=order.next_rank(units),
+                )
+        return PacketKind(order=None)
+
+    return classify

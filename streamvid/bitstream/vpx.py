@@ -1,0 +1,75 @@
+"""VP8 (RFC 6386) and VP9 (VP9 bitstream specification): classification of packets, and VP8's sample description."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.mp4 import boxes
+from streamvid.mp4.sample_entry import visual_sample_description
+
+_SUPERFRAME_MARKER: Final = 0b110
+
+
+def classify_vp8(packet: memoryview) -> PacketKind:
+    """Of the first byte, bit 0 is 0 for a key frame, and bit 4 is show_frame (RFC 6386, 9.1).
+
+    Never disposable: a frame that refreshes no picture still changes the probabilities, unless refresh_entropy_probs
+    is 0, and the map of segments, if there is one. libvpx writes the one or the other into every such frame.
+    """
+    if len(packet) == 0:
+        return PacketKind()
+    return PacketKind(random_access=packet[0] & 1 == 0, hidden=packet[0] >> 4 & 1 == 0)
+
+
+def classify_vp9(packet: memoryview) -> PacketKind:
+    """Read the start of uncompressed_header (6.2): frame_marker, profile, show_existing_frame, frame_type, show_frame,
+    error_resilient_mode; then, in displayed frames that are no key frames, reset_frame_context and
+    refresh_frame_flags.
+
+    `finalize_disposable` tells which frames are disposable.
+    """
+    if len(packet) == 0:
+        return PacketKind()
+    bits = int.from_bytes(bytes(packet[:4]).ljust(4, b"\0"), "big")
+    profile = bits >> 29 & 1 | (bits >> 28 & 1) << 1
+    place = 27 if profile < 3 else 26  # profile 3 has a reserved bit more
+    shows_existing, not_key, shown, error_resilient = (bits >> (place - n) & 1 for n in range(4))
+    # A superframe ends with a marker; its last frame is displayed, whatever the first one's show_frame says.
+    superframe = packet[-1] >> 5 == _SUPERFRAME_MARKER
+    refresh = bits >> (place - (11 if error_resilient else 13)) & 255
+    is_frame = bits >> 30 == 2 and not shows_existing
+    return PacketKind(
+        random_access=is_frame and not not_key,
+        hidden=not shows_existing and not shown and not superframe,
+        show_existing=bool(shows_existing),
+        superframe=bool(superframe and not shows_existing and not shown),
+        no_refresh=bool(is_frame and not_key and shown and not superframe and len(packet) >= 4 and refresh == 0),
+        resets_context=bool(is_frame and (error_resilient or not not_key)),
+    )
+
+
+def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
+    """Mark VP9's disposable packets, given all packets of a track in decode order.
+
+    A frame that refreshes no picture still changes the probabilities, loop filter deltas, segmentation and motion
+    vectors that the next frame builds on (6.1.2 and 7.2). A key frame or an error-resilient one builds on none of them
+    and resets them all (setup_past_independence). So a frame that refreshes no picture is disposable if the next frame
+    in decode order is such a one.
+    """
+    resets = [*(kind.resets_context for kind in kinds[1:]), False]
+    return [replace(k, disposable=k.no_refresh and r) for k, r in zip(kinds, resets, strict=False)]
+
+
+def vp8_sample_description(*, width: int, height: int, full_range: bool) -> bytes:
+    """A `stsd` box with a `vp08` entry and its `vpcC` box ("VP Codec ISO Media File Format Binding" 1.0).
+
+    Args:
+        width, height: of coded frames, in pixels.
+        full_range: luma from 0 to 255.
+    """
+    # profile 0, level 1.0; 8 bits, 4:2:0 with colocated chroma, videoFullRangeFlag; primaries, transfer, matrix unknown
+    fields = bytes([0, 10, 8 << 4 | 1 << 1 | full_range, 2, 2, 2])
+    vpcc = boxes.full_box(b"vpcC", fields, bytes(2), version=1)
+    return visual_sample_description(b"vp08", vpcc, width=width, height=height)

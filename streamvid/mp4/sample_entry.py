@@ -1,0 +1,78 @@
+"""A video track's sample description box (`stsd`), and the codec's configuration box in it (ISO/IEC 14496-12, 8.5.2 and
+12.1.3).
+
+Sample descriptions are copied whole from source to clip to slice, so nothing here knows codecs.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from streamvid.mp4.boxes import be32, box, find_box, full_box, iter_boxes
+
+ENTRY_BYTES: Final = 86
+"""Box header and fixed fields of a VisualSampleEntry; its configuration boxes follow."""
+ENTRY_START: Final = 16
+"""Where the first entry of a `stsd` box begins: after box header, version and flags, and entry count."""
+_SIZE_AT: Final = ENTRY_START + 32
+_MIN_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4}
+
+
+def sample_description(data: bytes | memoryview) -> bytes:
+    """The `stsd` box, header included, of the only video track of an MP4.
+
+    Raises:
+        ValueError: no such box, or one with more than one entry.
+    """
+    found = find_box(data, b"stsd")
+    if found is None:
+        raise ValueError("no sample description box in the MP4")
+    payload, stop = found
+    if stop - payload < 8 or struct.unpack_from(">I", data, payload + 4)[0] != 1:
+        raise ValueError("the video changes its format midway (more than one sample description)")
+    return bytes(data[payload - 8 : stop])
+
+
+def codec_configuration(stsd: bytes, name: bytes) -> bytes:
+    """The payload of a box such as `avcC` inside the sample description's only entry.
+
+    Raises:
+        ValueError: there is none, or it is too short to be one.
+    """
+    for kind, payload, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)):
+        if kind == name:
+            if end - payload < _MIN_CONFIGURATION_BYTES[name]:
+                raise ValueError(f"the {name.decode()} box is too short")
+            return stsd[payload:end]
+    raise ValueError(f"no {name.decode()} box in the sample description")
+
+
+def coded_size(stsd: bytes) -> tuple[int, int]:
+    """Width and height in the sample description's only entry, in pixels.
+
+    Raises:
+        ValueError: it is too short to have them.
+    """
+    if len(stsd) < ENTRY_START + ENTRY_BYTES:
+        raise ValueError("the sample description is too short")
+    width, height = struct.unpack_from(">HH", stsd, _SIZE_AT)
+    return width, height
+
+
+def with_coded_size(stsd: bytes, width: int, height: int) -> bytes:
+    """The same sample description with another width and height, in pixels."""
+    return stsd[:_SIZE_AT] + struct.pack(">HH", width, height) + stsd[_SIZE_AT + 4 :]
+
+
+def visual_sample_description(entry: bytes, configuration: bytes, *, width: int, height: int) -> bytes:
+    """A `stsd` box with one VisualSampleEntry.
+
+    Args:
+        entry: its four-letter code, such as b"vp08".
+        configuration: its configuration box, whole.
+        width, height: of the coded frames, in pixels.
+    """
+    # data_reference_index; width, height; 72 dpi both ways; frame_count; compressorname; depth.
+    fields = struct.pack(">H16xHHIIIH32sHH", 1, width, height, 72 << 16, 72 << 16, 0, 1, bytes(32), 24, 0xFFFF)
+    return full_box(b"stsd", be32([1]), box(entry, bytes(6), fields, configuration))
