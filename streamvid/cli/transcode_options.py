@@ -68,19 +68,19 @@ def conversion_of(arguments: argparse.Namespace) -> TranscodeOptions | None:
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return None
-    from streamvid.video.gpu_support import check_conversion
+    from streamvid.video.gpu_support import check_transcode
     from streamvid.video.transcode import TranscodeOptions
 
     conversion = TranscodeOptions(**given)
     purpose: Purpose = arguments.suits
-    check_conversion(conversion, purpose)
+    check_transcode(conversion, purpose)
     return conversion
 
 
 def warn_of_unsuited(destination: str, out: Console) -> None:
     """After --for any: say which clips of a dataset a GPU run would refuse."""
     from streamvid.dataset.dataset import Dataset
-    from streamvid.loader.preflight import known_problems
+    from streamvid.loader.preflight import unsupported_clips
 
-    for kind, why, rows in known_problems(Dataset.open(destination)):
+    for kind, why, rows in unsupported_clips(Dataset.open(destination)):
         out.print(f"warning: a GPU cannot decode {len(rows):,} clips of {kind}: {why}; --for gpu converts them")

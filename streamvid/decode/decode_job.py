@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
@@ -16,10 +16,6 @@ from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
     import torch
-
-
-_BITS: Final = {"h264": (8,), "hevc": (8, 10)}
-_WIDE_STEP: Final = 4
 
 
 @dataclass(frozen=True)
@@ -143,23 +139,6 @@ class GopJob:
         if isinstance(error, Exception):
             named.__cause__ = error
         return named
-
-
-def is_supported(codec: str, stsd: bytes, width: int, height: int) -> bool:
-    """Whether a clip is one for persistent decode sessions: H.264 with 8 bits or HEVC with 8 or 10, and even sides.
-
-    Args:
-        codec, stsd: as in docs/format.md.
-        width, height: of decoded frames, in pixels.
-    """
-    if codec not in NAL_SYNTAX:
-        return False
-    try:
-        bits = parameter_sets(codec, stsd).bit_depth
-    except ValueError:
-        return False
-    step = _WIDE_STEP if bits > 8 else 2
-    return bits in _BITS[codec] and width % step == 0 and height % step == 0
 
 
 @lru_cache(maxsize=4096)

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.dali_cache_guard import shared_guard
-from streamvid.decode.decode_job import is_supported
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
+from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.stored_clip import UNORDERED
 
 if TYPE_CHECKING:
     import torch
 
-_CPU_ONLY: Final = ("mjpeg",)
-"""Codecs that no GPU decoder behind DALI has."""
+_PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le"}
 
 
-def why_on_cpu(codec: str, *, in_order: bool) -> str:
-    """Why `GpuDecoder` leaves a clip to FFmpeg; empty if it does not.
+@lru_cache(maxsize=4096)
+def decode_route(codec: str, stsd: bytes, width: int, height: int, *, in_order: bool = True) -> Route:
+    """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
+
+    A slice knows its bit depth by its sample description alone. That chroma is 4:2:0, and what else the table asks for,
+    the preflight check has seen to.
 
     Args:
-        codec, in_order: as of `EncodedSlice`.
+        codec, stsd: as in docs/format.md.
+        width, height: of decoded frames, in pixels.
+        in_order: as of `EncodedSlice`.
     """
-    if codec in _CPU_ONLY:
-        return "no GPU decoder knows it"
-    # NVDEC returns frames in display order without saying which packet each is of; FFmpeg says it.
-    return "" if in_order else "the order of its pictures is not known"
+    bit_depth = 8
+    if codec in NAL_SYNTAX:
+        try:
+            bit_depth = parameter_sets(codec, stsd).bit_depth
+        except ValueError:
+            bit_depth = 0
+    pix_fmt = _PIX_FMTS.get(bit_depth, "unknown")
+    return support(codec, pix_fmt, width, height, traits="" if in_order else UNORDERED).route
 
 
 class GpuDecoder:
@@ -39,7 +51,7 @@ class GpuDecoder:
 
     For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once
     (`streamvid.decode.dali_batching`). Clips whose size DALI's decoder cache would mix up with another
-    (`streamvid.decode.dali_cache_guard`), and those of `why_on_cpu`, are decoded on the CPU.
+    (`streamvid.decode.dali_cache_guard`), and those that the table gives to the CPU, are decoded there.
 
     Args:
         device_id: the GPU's number.
@@ -59,9 +71,12 @@ class GpuDecoder:
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
         self._streams = min(streams, threads)
 
-    def leaves_to_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
-        """Whether DALI, with its decoder cache, decodes such a clip; arguments as of `decode_job.is_supported`."""
-        return codec not in _CPU_ONLY and not (self._sessions is not None and is_supported(codec, stsd, width, height))
+    def uses_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
+        """Whether such a clip goes to DALI, and into its decoder cache; arguments as of `decode_route`."""
+        return self._uses_dali(decode_route(codec, stsd, width, height))
+
+    def _uses_dali(self, route: Route) -> bool:
+        return route is not Route.CPU and not (route is Route.NVDEC and self._sessions is not None)
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch: see `streamvid.decode.base.Decoder`.
@@ -74,11 +89,13 @@ class GpuDecoder:
         by_dali: list[int] = []
         on_cpu: list[int] = []
         for number, encoded in enumerate(slices):
-            if why_on_cpu(encoded.codec, in_order=encoded.in_order):
+            codec, width, height = encoded.codec, encoded.width, encoded.height
+            route = decode_route(codec, encoded.stsd, width, height, in_order=encoded.in_order)
+            if route is Route.CPU:
                 on_cpu.append(number)
-            elif not self.leaves_to_dali(encoded.codec, encoded.stsd, encoded.width, encoded.height):
+            elif not self._uses_dali(route):
                 in_sessions.append(number)
-            elif guard.admit(self._device_id, encoded.codec, encoded.width, encoded.height):
+            elif guard.admit(self._device_id, codec, width, height):
                 by_dali.append(number)
             else:
                 on_cpu.append(number)

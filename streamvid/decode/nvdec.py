@@ -98,7 +98,7 @@ class NvdecSessionPool:
         """Begin to decode a batch.
 
         Args:
-            slices: of clips that `streamvid.decode.decode_job.is_supported` accepts.
+            slices: of clips whose `streamvid.decode.gpu.decode_route` is NVDEC.
 
         Returns:
             the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU. Those of one size are

@@ -235,17 +235,17 @@ def _columns(dataset: Dataset) -> tuple[tuple[str, str], ...]:
 
 
 def _gpu(dataset: Dataset) -> Gpu:
-    from streamvid.decode.dali_cache_guard import opens_anew
-    from streamvid.loader.preflight import known_problems, left_to_cpu
+    from streamvid.decode.dali_cache_guard import misses_cache
+    from streamvid.loader.preflight import cpu_decoded_clips, unsupported_clips
 
     clips = dataset.clips
-    refused = [GpuNote(what, why, len(rows)) for what, why, rows in known_problems(dataset)]
-    on_cpu = [GpuNote(codec, why, count) for codec, why, count in left_to_cpu(dataset)]
+    refused = [GpuNote(what, why, len(rows)) for what, why, rows in unsupported_clips(dataset)]
+    on_cpu = [GpuNote(codec, why, count) for codec, why, count in cpu_decoded_clips(dataset)]
     slow = []
     streams = clips.codec.codes.astype(np.int64) << 40 | clips.width.astype(np.int64) << 20 | clips.height
     for stream, count in zip(*(part.tolist() for part in np.unique(streams, return_counts=True)), strict=True):
         codec, width, height = clips.codec.names[stream >> 40], stream >> 20 & 0xFFFFF, stream & 0xFFFFF
-        if opens_anew(codec, width, height):
+        if misses_cache(codec, width, height):
             slow.append(GpuNote(f"{codec} {width} x {height}", "coded in another height: a decoder per stream", count))
     return Gpu(_by_clips(refused), _by_clips(on_cpu), _by_clips(slow))
 

@@ -19,12 +19,13 @@ import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
-from streamvid.decode.decode_job import is_supported, session_key
-from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.decode_job import session_key
+from streamvid.decode.gpu import GpuDecoder, decode_route
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError
 from streamvid.video import clip_index
+from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of, whole
@@ -122,7 +123,7 @@ def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocke
         ),
     ]
     clips = [made(replace(recipe, seed=n)) for n, recipe in enumerate(recipes)]
-    assert all(is_supported(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips)
+    assert {decode_route(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips} == {Route.NVDEC}
     agree(workers, clips, each=3, rounds=4, seed=5)
 
 
@@ -325,7 +326,7 @@ def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> Non
         for height in (1088, 1080)
     ]
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
-    assert not any(decoder.leaves_to_dali(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips)
+    assert not any(decoder.uses_dali(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips)
     got = arrays(decoder.decode([whole(clip) for clip in clips]))
     for clip, pictures in zip(clips, got, strict=True):
         np.testing.assert_array_equal(pictures, stock(clip))

@@ -1,10 +1,11 @@
-"""What is converted for a GPU, and only that: afterwards nothing is left that a GPU run refuses."""
+"""The table of what a GPU decodes, and packing by it: after `pack --for gpu` nothing is left that a GPU run refuses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -14,18 +15,18 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError
-from streamvid.loader.preflight import known_problems
+from streamvid.loader.preflight import unsupported_clips
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.prepare import transcode_if_needed
-from streamvid.video.gpu_support import Purpose, check, check_conversion
+from streamvid.video.gpu_support import Purpose, Route, check, check_transcode, support
 from streamvid.video.remux import store_clip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.reference import whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 
 HARD = hard_recipes()
-CONVERTED = {
+TRANSCODED = {
     "h264_10bit": "h264",
     "h264_422_10bit": "h264",
     "h264_444_odd": "h264",
@@ -59,16 +60,64 @@ def packed(sources: Path, destination: Path, suits: Purpose) -> dict[str, dict[s
     return {row["key"]: row for row in rows}
 
 
+TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
+    ("h264", "yuv420p", 1920, 1080, {}, Route.NVDEC),
+    ("h264", "yuvj420p", 640, 360, {}, Route.NVDEC),
+    ("hevc", "yuv420p", 1280, 720, {}, Route.NVDEC),
+    ("hevc", "yuv420p10le", 1280, 720, {}, Route.NVDEC),
+    ("hevc", "yuv420p10le", 1280, 718, {}, Route.DALI),
+    ("hevc", "yuv420p", 640, 360, {"all_intra": True}, Route.NVDEC),
+    ("vp8", "yuv420p", 640, 360, {}, Route.DALI),
+    ("vp9", "yuv420p", 640, 360, {}, Route.DALI),
+    ("vp9", "yuv420p10le", 640, 360, {}, Route.DALI),
+    ("mpeg4", "yuv420p", 640, 360, {}, Route.DALI),
+    ("av1", "yuv420p", 640, 360, {}, Route.DALI),
+    ("av1", "yuv420p10le", 640, 360, {}, Route.DALI),
+    ("av1", "yuv420p", 640, 360, {"has_av1": False}, Route.NONE),
+    ("mjpeg", "yuvj422p", 33, 17, {}, Route.CPU),
+    ("h264", "yuv420p", 640, 360, {"traits": "unordered"}, Route.CPU),
+    ("h264", "yuv422p", 641, 360, {"traits": "lead-in,unordered", "all_intra": True}, Route.CPU),
+    ("h264", "yuv420p10le", 640, 360, {}, Route.NONE),
+    ("h264", "yuv420p", 640, 360, {"all_intra": True}, Route.NONE),
+    ("h264", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.NONE),
+    ("mpeg4", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.DALI),
+    ("vp9", "yuv420p", 640, 360, {"traits": "show-existing"}, Route.NONE),
+    ("vp9", "yuv420p", 640, 360, {"traits": "superframes"}, Route.NONE),
+    ("hevc", "yuv422p10le", 640, 360, {}, Route.NONE),
+    ("hevc", "yuv420p12le", 640, 360, {}, Route.NONE),
+    ("vp9", "yuv444p", 640, 360, {}, Route.NONE),
+    ("h264", "gray", 640, 360, {}, Route.NONE),
+    ("vp8", "yuv420p", 131, 97, {}, Route.NONE),
+    ("mpeg4", "yuv420p", 640, 361, {}, Route.NONE),
+    ("h264", "yuv420p", 48, 16, {}, Route.NVDEC),
+    ("h264", "yuv420p", 46, 16, {}, Route.NONE),
+    ("h264", "yuv420p", 4098, 64, {}, Route.NONE),
+    ("hevc", "yuv420p", 8192, 144, {}, Route.NVDEC),
+    ("hevc", "yuv420p", 640, 142, {}, Route.NONE),
+    ("vp9", "yuv420p", 126, 128, {}, Route.NONE),
+    ("mpeg4", "yuv420p", 16, 16, {}, Route.DALI),
+    ("theora", "yuv420p", 640, 360, {}, Route.NONE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("codec", "pix_fmt", "width", "height", "more", "route"), TABLE)
+def test_the_table(codec: str, pix_fmt: str, width: int, height: int, more: dict[str, Any], route: Route) -> None:
+    row = support(codec, pix_fmt, width, height, **more)
+    assert row.route is route
+    # Packing transcodes what has a reason: all that a GPU does not decode, and what nobody has tried.
+    assert bool(row.reason) == (route in (Route.CPU, Route.NONE) or (codec, pix_fmt) == ("vp9", "yuv420p10le"))
+
+
 @pytest.mark.parametrize("suits", ["gpu", "gpu-no-av1"])
 def test_afterwards_a_gpu_refuses_nothing(sources: Path, suits: Purpose, tmp_path: Path) -> None:
     rows = packed(sources, tmp_path / "dataset", suits)
-    assert known_problems(Dataset.open(tmp_path / "dataset")) == []
+    assert unsupported_clips(Dataset.open(tmp_path / "dataset")) == []
     copied = packed(sources, tmp_path / "copied", "any")
-    assert known_problems(Dataset.open(tmp_path / "copied")) != []
+    assert unsupported_clips(Dataset.open(tmp_path / "copied")) != []
     # Which packets libvpx makes of hidden frames depends on how fast it ran: see the test of them below.
     rows.pop("vp9_hidden_frames")
     changed = {name: row["codec"] for name, row in rows.items() if row["sha256"] != copied[name]["sha256"]}
-    assert changed == (CONVERTED | AV1 if suits == "gpu-no-av1" else CONVERTED)
+    assert changed == (TRANSCODED | AV1 if suits == "gpu-no-av1" else TRANSCODED)
     for name, row in rows.items():
         assert row["frames"] == len(HARD[name].shown())
         assert row["rotation"] == HARD[name].rotation
@@ -85,29 +134,29 @@ def test_afterwards_a_gpu_refuses_nothing(sources: Path, suits: Purpose, tmp_pat
         (Recipe(codec="av1"), "any", "no AV1 decoder", None),
         (Recipe(gop=1, b_frames=0), "any", "I-frames alone", None),
         (Recipe(gop=1, b_frames=0, frames=1), "gpu", "", None),
-        (Recipe(codec="mjpeg"), "gpu-no-av1", "on the CPU", None),
+        (Recipe(codec="mjpeg"), "gpu-no-av1", "Motion JPEG", None),
         (Recipe(codec="hevc", width=128, height=64), "gpu", "from 144x144", "h264"),
         (Recipe(codec="vp9", width=64, height=64), "gpu", "from 128x128", "h264"),
         (Recipe(width=1920, height=1080, frames=2), "gpu", "", None),
     ],
 )
-def test_verdicts(recipe: Recipe, purpose: Purpose, problem: str, codec: str | None, tmp_path: Path) -> None:
+def test_remedies(recipe: Recipe, purpose: Purpose, problem: str, codec: str | None, tmp_path: Path) -> None:
     recipe = replace(recipe, frames=min(recipe.frames, 4))
     clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
-    verdict = check(clip, purpose)
-    assert problem in verdict.problem
-    assert bool(problem) == bool(verdict.problem)
-    assert verdict.codec == codec
+    remedy = check(clip, purpose)
+    assert problem in remedy.problem
+    assert bool(problem) == bool(remedy.problem)
+    assert remedy.codec == codec
 
 
-def test_what_the_cpu_would_decode_is_converted(tmp_path: Path) -> None:
+def test_what_the_cpu_would_decode_is_transcoded(tmp_path: Path) -> None:
     clip = store_clip(write(Recipe(frames=4, width=96, height=64), tmp_path / "a.mp4"), tmp_path)
-    verdict = check(replace(clip, traits="unordered"), "gpu")
-    assert "order" in verdict.problem
-    assert verdict.codec == "h264"
+    remedy = check(replace(clip, traits="unordered"), "gpu")
+    assert "order" in remedy.problem
+    assert remedy.codec == "h264"
 
 
-def test_vp9_that_shows_a_hidden_picture_is_converted(tmp_path: Path) -> None:
+def test_vp9_that_shows_a_hidden_frame_is_transcoded(tmp_path: Path) -> None:
     """A packet of one byte, 0x88, shows again what lies in the first of the decoder's eight slots."""
     recipe = Recipe(codec="vp9", container="webm", width=160, height=128, frames=12)
     write(recipe, tmp_path / "plain.webm")
@@ -137,12 +186,12 @@ def test_large_frames_go_where_they_fit(tmp_path: Path) -> None:
     clip = store_clip(write(Recipe(frames=2), tmp_path / "a.mp4"), tmp_path)
     assert check(replace(clip, width=5120, height=2880), "gpu").codec == "hevc"
     for width, height in [(10240, 5760), (32, 64)]:
-        verdict = check(replace(clip, width=width, height=height), "gpu")
-        assert verdict.problem
-        assert verdict.codec is None
+        remedy = check(replace(clip, width=width, height=height), "gpu")
+        assert remedy.problem
+        assert remedy.codec is None
 
 
-def test_what_was_converted_stands_as_upright_as_what_was_copied(tmp_path: Path) -> None:
+def test_transcoding_keeps_the_rotation(tmp_path: Path) -> None:
     """Rotation is carried: the same column, and the same pixels before it is applied."""
     (tmp_path / "in").mkdir()
     base = Recipe(width=160, height=96, frames=4, rotation=90, container="mov")
@@ -165,7 +214,7 @@ def test_what_was_converted_stands_as_upright_as_what_was_copied(tmp_path: Path)
     assert np.abs(pictures[0].astype(int) - pictures[1]).mean() < 4
 
 
-def test_all_are_converted_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_all_are_transcoded_on_request(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(Recipe(width=640, height=360, frames=6), tmp_path / "in/a.mp4")
     write(Recipe(codec="vp9", width=320, height=640, frames=6), tmp_path / "in/b.mp4")
@@ -182,10 +231,10 @@ def test_all_are_converted_where_that_is_asked_for(tmp_path: Path) -> None:
     assert first == second, "the same bytes with one worker and with two"
 
 
-def test_conversions_that_defeat_the_purpose_are_refused() -> None:
+def test_targets_that_defeat_the_purpose_are_refused() -> None:
     with pytest.raises(InputError, match="--gop 2"):
-        check_conversion(TranscodeOptions("h264", gop=1), "gpu")
+        check_transcode(TranscodeOptions("h264", gop=1), "gpu")
     with pytest.raises(InputError, match="choose another codec"):
-        check_conversion(TranscodeOptions("av1"), "gpu-no-av1")
-    check_conversion(TranscodeOptions("h264", gop=1), "any")
-    check_conversion(TranscodeOptions("av1"), "gpu")
+        check_transcode(TranscodeOptions("av1"), "gpu-no-av1")
+    check_transcode(TranscodeOptions("h264", gop=1), "any")
+    check_transcode(TranscodeOptions("av1"), "gpu")
