@@ -37,7 +37,7 @@ def make_loader(arguments: argparse.Namespace) -> sv.StreamLoader:
         arguments.dataset,
         batch_size=arguments.batch_size,
         sampling=sv.Window(frames=4, fps=8),
-        transform=sv.Transform(resize=64, crop=56, flip=True, layout="CFHW", dtype="float32"),
+        transform=sv.Transform(resize=64, crop=56, horizontal_flip=0.5, layout="CTHW", dtype="float32"),
         shuffle=arguments.shuffle,
         locality=arguments.locality,
         seed=0,

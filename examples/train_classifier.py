@@ -28,9 +28,7 @@ FRAMES, FPS, SIDE = 8, 8, 64
 def make_loader(dataset: str, batch_size: int, training: bool) -> sv.StreamLoader:
     """Random windows and crops to train on; to evaluate, the middle of every clip, exactly once."""
     # No flip: the demo's classes are directions, and mirrored, "left" would be a "right" with the wrong label.
-    transform = sv.Transform(
-        resize=SIDE + 8, crop=SIDE, flip=False, mean=(0.5,) * 3, std=(0.25,) * 3, layout="CFHW", dtype="float32"
-    )
+    transform = sv.Transform(resize=SIDE + 8, crop=SIDE, mean=0.5, std=0.25, layout="CTHW", dtype="float32")
     return sv.StreamLoader(
         dataset,
         batch_size=batch_size,

@@ -70,7 +70,7 @@ def stream(dataset: str, picture: Path) -> list[Share]:
         sampling=sv.Window(frames=16, fps=8),
         # The short side is brought to 128 first, so that videos of any size and shape hold the crop. No flip, as the
         # demo's classes are directions.
-        transform=sv.Transform(resize=128, crop=112, mean=MEAN, std=STD, layout="CFHW", dtype="float32"),
+        transform=sv.Transform(resize=128, crop=112, mean=MEAN, std=STD, layout="CTHW", dtype="float32"),
         seed=0,
     )
     model: TinyNet | None = None
@@ -135,7 +135,7 @@ def report(epochs: Sequence[Sequence[Share]], shard_bytes: int) -> Table:
 
 
 def draw_batch(batch: dict[str, Any], classes: Sequence[str] | None) -> Image.Image:
-    """A picture of a batch of layout CFHW: a row of frames for each clip, padding darkened."""
+    """A picture of a batch of layout CTHW: a row of frames for each clip, padding darkened."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1, 1) for values in (MEAN, STD))
     pixels = ((batch["video"].float().cpu() * std + mean) * 255).round().clamp(0, 255)
     pixels = torch.where(batch["mask"].cpu()[:, None, :, None, None], pixels, pixels / 3).to(torch.uint8)

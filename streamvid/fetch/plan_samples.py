@@ -48,7 +48,7 @@ class SamplePlan:
         clip: row number.
         valid: False if it is only there to fill the batch.
         selection: which frame each slot shows.
-        random: float64 [transform.draws], for the transform.
+        random: float64 [transform.num_random], for the transform.
         packets: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
     """
@@ -97,7 +97,7 @@ def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[Sa
         clip = row_of(item)
         index = dataset.index(clip)
         for_sampling = draws(recipe.seed, number, item, recipe.sampling.num_random)
-        for_transform = draws(recipe.seed, number, item, recipe.transform.draws, purpose=AUGMENT)
+        for_transform = draws(recipe.seed, number, item, recipe.transform.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(recipe.sampling, times, for_sampling, number=sample_of(item))
         samples.append(make_sample(index, clip, valid, selection, for_transform))

@@ -68,7 +68,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number, it is {seed!r}")
         self._can_sample = sampling is not None
-        self._recipe = SampleSpec(sampling or All(), transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self._recipe = SampleSpec(sampling or All(), transform or Transform(layout="THWC", dtype="uint8"), seed)
         self.dataset, self._items = _open(dataset, self._recipe)
         self._columns = self._check_columns(columns)
         # In shared memory, so that workers that stay for several epochs see it change.

@@ -111,7 +111,7 @@ def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: Samp
     for one, index in zip(wanted, dataset.load_indexes([one.row for one in wanted]), strict=True):
         times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, recipe, epoch)
-        random = draws(recipe.seed, epoch, one.number, recipe.transform.draws, purpose=AUGMENT)
+        random = draws(recipe.seed, epoch, one.number, recipe.transform.num_random, purpose=AUGMENT)
         sample = make_sample(index, one.row, True, selection, random)
         samples.append(_with_spans(dataset, sample))
     return samples

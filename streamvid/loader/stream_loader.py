@@ -83,7 +83,7 @@ class StreamLoader:
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `Windows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
             `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
-        transform: what is done to the frames; default: nothing, uint8 FHWC. Several by name make several views of
+        transform: what is done to the frames; default: nothing, uint8 THWC. Several by name make several views of
             each clip: `batch[name]` instead of `batch["video"]`.
         batch_fn: your own function of a finished batch: the loop gets what it returns. It runs in the loop's thread.
         columns: metadata to put into batches: numbers as tensors, text as lists.
@@ -167,7 +167,7 @@ class StreamLoader:
         if found.short:
             log.warning("%d of %d clips are too short for %s and are skipped", found.short, len(self.dataset), sampling)
         rows = found.rows()
-        self._recipe = SampleSpec(sampling, transform or Transform(layout="FHWC", dtype="uint8"), seed)
+        self._recipe = SampleSpec(sampling, transform or Transform(layout="THWC", dtype="uint8"), seed)
         self._check_sizes(rows)
         self._columns = self._check_columns(columns)
         stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)

@@ -48,7 +48,7 @@ def fits_crop_resize(transform: Transform | Views) -> bool:
     PyTorch's cubic filter cuts values off between its two passes, and DALI's does not. Where two pixels are as near,
     the nearest one is the other's."""
     return all(
-        one.interpolation == "linear" or not (one.resize or one.scales or one.random_resized_crop)
+        one.interpolation == "bilinear" or not (one.resize or one.random_short_side or one.random_resized_crop)
         for one in by_view(transform).values()
     )
 

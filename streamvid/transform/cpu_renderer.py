@@ -103,12 +103,12 @@ class _Finished:
     """
 
     def __init__(self, transform: Transform, clips: int, slots: int, size: tuple[int, int], scratch: Scratch) -> None:
-        lengths = {"F": slots, "C": 3, "H": size[0], "W": size[1]}
+        lengths = {"T": slots, "C": 3, "H": size[0], "W": size[1]}
         self.array = np.empty((clips, *(lengths[axis] for axis in transform.layout)), dtype=_TYPES[transform.dtype])
         # The same memory, as [batch, slots, channels, height, width].
-        self._pictures = self.array.transpose(0, *(1 + transform.layout.index(axis) for axis in "FCHW"))
+        self._pictures = self.array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
         self._scratch = scratch
-        mean, std = transform.mean or (0.0, 0.0, 0.0), transform.std or (1.0, 1.0, 1.0)
+        mean, std = transform.mean_std
         self._less = [np.float32(255 * value) for value in mean]
         self._times = [np.float32(1 / (255 * value)) for value in std]
 

@@ -68,7 +68,7 @@ def _placed(transform: Transform, frames: DataNode, given: Mapping[str, DataNode
     """Resized and cropped."""
     from nvidia.dali import fn, types
 
-    interpolation = {"linear": types.INTERP_LINEAR, "cubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
+    interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
     if "end" in given:
         # Only the pixels that the crop keeps are made.
         frames = fn.resize(
@@ -119,26 +119,26 @@ def _finished(
 
     # Normalising can mirror on the way, which costs nothing.
     fused = transform.dtype != "uint8" and transform.dali is None and not transform.vertical_flip
-    if not fused and (transform.flip or transform.vertical_flip):
+    if not fused and (transform.horizontal_flip or transform.vertical_flip):
         frames = fn.flip(frames, horizontal=given.get("mirror", 0), vertical=given.get("upside_down", 0))
     if transform.dali is not None:
         frames = _through(transform.dali, frames)
     if shown is not None:
         frames = fn.reinterpret(frames * shown, layout="FHWC")
     if transform.dtype == "uint8":
-        if transform.layout != "FHWC":
+        if transform.layout != "THWC":
             frames = fn.transpose(frames, perm=[0, 3, 1, 2], output_layout="FCHW")
     else:
-        mean, std = transform.mean or (0.0, 0.0, 0.0), transform.std or (1.0, 1.0, 1.0)
+        mean, std = transform.mean_std
         frames = fn.crop_mirror_normalize(
             frames,
-            mirror=given["mirror"] if fused and transform.flip else 0,
+            mirror=given["mirror"] if fused and transform.horizontal_flip else 0,
             mean=[255 * v for v in mean],
             std=[255 * v for v in std],
             dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
-            output_layout="FHWC" if transform.layout == "FHWC" else "FCHW",
+            output_layout="FHWC" if transform.layout == "THWC" else "FCHW",
         )
-    return fn.transpose(frames, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CFHW" else frames
+    return fn.transpose(frames, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CTHW" else frames
 
 
 def _through(function: object, frames: DataNode) -> DataNode:

@@ -135,7 +135,7 @@ def about(batch: EncodedBatch) -> tuple[Any, ...]:
 def check_own(view: str, transform: Transform, batch: Mapping[str, Any]) -> None:
     """Whether the user's own part of the graph left what the rest of a batch relies on."""
     video, mask = batch[view], batch["mask"]
-    at = 1 + transform.layout.index("F")
+    at = 1 + transform.layout.index("T")
     colours = 1 + transform.layout.index("C")
     if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
         raise InputError(

@@ -23,8 +23,8 @@ def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | 
         int64 [clips, 2]: height, width.
     """
     sizes = np.stack([heights, widths], axis=1)
-    if transform.scales is not None:
-        side = np.array([min(transform.scales)]) if short is None else short
+    if transform.random_short_side is not None:
+        side = np.array([min(transform.random_short_side)]) if short is None else short
     elif transform.resize is None:
         return sizes
     elif isinstance(transform.resize, tuple) and len(transform.resize) == 2:

@@ -52,7 +52,11 @@ KINDS: dict[str, tuple[type[np.generic], int]] = {
 
 def needed(transform: Transform) -> tuple[str, ...]:
     """Names of what the graph of one view takes, beside what all views share."""
-    resizes = transform.resize is not None or transform.scales is not None or transform.random_resized_crop is not None
+    resizes = (
+        transform.resize is not None
+        or transform.random_short_side is not None
+        or transform.random_resized_crop is not None
+    )
     crops = transform.crop is not None
     uses = {
         "size": resizes or crops,
@@ -62,8 +66,8 @@ def needed(transform: Transform) -> tuple[str, ...]:
         **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), transform.recolours),
         **dict.fromkeys(("sigma", "window"), transform.blur > 0),
         **dict.fromkeys(("erase_start", "erase_size"), transform.erase > 0),
-        "mirror": transform.flip,
-        "upside_down": transform.vertical_flip,
+        "mirror": transform.horizontal_flip > 0,
+        "upside_down": transform.vertical_flip > 0,
     }
     return tuple(name for name, used in uses.items() if used)
 
@@ -84,7 +88,7 @@ def inputs(
         heights, widths: int64 [batch], of decoded frames, before rotation.
         rotations: int64 [batch], degrees clockwise that stand them upright: 0, 90, 180 or 270.
         gather: int64 [batch, slots], which decoded frame each slot shows; -1 for a black picture.
-        random: float64 [batch, transform.draws], uniform in [0, 1).
+        random: float64 [batch, transform.num_random], uniform in [0, 1).
 
     Returns:
         [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `KINDS`.
@@ -133,11 +137,11 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
     if transform.erase:
         place = random[:, [Draw.ERASE_Y, Draw.ERASE_X]]
         area, aspect = random[:, Draw.ERASE_AREA], random[:, Draw.ERASE_ASPECT]
-        start, extent = boxes(size, transform.erase_area, transform.erase_ratio, area, aspect, place)
+        start, extent = boxes(size, transform.erase_scale, transform.erase_ratio, area, aspect, place)
         made["erase_start"] = start
         made["erase_size"] = np.where((random[:, Draw.ERASE] < transform.erase)[:, None], extent, 0)
-    made["mirror"] = random[:, Draw.FLIP] < 0.5
-    made["upside_down"] = random[:, Draw.VERTICAL_FLIP] < 0.5
+    made["mirror"] = random[:, Draw.FLIP] < transform.horizontal_flip
+    made["upside_down"] = random[:, Draw.VERTICAL_FLIP] < transform.vertical_flip
     return made
 
 
@@ -153,13 +157,15 @@ def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) 
 
 
 def _short_sides(transform: Transform, random: Float64) -> Int64 | None:
-    """int64 [clips]: one of `scales` for each; all are as likely as any other."""
-    if transform.scales is None:
+    """int64 [clips]: one of `random_short_side` for each; all are as likely as any other."""
+    if transform.random_short_side is None:
         return None
-    if isinstance(transform.scales, tuple):
-        low, high = transform.scales
+    if isinstance(transform.random_short_side, tuple):
+        low, high = transform.random_short_side
         return low + np.floor((high - low + 1) * random).astype(np.int64)
-    return np.array(transform.scales, dtype=np.int64)[np.floor(len(transform.scales) * random).astype(np.int64)]
+    return np.array(transform.random_short_side, dtype=np.int64)[
+        np.floor(len(transform.random_short_side) * random).astype(np.int64)
+    ]
 
 
 def _corners(sizes: Int64, parts: Int64, place: Float64) -> Float64:

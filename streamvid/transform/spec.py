@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
+from streamvid.checks import is_integer, is_real, one_of, suggesting
 from streamvid.errors import InputError
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
-Layout = Literal["FHWC", "FCHW", "CFHW"]
+Layout = Literal["THWC", "TCHW", "CTHW"]
 DType = Literal["uint8", "float16", "float32"]
-Interpolation = Literal["linear", "cubic", "nearest"]
+Interpolation = Literal["bilinear", "bicubic", "nearest"]
 Span = float | tuple[float, float]
-LAYOUTS: Final[tuple[Layout, ...]] = ("FHWC", "FCHW", "CFHW")
-DTYPES: Final[tuple[DType, ...]] = ("uint8", "float16", "float32")
-INTERPOLATIONS: Final[tuple[Interpolation, ...]] = ("linear", "cubic", "nearest")
+LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
+DTYPES: Final[tuple[DType, ...]] = get_args(DType)
+INTERPOLATIONS: Final[tuple[Interpolation, ...]] = get_args(Interpolation)
 ONLY_VIEW: Final = "video"
 """What the frames are called in a batch where there is one view of them."""
 TAKEN: Final = ("mask", "pts", "label", "clip", "valid", "epoch", "dataset", "key")
@@ -66,51 +67,54 @@ DRAWS: Final = 24
 """Random numbers per clip and view; the last ones are for options to come."""
 
 
-@dataclass(frozen=True)
+@suggesting
+@dataclass(frozen=True, repr=False)
 class Transform:
-    """What is done to a clip's frames; all that is left to chance is drawn once for all frames of the clip.
+    """What is done to a clip's frames; every random choice is made once for all frames of the clip.
 
-    In this order: stand upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. What is
-    not asked for is not in the graph.
+    In this order: rotate upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. Names
+    are those of torchvision.transforms.v2 where it has the operation. Operators that are not asked for cost nothing.
 
     Attributes:
         resize: the short side in pixels, or (height, width) exactly.
         crop: a square of that many pixels, or (height, width), cut from the resized frames.
-        random_crop: at a random place; False: from the centre.
-        flip: mirror left and right every other clip, at random.
-        mean, std: per channel R, G, B, in units of the full range: (value / 255 - mean) / std. For float dtypes alone.
-        layout: of one clip: F frames, H height, W width, C channels.
-        dtype: "uint8" (0 to 255), or a float type (0 to 1 before mean and std).
-        scales: instead of `resize`, a short side that is drawn per clip: from the tuple's first to its second, or one
-            of a list's. Needs a crop.
+        random_crop: crop at a random position; False: from the centre.
+        horizontal_flip: the probability of mirroring left and right; True for 0.5.
+        mean, std: per channel R, G, B, or one number for all, in units of the full range: (value / 255 - mean) / std.
+            For float dtypes alone.
+        layout: of one clip: T frames, H height, W width, C channels. F is accepted for T.
+        dtype: "uint8" (0 to 255), or a float type (0 to 1 before mean and std); a torch.dtype is accepted as well.
+        random_short_side: instead of `resize`, a short side that is drawn per clip: from the tuple's first to its
+            second, or one of a list's. Needs a crop.
         random_resized_crop: instead of `resize`, the share of the frame's area that is cut out and resized to `crop`,
-            from and to.
+            from and to (torchvision's `scale`).
         ratio: its width / height, from and to.
-        interpolation: of resizing; "linear" and "cubic" with a filter against aliasing.
-        rotate: degrees, at most either way, or from and to (counterclockwise); linear, about the centre. What comes
-            in from outside is black.
+        interpolation: of resizing; "bilinear" and "bicubic" with antialiasing.
+        rotate: degrees, at most either way, or from and to (counterclockwise); bilinear, about the centre. Pixels from
+            outside the frame are black.
         brightness, contrast, saturation: how far the factor may be from 1, or from and to.
         hue: degrees, at most either way, or from and to.
         grayscale, blur, erase: the probability.
         blur_sigma: standard deviation of the Gaussian in pixels, from and to.
-        erase_area, erase_ratio: of the box that is made black: share of the picture, and width / height; from and to.
-        vertical_flip: turn every other clip upside down, at random.
-        dali: your own part of the graph: takes a DALI node, uint8 FHWC, and gives one.
+        erase_scale, erase_ratio: of the box that is made black: share of the frame's area, and width / height; from
+            and to.
+        vertical_flip: the probability of turning the clip upside down; True for 0.5.
+        dali: your own part of the graph: a function of a DALI node, uint8 in DALI's layout FHWC, that returns one.
     """
 
     resize: int | tuple[int, int] | None = None
     crop: int | tuple[int, int] | None = None
     random_crop: bool = True
-    flip: bool = False
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-    layout: Layout = "CFHW"
+    horizontal_flip: float = 0.0
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    layout: Layout = "CTHW"
     dtype: DType = "float32"
     _: KW_ONLY
-    scales: tuple[int, int] | list[int] | None = None
+    random_short_side: tuple[int, int] | list[int] | None = None
     random_resized_crop: tuple[float, float] | None = None
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: Interpolation = "linear"
+    interpolation: Interpolation = "bilinear"
     rotate: Span = 0.0
     brightness: Span = 0.0
     contrast: Span = 0.0
@@ -120,9 +124,9 @@ class Transform:
     blur: float = 0.0
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     erase: float = 0.0
-    erase_area: tuple[float, float] = (0.02, 0.33)
+    erase_scale: tuple[float, float] = (0.02, 0.33)
     erase_ratio: tuple[float, float] = (0.3, 3.3)
-    vertical_flip: bool = False
+    vertical_flip: float = 0.0
     dali: Callable[[DataNode], DataNode] | None = None
 
     def __post_init__(self) -> None:
@@ -134,7 +138,7 @@ class Transform:
             ("random_resized_crop", 0.0, 1.0),
             ("ratio", 0.0, math.inf),
             ("blur_sigma", 0.0, _MAX_SIGMA),
-            ("erase_area", 0.0, 1.0),
+            ("erase_scale", 0.0, 1.0),
             ("erase_ratio", 0.0, math.inf),
         ):
             self._check_range(name, low, high)
@@ -146,32 +150,41 @@ class Transform:
             ("saturation", 0.0, math.inf),
         ):
             self._check_span(name, low, high)
-        for name in ("grayscale", "blur", "erase"):
-            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+        for name in ("horizontal_flip", "vertical_flip"):
+            if isinstance(getattr(self, name), bool):
+                object.__setattr__(self, name, 0.5 * getattr(self, name))
+        for name in ("horizontal_flip", "vertical_flip", "grayscale", "blur", "erase"):
+            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"Transform({name}) must be a probability, from 0 to 1; it is {getattr(self, name)!r}")
         if self.dali is not None and not callable(self.dali):
             raise InputError(f"Transform(dali) must be a function of a DALI node; it is {self.dali!r}")
         self._check_together()
 
+    def __repr__(self) -> str:
+        """Options that differ from their defaults. State files tell transforms apart by it."""
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        defaults = {field.name: field.default for field in fields(self)}
+        return f"Transform({', '.join(f'{name}={value!r}' for name, value in given if value != defaults[name])})"
+
     @property
-    def draws(self) -> int:
+    def num_random(self) -> int:
         """Random numbers per clip: see `Draw`."""
         return DRAWS
 
     def for_evaluation(self) -> Transform:
-        """The same without chance: the centre crop, the smallest of `scales`, and no augmentation.
+        """The same without chance: the centre crop, the smallest `random_short_side`, and no augmentation.
 
         Of a random resized crop, the largest centred part in the crop's proportions remains. `dali` stays.
         """
         changed: dict[str, Any] = {}
-        if self.scales is not None:
-            changed = {"scales": None, "resize": min(self.scales)}
+        if self.random_short_side is not None:
+            changed = {"random_short_side": None, "resize": min(self.random_short_side)}
         if self.random_resized_crop is not None and self.crop is not None:
             height, width = pair(self.crop)
             changed = {"random_resized_crop": (1.0, 1.0), "ratio": (width / height, width / height)}
         augmentations = ("rotate", "brightness", "contrast", "saturation", "hue", "grayscale", "blur", "erase")
         changed |= dict.fromkeys(augmentations, 0.0)
-        return replace(self, random_crop=False, flip=False, vertical_flip=False, **changed)
+        return replace(self, random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, **changed)
 
     def span(self, name: str) -> tuple[float, float] | None:
         """From and to of an option that may be given as one number; None if it changes nothing."""
@@ -181,6 +194,13 @@ class Transform:
         if low == high == about:
             return None
         return (low, high) if name in ("rotate", "hue") else (max(low, 0.0), high)
+
+    @property
+    def mean_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of R, G, B, in units of the full range; 0 and 1 where none are given."""
+        mean = np.broadcast_to(0.0 if self.mean is None else self.mean, 3)
+        std = np.broadcast_to(1.0 if self.std is None else self.std, 3)
+        return tuple(mean.tolist()), tuple(std.tolist())
 
     @property
     def recolours(self) -> bool:
@@ -200,30 +220,31 @@ class Transform:
                     f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
                     f"it is {value!r}"
                 )
-        scales = self.scales
+        scales = self.random_short_side
         if scales is None:
             return
         if not isinstance(scales, tuple | list) or not scales or any(not _is_side(side) for side in scales):
             raise InputError(
-                f"Transform(scales) must be (smallest, largest) or a list of short sides, each from 1 to {_MAX_SIDE}; "
-                f"it is {scales!r}"
+                "Transform(random_short_side) must be (smallest, largest) or a list of short sides, "
+                f"each from 1 to {_MAX_SIDE}; it is {scales!r}"
             )
         if isinstance(scales, tuple) and (len(scales) != 2 or scales[0] > scales[1]):
             raise InputError(
-                f"Transform(scales) must be (smallest, largest), or a list for one of several; it is {scales!r}"
+                "Transform(random_short_side) must be (smallest, largest), or a list for one of several; "
+                f"it is {scales!r}"
             )
         if isinstance(scales, list):
-            object.__setattr__(self, "scales", list(scales))
+            object.__setattr__(self, "random_short_side", list(scales))
 
     def _check_choices(self) -> None:
+        if isinstance(self.layout, str):
+            object.__setattr__(self, "layout", self.layout.upper().replace("F", "T"))
+        if not isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         for name, choices in (("layout", LAYOUTS), ("dtype", DTYPES), ("interpolation", INTERPOLATIONS)):
-            if getattr(self, name) not in choices:
-                raise InputError(
-                    f"Transform({name}) must be one of {', '.join(choices)}; it is {getattr(self, name)!r}"
-                )
-        for name in ("random_crop", "flip", "vertical_flip"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"Transform({name}) must be True or False; it is {getattr(self, name)!r}")
+            one_of(getattr(self, name), choices, f"Transform({name})")
+        if not isinstance(self.random_crop, bool):
+            raise InputError(f"Transform(random_crop) must be True or False; it is {self.random_crop!r}")
 
     def _check_channels(self, name: str) -> None:
         value = getattr(self, name)
@@ -231,10 +252,10 @@ class Transform:
             return
         if self.dtype == "uint8":
             raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
+        value = (value,) * 3 if is_real(value) else value
         if not _are_channels(value) or (name == "std" and any(v == 0 for v in value)):
-            raise InputError(
-                f"Transform({name}) must be three numbers{', none of them 0' if name == 'std' else ''}; it is {value!r}"
-            )
+            not_zero = ", none of them 0" if name == "std" else ""
+            raise InputError(f"Transform({name}) must be a number or three{not_zero}; it is {value!r}")
         object.__setattr__(self, name, tuple(float(v) for v in value))
 
     def _check_range(self, name: str, low: float, high: float) -> None:
@@ -252,24 +273,24 @@ class Transform:
         value = getattr(self, name)
         if _is_range(value) and low <= value[0] <= value[1] <= high:
             object.__setattr__(self, name, (float(value[0]), float(value[1])))
-        elif not (_is_number(value) and 0 <= value <= high):
+        elif not (is_real(value) and 0 <= value <= high):
             limits = f"at least {low:g}" if high == math.inf else f"within {low:g} and {high:g}"
             raise InputError(
                 f"Transform({name}) must be a number of at least 0, or (from, to) {limits}; it is {value!r}"
             )
 
     def _check_together(self) -> None:
-        if self.resize is not None and self.scales is not None:
-            raise InputError("Transform takes resize or scales, not both")
-        if self.scales is not None and self.crop is None:
-            raise InputError("Transform(scales) makes clips of different sizes: give a crop as well")
+        if self.resize is not None and self.random_short_side is not None:
+            raise InputError("Transform takes resize or random_short_side, not both")
+        if self.random_short_side is not None and self.crop is None:
+            raise InputError("Transform(random_short_side) makes clips of different sizes: give a crop as well")
         if self.random_resized_crop is None:
             return
         if self.crop is None:
             raise InputError("Transform(random_resized_crop) needs a crop, the size to resize to")
-        if self.resize is not None or self.scales is not None:
+        if self.resize is not None or self.random_short_side is not None:
             raise InputError(
-                "Transform(random_resized_crop) takes its part from the whole frame: leave out resize and scales"
+                "Transform(random_resized_crop) crops the whole frame: leave out resize and random_short_side"
             )
 
 
@@ -297,7 +318,7 @@ class Views:
         object.__setattr__(self, "transforms", dict(self.transforms))
 
     @property
-    def draws(self) -> int:
+    def num_random(self) -> int:
         """Random numbers per clip: those of the first view, then those of the second."""
         return DRAWS * len(self.transforms)
 
@@ -317,20 +338,12 @@ def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float | np.integer | np.floating)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
-
-
 def _is_range(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_number(v) for v in value)
+    return isinstance(value, tuple | list) and len(value) == 2 and all(is_real(v) for v in value)
 
 
 def _is_side(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= _MAX_SIDE)
+    return is_integer(value) and 1 <= value <= _MAX_SIDE
 
 
 def _are_channels(value: object) -> bool:

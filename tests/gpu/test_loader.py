@@ -85,7 +85,7 @@ def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
     script = f"""
 import numpy as np
 import streamvid as sv
-crop = sv.Transform(crop=(176, 320), random_crop=False, layout="FHWC", dtype="uint8")
+crop = sv.Transform(crop=(176, 320), random_crop=False, layout="THWC", dtype="uint8")
 dataset = {str(tmp_path / "dataset")!r}
 loader = sv.StreamLoader(dataset, batch_size=3, sampling=sv.Frames([0, 7, 19]), transform=crop, device="cuda")
 for epoch in range(4):
@@ -133,7 +133,7 @@ def test_what_the_gpu_cannot_decode_is_refused_at_the_start(name: str, tmp_path:
 def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
     names = ["h264", "hevc", "vp9", "h264_rotated_90", "h264_rotated_180", "h264_rotated_270", "h264_five_frames"]
     dataset = packed(names, tmp_path)
-    transform = sv.Transform(resize=128, crop=112, flip=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    transform = sv.Transform(resize=128, crop=112, horizontal_flip=0.5, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     batches = {}
     for device in ("cuda", "cpu"):
         with sv.StreamLoader(
@@ -156,7 +156,7 @@ def test_same_seed_same_batches(tmp_path: Path) -> None:
     dataset = packed(["h264", "hevc", "vp9", "h264_vfr"], tmp_path)
     runs = []
     for _ in range(2):
-        transform = sv.Transform(resize=100, crop=80, flip=True)
+        transform = sv.Transform(resize=100, crop=80, horizontal_flip=0.5)
         with sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(6), transform=transform, seed=5) as loader:
             runs.append([batch["video"].clone() for _ in range(2) for batch in loader])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

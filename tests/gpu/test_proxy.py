@@ -18,7 +18,8 @@ from tools.clips import hard_recipes, write
 HARD = hard_recipes()
 NAMES = ["h264", "hevc", "vp9", "h264_vfr", "hevc_open_gop", "h264_rotated_90", "h264_five_frames", "mjpeg_avi"]
 OPTIONS: dict[str, Any] = {
-    "sampling": sv.Window(6, fps=10), "transform": sv.Transform(resize=(96, 128), flip=True, brightness=0.3), "seed": 3,
+    "sampling": sv.Window(6, fps=10), "seed": 3,
+    "transform": sv.Transform(resize=(96, 128), horizontal_flip=0.5, brightness=0.3),
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, st
 
 
 def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, caplog: pytest.LogCaptureFixture) -> None:
-    ds = sv.ClipDataset(dataset, transform=sv.Transform(resize=(96, 128), layout="FHWC", dtype="uint8"))
+    ds = sv.ClipDataset(dataset, transform=sv.Transform(resize=(96, 128), layout="THWC", dtype="uint8"))
     items = [sv.At("mjpeg_avi", frames=[0, 3]), sv.At("h264", frames=[5]), sv.At("mjpeg_avi", frames=[1])]
     with sv.GpuDataLoader(ds, batch_size=3, sampler=items, num_workers=1, device="cuda") as proxy:
         (batch,) = proxy

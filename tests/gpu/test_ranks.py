@@ -24,7 +24,7 @@ import streamvid as sv
 dataset, folder, state, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
-size = sv.Transform(resize=64, crop=56, flip=True)
+size = sv.Transform(resize=64, crop=56, horizontal_flip=0.5)
 loader = sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(4), transform=size)
 if state != "-":
     loader.load_state_dict(json.load(open(state)))

@@ -24,10 +24,10 @@ OPERATORS: dict[str, tuple[dict[str, Any], int]] = {
     "crop": ({"crop": (40, 36)}, 0),
     "resize": ({"resize": (37, 53)}, 1),
     "resize_up": ({"resize": (150, 190)}, 1),
-    "resize_cubic": ({"resize": (37, 53), "interpolation": "cubic"}, 2),
+    "resize_cubic": ({"resize": (37, 53), "interpolation": "bicubic"}, 2),
     "resize_nearest": ({"resize": (30, 40), "interpolation": "nearest"}, 0),
     "resize_and_crop": ({"resize": 50, "crop": 44}, 1),
-    "scales": ({"scales": (44, 90), "crop": 44}, 1),
+    "random_short_side": ({"random_short_side": (44, 90), "crop": 44}, 1),
     "random_resized_crop": ({"random_resized_crop": (0.1, 1.0), "crop": (40, 36)}, 1),
     "rotate": ({"rotate": 30}, 2),
     "brightness": ({"brightness": 0.6}, 1),
@@ -38,9 +38,9 @@ OPERATORS: dict[str, tuple[dict[str, Any], int]] = {
     "blur": ({"blur": 0.5}, 1),
     "blur_wide": ({"blur": 1.0, "blur_sigma": (10, 16)}, 1),
     "erase": ({"erase": 0.6}, 0),
-    "flip": ({"flip": True}, 0),
-    "vertical_flip": ({"vertical_flip": True}, 0),
-    "both_flips": ({"flip": True, "vertical_flip": True}, 0),
+    "flip": ({"horizontal_flip": 0.5}, 0),
+    "vertical_flip": ({"vertical_flip": 0.5}, 0),
+    "both_flips": ({"horizontal_flip": 0.5, "vertical_flip": 0.5}, 0),
 }
 
 
@@ -77,11 +77,11 @@ def test_an_operator(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
-@pytest.mark.parametrize("layout", ["FHWC", "FCHW", "CFHW"])
+@pytest.mark.parametrize("layout", ["THWC", "TCHW", "CTHW"])
 def test_layouts_and_dtypes(layout: Any, dtype: Any) -> None:
     norm: dict[str, Any] = {"mean": MEAN, "std": STD} if dtype != "uint8" else {}
     clips = [replace(one, gather=[0, -1, 2, 1]) for one in batch(same_size=False)]
-    for flips in ({"flip": True}, {"flip": True, "vertical_flip": True}):
+    for flips in ({"horizontal_flip": 0.5}, {"horizontal_flip": 0.5, "vertical_flip": 0.5}):
         transform = Transform(crop=(40, 36), layout=layout, dtype=dtype, **norm, **flips)
         assert differ(transform, clips).max() <= {"uint8": 0, "float16": 0.004, "float32": 2e-5}[dtype]
 
@@ -134,7 +134,7 @@ def test_everything_in_the_loader_twice(tmp_path: Path) -> None:
     pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
     transform = {
         "a": Transform(**EVERYTHING, mean=MEAN, std=STD, dtype="float16"),
-        "b": Transform(scales=(120, 180), crop=112, interpolation="cubic", rotate=10, flip=True),
+        "b": Transform(random_short_side=(120, 180), crop=112, interpolation="bicubic", rotate=10, horizontal_flip=0.5),
     }
     runs = []
     for _ in range(2):

@@ -44,9 +44,16 @@ RECIPES: dict[str, Recipe] = {
     "five": replace(SMALL, frames=5, seed=8),
     "one": replace(SMALL, frames=1, seed=9),
 }
-PLAIN = sv.Transform(layout="FHWC", dtype="uint8")
+PLAIN = sv.Transform(layout="THWC", dtype="uint8")
 AUGMENTED = sv.Transform(
-    resize=64, crop=(48, 56), flip=True, brightness=0.3, erase=0.5, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
+    resize=64,
+    crop=(48, 56),
+    horizontal_flip=0.5,
+    brightness=0.3,
+    erase=0.5,
+    mean=(0.4,) * 3,
+    std=(0.2,) * 3,
+    dtype="float16",
 )
 
 
@@ -90,7 +97,7 @@ def test_dali_is_left_alone_where_it_has_nothing_to_do(dataset: Path, monkeypatc
     options: dict[str, Any] = {
         "sampling": sv.Window(4),
         "transform": sv.Transform(
-            resize=64, crop=(48, 56), flip=True, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
+            resize=64, crop=(48, 56), horizontal_flip=0.5, mean=(0.4,) * 3, std=(0.2,) * 3, dtype="float16"
         ),
     }
     ds = sv.ClipDataset(dataset, **options)
@@ -107,7 +114,7 @@ def test_dali_is_left_alone_where_it_has_nothing_to_do(dataset: Path, monkeypatc
             assert sorted(keys) == sorted(RECIPES)
 
 
-@pytest.mark.parametrize("interpolation", ["cubic", "nearest"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "nearest"])
 def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
     options: dict[str, Any] = {
         "sampling": sv.Window(4),
@@ -186,7 +193,10 @@ def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Trans
 
 
 def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
-    views = {"small": sv.Transform(resize=(32, 32), flip=True), "raw": sv.Transform(resize=(40, 60), dtype="uint8")}
+    views = {
+        "small": sv.Transform(resize=(32, 32), horizontal_flip=0.5),
+        "raw": sv.Transform(resize=(40, 60), dtype="uint8"),
+    }
     options: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": views}
     ds = sv.ClipDataset(dataset, **options)
     with sv.StreamLoader(dataset, batch_size=len(ds), shuffle=False, device="cpu", **options) as loader:

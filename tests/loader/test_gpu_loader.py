@@ -40,7 +40,7 @@ RECIPES: dict[str, Recipe] = {
     "slow": replace(SMALL, frames=20, jitter=2, seed=5),
     "five": replace(SMALL, frames=5, seed=6),
 }
-SQUARE = sv.Transform(resize=(48, 48), flip=True, contrast=0.4, dtype="float16")
+SQUARE = sv.Transform(resize=(48, 48), horizontal_flip=0.5, contrast=0.4, dtype="float16")
 OPTIONS: dict[str, Any] = {
     "sampling": sv.Window(6, fps=12), "transform": SQUARE, "seed": 7, "columns": ["score", "place"],
 }  # fmt: skip

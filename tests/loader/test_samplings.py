@@ -30,7 +30,7 @@ RECIPES: dict[str, Recipe] = {
     "short.mp4": replace(BASE, frames=5, seed=4),
     "one.mp4": replace(BASE, frames=1, seed=5),
 }
-RAW = sv.Transform(layout="FHWC", dtype="uint8")
+RAW = sv.Transform(layout="THWC", dtype="uint8")
 
 
 @dataclass(frozen=True)

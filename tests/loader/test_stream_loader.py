@@ -50,7 +50,7 @@ RECIPES: dict[str, Recipe] = {
     "c/five.mp4": replace(BASE, frames=5, seed=12),
     "c/one.mp4": replace(BASE, frames=1, seed=13),
 }
-RAW = Transform(layout="FHWC", dtype="uint8")
+RAW = Transform(layout="THWC", dtype="uint8")
 WINDOW = Window(6, fps=15)
 
 
@@ -189,11 +189,11 @@ def test_all_gives_whole_clips(packed: Packed) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "dtype", "shape"),
-    [("FHWC", "uint8", (6, 40, 32, 3)), ("FCHW", "float16", (6, 3, 40, 32)), ("CFHW", "float32", (3, 6, 40, 32))],
+    [("THWC", "uint8", (6, 40, 32, 3)), ("TCHW", "float16", (6, 3, 40, 32)), ("CTHW", "float32", (3, 6, 40, 32))],
 )
 def test_shapes_and_dtypes(packed: Packed, layout: Any, dtype: Any, shape: tuple[int, ...]) -> None:
     with loader(
-        packed, transform=Transform(resize=48, crop=(40, 32), flip=True, layout=layout, dtype=dtype)
+        packed, transform=Transform(resize=48, crop=(40, 32), horizontal_flip=0.5, layout=layout, dtype=dtype)
     ) as batches:
         for batch in batches:
             assert batch["video"].shape == (len(batch["clip"]), *shape)
@@ -203,7 +203,7 @@ def test_shapes_and_dtypes(packed: Packed, layout: Any, dtype: Any, shape: tuple
 
 
 def test_the_same_seed_gives_the_same_batches(packed: Packed) -> None:
-    transform = Transform(resize=48, crop=32, flip=True)
+    transform = Transform(resize=48, crop=32, horizontal_flip=0.5)
     with (
         loader(packed, transform=transform, seed=5) as one,
         loader(packed, transform=transform, seed=5, num_threads=1) as two,
@@ -219,7 +219,7 @@ def test_the_same_seed_gives_the_same_batches(packed: Packed) -> None:
 
 def test_a_clip_looks_the_same_whoever_decodes_it(packed: Packed) -> None:
     """However many ranks, and whatever the batch: what a clip becomes in an epoch depends on seed, epoch and clip."""
-    transform = Transform(resize=48, crop=32, flip=True)
+    transform = Transform(resize=48, crop=32, horizontal_flip=0.5)
     looks: list[dict[int, bytes]] = []
     for options in (
         {"batch_size": 4},
@@ -237,7 +237,7 @@ def test_a_clip_looks_the_same_whoever_decodes_it(packed: Packed) -> None:
 
 
 def test_a_clip_looks_otherwise_in_another_epoch(packed: Packed) -> None:
-    transform = Transform(resize=80, crop=(16, 90), flip=True, layout="FHWC", dtype="uint8")
+    transform = Transform(resize=80, crop=(16, 90), horizontal_flip=0.5, layout="THWC", dtype="uint8")
     options = {"batch_size": 1, "sampling": Frames([0]), "shuffle": False}
     with loader(packed, transform=transform, **options) as batches:
         epochs = [torch.cat([batch["video"] for batch in batches]) for _ in range(2)]
@@ -661,7 +661,7 @@ def test_clips_of_mixed_sizes_in_one_batch(mixed: Path) -> None:
 
 
 def test_turned_clips_stand_upright(mixed: Path) -> None:
-    transform = Transform(crop=64, random_crop=False, layout="FHWC", dtype="uint8")
+    transform = Transform(crop=64, random_crop=False, layout="THWC", dtype="uint8")
     with loader(mixed, sampling=Frames([0, 5]), batch_size=2, transform=transform, shuffle=False) as batches:
         got = torch.cat([batch["video"] for batch in batches]).numpy()
     dataset = Dataset.open(mixed)

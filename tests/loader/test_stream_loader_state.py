@@ -43,7 +43,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def loader(dataset: Any, **options: Any) -> sv.StreamLoader:
-    transform = sv.Transform(resize=40, crop=32, flip=True)
+    transform = sv.Transform(resize=40, crop=32, horizontal_flip=0.5)
     known: dict[str, Any] = {"batch_size": 3, "sampling": sv.Window(4, stride=2), "transform": transform, "seed": 4}
     return sv.StreamLoader(dataset, device="cpu", **{**known, **options})
 

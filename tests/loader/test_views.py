@@ -22,13 +22,13 @@ from tests.support.views import clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
 from tools.clips import Recipe, read_frame_number, write
 
-GLOBAL = Transform(random_resized_crop=(0.4, 1.0), crop=(48, 40), flip=True, brightness=0.3, dtype="float16")
-LOCAL = Transform(random_resized_crop=(0.05, 0.4), crop=24, flip=True, blur=0.5, layout="FCHW")
+GLOBAL = Transform(random_resized_crop=(0.4, 1.0), crop=(48, 40), horizontal_flip=0.5, brightness=0.3, dtype="float16")
+LOCAL = Transform(random_resized_crop=(0.05, 0.4), crop=24, horizontal_flip=0.5, blur=0.5, layout="TCHW")
 
 
 def test_every_view_is_what_it_is_alone_with_its_own_draws() -> None:
     views = Views({"global": GLOBAL, "local": LOCAL, "plain": Transform(resize=(20, 30), **RAW)})
-    assert views.draws == 3 * DRAWS
+    assert views.num_random == 3 * DRAWS
     batch = [replace(clip(60 + n, 80, seed=n, rotation=90 * n), random=draws(n, 3)) for n in range(4)]
     (got,) = torch_batches(views, batch)
     assert list(got) == ["global", "local", "plain", "mask", "pts", "label", "clip", "valid"]
@@ -74,7 +74,7 @@ def test_a_function_in_the_graph() -> None:
     def invert(frames: Any) -> Any:
         return fn.cast(255 - frames, dtype=types.UINT8)
 
-    transform = Transform(**EVERYTHING, layout="FHWC")
+    transform = Transform(**EVERYTHING, layout="THWC")
     noise = clip(60, 80, gather=[2, 0, -1, 0])
     got = video(replace(transform, dali=invert), [noise])
     wanted = 255 - video(replace(transform, dtype="uint8"), [noise])
@@ -82,7 +82,7 @@ def test_a_function_in_the_graph() -> None:
     np.testing.assert_allclose(got, wanted / 255, atol=1e-6)
     # It sees flipped frames, although normalising could have flipped them later.
     flipped = replace(clip(8, 9), random=np.zeros(DRAWS))
-    left = Transform(flip=True, dali=lambda frames: frames[:, :, :4], **RAW)
+    left = Transform(horizontal_flip=0.5, dali=lambda frames: frames[:, :, :4], **RAW)
     np.testing.assert_array_equal(video(left, [flipped])[0], flipped.frames[:, :, ::-1][:, :, :4])
     np.testing.assert_allclose(
         video(replace(left, dtype="float32"), [flipped])[0], flipped.frames[:, :, ::-1][:, :, :4] / 255, atol=1e-6
@@ -153,7 +153,9 @@ def test_everything_on_twice(path: Path) -> None:
 
     transform = {
         "a": Transform(**EVERYTHING, mean=(0.4, 0.5, 0.6), dtype="float16"),
-        "b": Transform(scales=(60, 90), crop=56, interpolation="cubic", rotate=10, flip=True, dali=fn.copy),
+        "b": Transform(
+            random_short_side=(60, 90), crop=56, interpolation="bicubic", rotate=10, horizontal_flip=0.5, dali=fn.copy
+        ),
     }
     options = {
         "transform": transform,

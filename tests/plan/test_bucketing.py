@@ -200,7 +200,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader(dataset: Any, **options: Any) -> sv.StreamLoader:
-    transform = sv.Transform(resize=48, crop=32, flip=True)
+    transform = sv.Transform(resize=48, crop=32, horizontal_flip=0.5)
     known = {"batch_size": 3, "sampling": sv.Window(3), "transform": transform, "seed": 4, "num_threads": 2}
     return sv.StreamLoader(dataset, device="cpu", **{**known, **options})
 

@@ -37,10 +37,10 @@ def _with_slices(batch: EncodedBatch, clips: list[Clip]) -> EncodedBatch:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
-@pytest.mark.parametrize("layout", ["CFHW", "FCHW", "FHWC"])
+@pytest.mark.parametrize("layout", ["CTHW", "TCHW", "THWC"])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_numbers_are_those_of_dalis_graph(dtype: Any, layout: Any, normalise: bool) -> None:
-    options: dict[str, Any] = {"layout": layout, "dtype": dtype, "flip": True, "vertical_flip": normalise}
+    options: dict[str, Any] = {"layout": layout, "dtype": dtype, "horizontal_flip": 0.5, "vertical_flip": normalise}
     if normalise and dtype != "uint8":
         options |= {"mean": (0.4, 0.45, 0.5), "std": (0.2, 0.25, 0.3)}
     transform = Transform(resize=50, crop=(40, 44), **options)
@@ -65,14 +65,14 @@ def test_wide_pictures_in_float16() -> None:
     """More than 2 ** 15 pixels in a line, and lines that no piece holds a whole number of."""
     for height, width in ((2, 40_000), (300, 211)):
         batch = [clip(height, width, decoded=1)]
-        got = finished(Transform(dtype="float16", layout="FHWC"), batch)["video"]
+        got = finished(Transform(dtype="float16", layout="THWC"), batch)["video"]
         np.testing.assert_allclose(got[0].float().numpy(), batch[0].frames / 255, atol=3e-4)
 
 
 def test_several_views() -> None:
     views = Views({
-        "whole": Transform(layout="FHWC", dtype="uint8"),
-        "small": Transform(random_resized_crop=(0.1, 0.4), crop=16, flip=True, dtype="float32"),
+        "whole": Transform(layout="THWC", dtype="uint8"),
+        "small": Transform(random_resized_crop=(0.1, 0.4), crop=16, horizontal_flip=0.5, dtype="float32"),
     })  # fmt: skip
     batch = [Clip(one.frames, one.gather, np.tile(one.random, 2)) for one in (clip(60, 80, seed=n) for n in range(3))]
     (wanted,) = torch_batches(views, batch)
@@ -86,13 +86,13 @@ def test_several_views() -> None:
     "options",
     [
         {"rotate": 5}, {"brightness": 0.1}, {"contrast": 0.1}, {"saturation": 0.1}, {"hue": 5}, {"grayscale": 0.1},
-        {"blur": 0.1}, {"erase": 0.1}, {"dali": lambda frames: frames}, {"resize": 8, "interpolation": "cubic"},
+        {"blur": 0.1}, {"erase": 0.1}, {"dali": lambda frames: frames}, {"resize": 8, "interpolation": "bicubic"},
     ],
 )  # fmt: skip
 def test_what_is_left_to_dali(options: dict[str, Any]) -> None:
     assert not fits_cpu_renderer(Transform(**options))
     assert not fits_cpu_renderer(Views({"a": Transform(), "b": Transform(**options)}))
     for one in by_view(
-        Views({"a": Transform(), "b": Transform(resize=8, crop=8, flip=True, vertical_flip=True)})
+        Views({"a": Transform(), "b": Transform(resize=8, crop=8, horizontal_flip=0.5, vertical_flip=0.5)})
     ).values():
         assert fits_cpu_renderer(one)

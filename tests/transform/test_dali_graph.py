@@ -35,12 +35,12 @@ def by_numpy(transform: Transform, one: Clip) -> Array:
         top = math.floor(y * (frames.shape[1] - height + 1))
         frames = frames[:, top : top + height, left : left + width]
     frames = np.stack([frames[n] if n >= 0 else np.zeros_like(frames[0]) for n in one.gather])
-    if transform.flip and one.random[2] < 0.5:
+    if one.random[2] < transform.horizontal_flip:
         frames = frames[:, :, ::-1]
     out: Array = frames
     if transform.dtype != "uint8":
         out = (frames / 255.0 - np.array(transform.mean or (0, 0, 0))) / np.array(transform.std or (1, 1, 1))
-    axes = {"FHWC": (0, 1, 2, 3), "FCHW": (0, 3, 1, 2), "CFHW": (3, 0, 1, 2)}[transform.layout]
+    axes = {"THWC": (0, 1, 2, 3), "TCHW": (0, 3, 1, 2), "CTHW": (3, 0, 1, 2)}[transform.layout]
     return out.transpose(axes).astype(transform.dtype)
 
 
@@ -70,7 +70,7 @@ def test_layouts_and_dtypes(layout: Any, dtype: Any) -> None:
         for n, ((h, w), g) in enumerate(zip(sizes, gather, strict=True))
     ]
     # Upright, the third lies and has to be at least the crop.
-    check(Transform(crop=(16, 14), flip=True, layout=layout, dtype=dtype, **norm), batch, batch[:2], batch)
+    check(Transform(crop=(16, 14), horizontal_flip=0.5, layout=layout, dtype=dtype, **norm), batch, batch[:2], batch)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,13 +90,13 @@ def test_any_crop_of_any_size(
     batch = [clip(h, w, decoded=2, seed=seed, rotation=rotation) for h, w, rotation, seed in sizes]
     upright = [(h, w) if rotation % 180 == 0 else (w, h) for h, w, rotation, _ in sizes]
     crop = tuple(data.draw(st.integers(1, min(side[axis] for side in upright))) for axis in (0, 1))
-    check(Transform(crop=crop, flip=flip, random_crop=random_crop, layout="FHWC", dtype="uint8"), batch)  # type: ignore[arg-type]
+    check(Transform(crop=crop, horizontal_flip=flip, random_crop=random_crop, layout="THWC", dtype="uint8"), batch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 16), (17, 13), (1, 7), (48, 64), (97, 131)])
 def test_turning_is_exact(height: int, width: int, rotation: int) -> None:
-    check(Transform(layout="FHWC", dtype="uint8"), [clip(height, width, rotation=rotation)])
+    check(Transform(layout="THWC", dtype="uint8"), [clip(height, width, rotation=rotation)])
 
 
 def test_turned_and_upright_clips_in_one_batch() -> None:
@@ -104,7 +104,7 @@ def test_turned_and_upright_clips_in_one_batch() -> None:
         clip(*((40, 30) if rotation % 180 else (30, 40)), seed=n, rotation=rotation)
         for n, rotation in enumerate((0, 90, 180, 270))
     ]
-    check(Transform(layout="FHWC", dtype="uint8"), batch)
+    check(Transform(layout="THWC", dtype="uint8"), batch)
 
 
 def test_every_place_of_a_crop_can_come() -> None:
@@ -112,7 +112,7 @@ def test_every_place_of_a_crop_can_come() -> None:
     places = set()
     for x in np.linspace(0, 1, 50, endpoint=False):
         (got,) = run(
-            Transform(crop=1, layout="FHWC", dtype="uint8"),
+            Transform(crop=1, layout="THWC", dtype="uint8"),
             [Clip(one.frames, [0], np.array([x] + [0.0] * (DRAWS - 1)))],
         )[:1]
         places.add(next(n for n in range(5) if np.array_equal(got[0, 0, 0, 0], one.frames[0, 0, n])))
@@ -124,8 +124,8 @@ def test_every_place_of_a_crop_can_come() -> None:
 def test_one_draw_for_all_frames_of_a_clip() -> None:
     still = np.repeat(clip(40, 60, decoded=1).frames, 8, axis=0)
     batch = [Clip(still, list(range(8)), draws(seed)) for seed in range(6)]
-    (got,) = run(Transform(resize=50, crop=32, flip=True, dtype="float32", mean=MEAN, std=STD), batch)
-    for video in got:  # CFHW
+    (got,) = run(Transform(resize=50, crop=32, horizontal_flip=0.5, dtype="float32", mean=MEAN, std=STD), batch)
+    for video in got:  # CTHW
         for frame in range(1, 8):
             np.testing.assert_array_equal(video[:, frame], video[:, 0])
     # And another draw for another clip.
@@ -135,7 +135,7 @@ def test_one_draw_for_all_frames_of_a_clip() -> None:
 def test_half_of_the_clips_are_flipped() -> None:
     many = 1000
     made = inputs(
-        Transform(flip=True),
+        Transform(horizontal_flip=0.5),
         heights=np.full(many, 8),
         widths=np.full(many, 8),
         rotations=np.zeros(many, dtype=np.int64),
@@ -146,7 +146,7 @@ def test_half_of_the_clips_are_flipped() -> None:
 
 
 def test_for_evaluation_nothing_is_left_to_chance() -> None:
-    transform = Transform(crop=16, flip=True, dtype="uint8", layout="FHWC").for_evaluation()
+    transform = Transform(crop=16, horizontal_flip=0.5, dtype="uint8", layout="THWC").for_evaluation()
     one = clip(33, 47)
     batch = [Clip(one.frames, one.gather, draws(seed)) for seed in range(4)]
     (got,) = run(transform, batch)
@@ -154,7 +154,7 @@ def test_for_evaluation_nothing_is_left_to_chance() -> None:
 
 
 def test_a_constant_picture_is_black_before_it_is_normalised() -> None:
-    (got,) = run(Transform(mean=MEAN, std=STD, layout="FHWC"), [clip(8, 8, gather=[0, -1, -1])])
+    (got,) = run(Transform(mean=MEAN, std=STD, layout="THWC"), [clip(8, 8, gather=[0, -1, -1])])
     np.testing.assert_allclose(got[0, 1], np.broadcast_to(-np.array(MEAN) / np.array(STD), (8, 8, 3)), rtol=1e-5)
     np.testing.assert_array_equal(got[0, 2], got[0, 1])
     assert not np.array_equal(got[0, 0], got[0, 1])
@@ -169,7 +169,7 @@ def test_a_graph_for_blanks_without_any() -> None:
 def test_zero_to_one() -> None:
     frames = np.stack([np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 255, np.uint8)])
     for dtype in ("float16", "float32"):
-        (got,) = run(Transform(dtype=dtype, layout="FHWC"), [Clip(frames, [0, 1], NO_DRAWS)])
+        (got,) = run(Transform(dtype=dtype, layout="THWC"), [Clip(frames, [0, 1], NO_DRAWS)])
         np.testing.assert_array_equal(got[0, 0], 0)
         np.testing.assert_array_equal(got[0, 1], 1)
 
@@ -192,7 +192,7 @@ def test_sizes_by_the_short_side(height: int, width: int, short: int) -> None:
 @pytest.mark.parametrize("resize", [16, 40, (20, 36), (64, 10)])
 def test_the_graph_resizes_to_the_sizes_said(resize: Any) -> None:
     for height, width in ((24, 32), (33, 47), (64, 21)):
-        transform = Transform(resize=resize, dtype="uint8", layout="FHWC")
+        transform = Transform(resize=resize, dtype="uint8", layout="THWC")
         (got,) = run(transform, [clip(height, width)])
         assert got.shape[2:4] == output_size(transform, np.array([height]), np.array([width]), ["a"])
         assert got.shape[2:4] == tuple(resized(transform, np.array([height]), np.array([width]))[0])
@@ -205,7 +205,7 @@ def test_resizing_keeps_the_picture() -> None:
     """Twice as large: a gradient stays a gradient, left is left, up is up."""
     ramp = np.zeros((1, 16, 32, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(32)[None, None, :] * 8, np.arange(16)[None, :, None] * 16
-    (got,) = run(Transform(resize=32, dtype="uint8", layout="FHWC"), [Clip(ramp, [0], NO_DRAWS)])
+    (got,) = run(Transform(resize=32, dtype="uint8", layout="THWC"), [Clip(ramp, [0], NO_DRAWS)])
     assert got.shape == (1, 1, 32, 64, 3)
     assert np.all(np.diff(got[0, 0, :, :, 0].astype(int), axis=1) >= 0)
     assert np.all(np.diff(got[0, 0, :, :, 1].astype(int), axis=0) >= 0)
@@ -242,7 +242,7 @@ def test_mixed_sizes_without_a_crop() -> None:
         {"layout": "FWHC"}, {"layout": None}, {"dtype": "float64"}, {"dtype": np.float32},
         {"mean": MEAN, "dtype": "uint8"}, {"std": STD, "dtype": "uint8"}, {"mean": (0, 0)}, {"std": (1, 0, 1)},
         {"std": (1, float("nan"), 1)}, {"mean": (float("inf"), 0, 0)},
-        {"mean": 0.5}, {"std": "abc"},
+        {"mean": "half"}, {"std": "abc"},
     ],
 )  # fmt: skip
 def test_silly_arguments(options: dict[str, Any]) -> None:

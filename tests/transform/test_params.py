@@ -16,12 +16,12 @@ from streamvid.transform.params import boxes, field_names, needed
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views
 from tests.support.views import Array, Clip, clip, draws, fields, video
 
-RAW: dict[str, Any] = {"layout": "FHWC", "dtype": "uint8"}
+RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}
 EVERYTHING: dict[str, Any] = {
     "random_resized_crop": (0.3, 1.0),
     "crop": (40, 36),
-    "flip": True,
-    "vertical_flip": True,
+    "horizontal_flip": 0.5,
+    "vertical_flip": 0.5,
     "rotate": 15,
     "brightness": 0.4,
     "contrast": (0.5, 1.5),
@@ -36,7 +36,7 @@ EVERYTHING: dict[str, Any] = {
 def many(transform: Transform | Views, count: int = 2000, height: int = 60, width: int = 80) -> dict[str, Any]:
     """What is drawn for that many clips of one size."""
     frames = np.broadcast_to(np.uint8(0), (1, height, width, 3))
-    views = transform.draws // DRAWS
+    views = transform.num_random // DRAWS
     return dict(fields(transform, [Clip(frames, [0], draws(n, views)) for n in range(count)]))
 
 
@@ -59,7 +59,7 @@ def test_only_what_is_asked_for_is_in_the_graph() -> None:
     assert needed(Transform(brightness=0, hue=0.0, contrast=(1, 1), rotate=(0, 0), blur=0, erase=0)) == ()
     assert needed(Transform(resize=8)) == ("size",)
     assert needed(Transform(crop=8)) == ("size", "start")
-    assert needed(Transform(scales=(8, 9), crop=8)) == ("size", "start", "end")
+    assert needed(Transform(random_short_side=(8, 9), crop=8)) == ("size", "start", "end")
     assert needed(Transform(grayscale=0.1)) == ("brightness", "contrast", "saturation", "hue")
     assert needed(Transform(blur=0.1)) == ("sigma", "window")
 
@@ -91,7 +91,7 @@ def test_spans() -> None:
 
 
 def test_probabilities() -> None:
-    made = many(Transform(flip=True, vertical_flip=True, grayscale=0.2, blur=0.3, erase=0.7))
+    made = many(Transform(horizontal_flip=0.5, vertical_flip=0.5, grayscale=0.2, blur=0.3, erase=0.7))
     for share, chosen in (
         (0.5, made["video.mirror"] == 1),
         (0.5, made["video.upside_down"] == 1),
@@ -100,7 +100,7 @@ def test_probabilities() -> None:
         (0.7, made["video.erase_size"].prod(axis=1) > 0),
     ):
         assert abs(chosen.mean() - share) < 0.045
-    never = many(Transform(flip=False, grayscale=0, blur=1e-9, erase=1e-9))
+    never = many(Transform(grayscale=0, blur=1e-9, erase=1e-9))
     assert (never["video.window"] == 1).all()
     assert not never["video.erase_size"].any()
     always = many(Transform(grayscale=1, blur=1, erase=1))
@@ -128,7 +128,7 @@ def test_no_two_options_share_a_number() -> None:
 def test_scales() -> None:
     """All short sides of a range are as likely; of a list, those alone; the crop lies within."""
     for scales, sides in (((50, 54), range(50, 55)), ([50, 64, 57], (50, 57, 64))):
-        made = many(Transform(scales=scales, crop=48), height=60, width=80)
+        made = many(Transform(random_short_side=scales, crop=48), height=60, width=80)
         # The crop covers crop / scaled of the frame.
         extent = made["video.end"] - made["video.start"]
         short = np.rint(48 * 60 / extent[:, 0].astype(float)).astype(int)
@@ -139,9 +139,9 @@ def test_scales() -> None:
         assert (made["video.end"] <= np.array([60, 80]) + 1e-3).all()
         assert (made["video.size"] == 48).all()
     heights, widths = np.array([60]), np.array([80])
-    assert output_size(Transform(scales=(50, 54), crop=48), heights, widths, ["a"]) == (48, 48)
+    assert output_size(Transform(random_short_side=(50, 54), crop=48), heights, widths, ["a"]) == (48, 48)
     with pytest.raises(InputError, match="crop of 48x48"):
-        output_size(Transform(scales=(47, 54), crop=48), heights, widths, ["a"])
+        output_size(Transform(random_short_side=(47, 54), crop=48), heights, widths, ["a"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -212,9 +212,9 @@ def test_for_evaluation_nothing_is_left_to_chance() -> None:
     np.testing.assert_array_equal(made["video.start"][0], [0, 13])
     np.testing.assert_array_equal(made["video.end"][0], [60, 67])
     assert set(made) == {"gather", "shown", "angle", "video.size", "video.start", "video.end"}
-    scaled = Transform(scales=[300, 256, 320], crop=224, flip=True).for_evaluation()
-    assert (scaled.resize, scaled.scales, scaled.crop, scaled.random_crop) == (256, None, 224, False)
-    views = Views({"a": Transform(**EVERYTHING), "b": Transform(flip=True)}).for_evaluation()
+    scaled = Transform(random_short_side=[300, 256, 320], crop=224, horizontal_flip=0.5).for_evaluation()
+    assert (scaled.resize, scaled.random_short_side, scaled.crop, scaled.random_crop) == (256, None, 224, False)
+    views = Views({"a": Transform(**EVERYTHING), "b": Transform(horizontal_flip=0.5)}).for_evaluation()
     assert views.transforms == {"a": transform, "b": Transform(random_crop=False)}
 
 
@@ -222,7 +222,7 @@ def test_for_evaluation_nothing_is_left_to_chance() -> None:
 
 
 @pytest.mark.parametrize("size", [(37, 53), (100, 130), (30, 40), (20, 100)])
-@pytest.mark.parametrize(("interpolation", "mode"), [("linear", "bilinear"), ("cubic", "bicubic")])
+@pytest.mark.parametrize(("interpolation", "mode"), [("bilinear", "bilinear"), ("bicubic", "bicubic")])
 def test_interpolation(interpolation: Any, mode: str, size: tuple[int, int]) -> None:
     """As PyTorch with antialias, but at the border, where PyTorch leaves out and DALI repeats what is missing."""
     noise = clip(60, 80)
@@ -263,7 +263,7 @@ def test_a_random_resized_crop_is_that_part_resized(rotation: int) -> None:
 
 
 def test_scaled_and_cropped() -> None:
-    transform = Transform(scales=(50, 90), crop=(40, 44), **RAW)
+    transform = Transform(random_short_side=(50, 90), crop=(40, 44), **RAW)
     batch = [clip(60, 80, seed=n) for n in range(5)]
     for got, noise in zip(video(transform, batch), batch, strict=True):
         short = 50 + int(41 * noise.random[Draw.SCALE])
@@ -390,7 +390,7 @@ def test_erased() -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("flip", [True, False])
 def test_flips(flip: bool, dtype: Any) -> None:
-    transform = Transform(flip=flip, vertical_flip=True, layout="FHWC", dtype=dtype)
+    transform = Transform(horizontal_flip=flip, vertical_flip=0.5, layout="THWC", dtype=dtype)
     batch = [clip(6, 9, seed=n) for n in range(12)]
     ways = set()
     for got, noise in zip(video(transform, batch), batch, strict=True):
@@ -406,7 +406,7 @@ def test_the_order_of_the_steps() -> None:
     noise = clip(60, 80, decoded=1)
     crop: dict[str, Any] = {"crop": (40, 44)}
     steps: list[dict[str, Any]] = [
-        crop, {"rotate": 20}, {"brightness": 0.5, "hue": 50}, {"blur": 1.0}, {"erase": 1.0}, {"flip": True},
+        crop, {"rotate": 20}, {"brightness": 0.5, "hue": 50}, {"blur": 1.0}, {"erase": 1.0}, {"horizontal_flip": 0.5},
     ]  # fmt: skip
     noise.random[Draw.FLIP] = 0.1
     after = noise
@@ -424,7 +424,7 @@ def test_the_order_of_the_steps() -> None:
 def test_one_draw_for_all_frames_of_a_clip(dtype: Any) -> None:
     still = np.repeat(clip(60, 80, decoded=1).frames, 6, axis=0)
     batch = [Clip(still, list(range(6)), draws(n)) for n in range(8)]
-    got = video(Transform(**EVERYTHING, layout="FHWC", dtype=dtype), batch)
+    got = video(Transform(**EVERYTHING, layout="THWC", dtype=dtype), batch)
     for frames in got:
         np.testing.assert_array_equal(frames, np.broadcast_to(frames[:1], frames.shape))
     # And another draw for another clip.
@@ -455,7 +455,7 @@ def test_constant_pictures_stay_black() -> None:
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     grey: dict[str, Any] = {**EVERYTHING, "contrast": (0.1, 0.2), "brightness": (1, 2)}
     batch = [clip(60, 80, gather=[0, 2, -1, -1], seed=n) for n in range(3)]
-    got = video(Transform(**grey, mean=mean, std=std, layout="FHWC"), batch)
+    got = video(Transform(**grey, mean=mean, std=std, layout="THWC"), batch)
     black = -np.array(mean) / np.array(std)
     np.testing.assert_allclose(got[:, 2:], np.broadcast_to(black, got[:, 2:].shape), rtol=1e-5)
     assert not video(Transform(**grey, **RAW), batch)[:, 2:].any()
@@ -468,14 +468,15 @@ def test_constant_pictures_stay_black() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"scales": (64, 32), "crop": 8}, {"scales": (1, 2, 3), "crop": 8}, {"scales": [], "crop": 8},
-        {"scales": 64, "crop": 8}, {"scales": (0, 8), "crop": 8}, {"scales": [8.5], "crop": 8}, {"scales": (8, 9)},
-        {"scales": (8, 9), "crop": 8, "resize": 8}, {"scales": "ab", "crop": 8},
+        {"random_short_side": (64, 32), "crop": 8}, {"random_short_side": (1, 2, 3), "crop": 8},
+        {"random_short_side": [], "crop": 8}, {"random_short_side": 64, "crop": 8}, {"random_short_side": (8, 9)},
+        {"random_short_side": (0, 8), "crop": 8}, {"random_short_side": [8.5], "crop": 8},
+        {"random_short_side": (8, 9), "crop": 8, "resize": 8}, {"random_short_side": "ab", "crop": 8},
         {"random_resized_crop": (0.1, 1)}, {"random_resized_crop": (0.5, 0.1), "crop": 8},
         {"random_resized_crop": (0, 1), "crop": 8}, {"random_resized_crop": (0.1, 1.1), "crop": 8},
         {"random_resized_crop": True, "crop": 8}, {"random_resized_crop": 0.5, "crop": 8},
         {"random_resized_crop": (0.1, 1), "crop": 8, "resize": 9},
-        {"random_resized_crop": (0.1, 1), "crop": 8, "scales": (9, 9)},
+        {"random_resized_crop": (0.1, 1), "crop": 8, "random_short_side": (9, 9)},
         {"ratio": (2, 1)}, {"ratio": (0, 1)}, {"ratio": 1}, {"ratio": None}, {"ratio": (1, float("inf"))},
         {"interpolation": "lanczos"}, {"interpolation": 1}, {"interpolation": None}, {"interpolation": []},
         {"rotate": -5}, {"rotate": 181}, {"rotate": (10, 5)}, {"rotate": "10"}, {"rotate": float("nan")},
@@ -483,8 +484,10 @@ def test_constant_pictures_stay_black() -> None:
         {"contrast": (2, 1)}, {"contrast": (1, 2, 3)}, {"saturation": None}, {"hue": 181}, {"hue": (-181, 0)},
         {"grayscale": 1.1}, {"grayscale": -0.1}, {"grayscale": True}, {"grayscale": (0, 1)}, {"blur": 2},
         {"blur": None}, {"blur_sigma": (0, 1)}, {"blur_sigma": (1, 17)}, {"blur_sigma": 1.0}, {"erase": "x"},
-        {"erase_area": (0, 0.1)}, {"erase_area": (0.1, 1.5)}, {"erase_ratio": (3, 1)},
-        {"flip": 0.5}, {"flip": None}, {"vertical_flip": 1}, {"random_crop": "no"}, {"dali": 5}, {"dali": "crop"},
+        {"erase_scale": (0, 0.1)}, {"erase_scale": (0.1, 1.5)}, {"erase_ratio": (3, 1)},
+        {"horizontal_flip": 1.5}, {"horizontal_flip": None},
+        {"vertical_flip": -1}, {"random_crop": "no"}, {"dali": 5}, {"dali": "crop"}, {"mean": 0.5, "dtype": "uint8"},
+        {"layout": "HWC"}, {"layout": 5}, {"dtype": "float64"}, {"dtype": torch.int8}, {"std": 0}, {"mean": (0.1, 0.2)},
     ],
 )  # fmt: skip
 def test_silly_arguments(options: dict[str, Any]) -> None:
@@ -492,4 +495,28 @@ def test_silly_arguments(options: dict[str, Any]) -> None:
         Transform(**options)
     assert "\n" not in str(error.value)
     assert "Transform" in str(error.value)
-    assert next(iter(options)) in str(error.value) or "scales" in str(error.value)
+    assert next(iter(options)) in str(error.value) or "random_short_side" in str(error.value)
+
+
+def test_names_and_numbers_in_other_forms() -> None:
+    """F for T, a torch.dtype, one mean for three channels, True for a probability: the same transform."""
+    plain = Transform(crop=8, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.2,) * 3, layout="TCHW", dtype="float16")
+    other: dict[str, Any] = {"layout": "fchw", "dtype": torch.float16}
+    assert Transform(crop=8, horizontal_flip=True, mean=0.45, std=0.2, **other) == plain
+    assert Transform(horizontal_flip=False) == Transform()
+    assert repr(plain.for_evaluation()) == (
+        "Transform(crop=8, random_crop=False, mean=(0.45, 0.45, 0.45), std=(0.2, 0.2, 0.2), "
+        "layout='TCHW', dtype='float16')"
+    )
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("horizontal_flips", "horizontal_flip"), ("croped", "crop")])
+def test_a_misspelt_option_is_answered_with_the_one_meant(wrong: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"Transform has no argument '{wrong}'; did you mean '{meant}'"):
+        Transform(**{wrong: 1})
+
+
+def test_flips_come_with_their_probability() -> None:
+    often = many(Transform(horizontal_flip=0.9, vertical_flip=0.1), 2000)
+    assert abs(often["video.mirror"].mean() - 0.9) < 0.03
+    assert abs(often["video.upside_down"].mean() - 0.1) < 0.03

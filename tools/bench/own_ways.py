@@ -80,7 +80,7 @@ class _Times:
 def _transform() -> Any:
     import streamvid as sv
 
-    return sv.Transform(resize=(SIDE, SIDE), dtype="uint8", layout="FHWC")
+    return sv.Transform(resize=(SIDE, SIDE), dtype="uint8", layout="THWC")
 
 
 def _packets(clips: Any, length: int) -> float:

@@ -42,9 +42,9 @@ BAR: Final = 0.7
 SEED: Final = 0
 SAMPLING: Final = sv.Window(frames=16, fps=8)
 TRANSFORM: Final = sv.Transform(
-    resize=256, crop=224, flip=True, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CFHW", dtype="float16"
+    resize=256, crop=224, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype="float16"
 )
-BARE: Final = sv.Transform(layout="FHWC", dtype="uint8")
+BARE: Final = sv.Transform(layout="THWC", dtype="uint8")
 """Frames as they are: what the loader costs without the work that the transform is asked for."""
 STEP: Final = 1.5
 """For the share of waiting, the loop's own work lasts this times as long as bare decoding of a batch."""
