@@ -68,14 +68,14 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     names = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "_")
     ]
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
+                near = difflib.get_close_matches(name, names, 1) or [known for known in names if name in known]
                 hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
                 owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{owner} has no argument {name!r}{hint}")

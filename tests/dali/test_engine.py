@@ -50,7 +50,7 @@ RECIPES: dict[str, Recipe] = {
     "c/five.webm": replace(VP9, frames=5, seed=13),
     "c/one.webm": replace(VP8, frames=1, seed=14),
 }
-RAW = sv.Transform(layout="FHWC", dtype="uint8")
+RAW = sv.Transform(layout="THWC", dtype="uint8")
 WINDOW = sv.Window(6, fps=15)
 
 
@@ -238,8 +238,12 @@ def test_views(packed: Packed) -> None:
     ("transform", "largest", "mean"),
     [
         # Measured, in levels of 256: 2.5 and 0.12, 2.9 and 0.12.
-        (sv.Transform(resize=48, crop=(40, 44), flip=True, layout="FHWC", dtype="uint8"), 6, 0.3),
-        (sv.Transform(random_resized_crop=(0.3, 1.0), crop=32, flip=True, layout="FHWC", dtype="uint8"), 6, 0.3),
+        (sv.Transform(resize=48, crop=(40, 44), horizontal_flip=0.5, layout="THWC", dtype="uint8"), 6, 0.3),
+        (
+            sv.Transform(random_resized_crop=(0.3, 1.0), crop=32, horizontal_flip=0.5, layout="THWC", dtype="uint8"),
+            6,
+            0.3,
+        ),
     ],
 )
 def test_the_same_draws_of_a_transform(packed: Packed, transform: sv.Transform, largest: float, mean: float) -> None:
@@ -253,7 +257,9 @@ def test_the_same_draws_of_a_transform(packed: Packed, transform: sv.Transform, 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_normalised_batches(packed: Packed, dtype: Any) -> None:
-    transform = sv.Transform(crop=48, flip=True, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CFHW", dtype=dtype)
+    transform = sv.Transform(
+        crop=48, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype=dtype
+    )
     default, dali = (batches(packed, engine, transform=transform) for engine in ENGINES)
     for a, b in zip(default, dali, strict=True):
         assert a["video"].dtype == b["video"].dtype
