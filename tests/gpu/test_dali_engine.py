@@ -1,0 +1,107 @@
+"""StreamLoader(engine="dali") on a GPU: the same clips, frames, order and masks as the default engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.loader.engine import ENGINES, EngineName
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tools.clips import Recipe, hard_recipes, read_frame_number, write
+
+HARD = hard_recipes()
+NAMES = [
+    *("h264", "h264_pyramid", "h264_vfr", "h264_trimmed", "h264_trimmed_past_key", "h264_five_frames"),
+    *("hevc", "hevc_10bit", "hevc_open_gop", "hevc_trimmed", "vp9", "vp9_vfr", "vp8"),
+]
+# Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
+RECIPES = {name: replace(HARD[name], width=336) for name in NAMES}
+
+
+def packed(recipes: dict[str, Recipe], folder: Path) -> str:
+    (folder / "videos").mkdir()
+    for name, recipe in recipes.items():
+        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
+    pack(
+        [str(folder / "videos")],
+        str(folder / "dataset"),
+        treatment=PackOptions("any"),
+        shard_size=200_000,
+        progress=False,
+    )
+    return str(folder / "dataset")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return packed(RECIPES, tmp_path_factory.mktemp("dali"))
+
+
+def batches(dataset: str, engine: EngineName, **options: Any) -> list[dict[str, Any]]:
+    known = {"batch_size": 4, "sampling": sv.Window(8, fps=10), "seed": 2, "device": "cuda"}
+    with sv.StreamLoader(dataset, engine=engine, **{**known, **options}) as loader:
+        return [batch for _ in range(2) for batch in loader]
+
+
+def assert_same_but_for_video(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> None:
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert list(a) == list(b)
+        for name in set(a) - {"video"}:
+            same = torch.equal(a[name], b[name]) if isinstance(a[name], torch.Tensor) else a[name] == b[name]
+            assert same, name
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [sv.Window(8, fps=10), sv.Window(9, stride=4, pad="constant"), sv.Uniform(5), sv.Frames([9, 0, 9])],
+    ids=lambda sampling: type(sampling).__name__,
+)
+def test_the_same_frames(dataset: str, sampling: Any) -> None:
+    default, dali = (batches(dataset, engine, sampling=sampling) for engine in ENGINES)
+    assert_same_but_for_video(default, dali)
+    for a, b in zip(default, dali, strict=True):
+        assert b["video"].is_cuda
+        # Persistent sessions and DALI drive the same chip; the rounding of their conversions to RGB is at most a level.
+        assert (a["video"].int() - b["video"].int()).abs().max() <= 1
+        for video, times, key in zip(b["video"].cpu().numpy(), b["pts"].tolist(), b["key"], strict=True):
+            at = np.array([float(t) for t in RECIPES[key].shown_at()])
+            for frame, seconds in zip(video, times, strict=True):
+                if seconds >= 0:
+                    wanted = RECIPES[key].shown()[int(np.argmin(np.abs(at - seconds)))]
+                    assert read_frame_number(frame) == wanted, (key, seconds)
+
+
+def test_the_same_transform(dataset: str) -> None:
+    transform = sv.Transform(resize=160, crop=128, flip=True, mean=(0.45,) * 3, std=(0.225,) * 3, dtype="float16")
+    default, dali = (batches(dataset, engine, transform=transform) for engine in ENGINES)
+    assert_same_but_for_video(default, dali)
+    for a, b in zip(default, dali, strict=True):
+        torch.testing.assert_close(a["video"], b["video"], rtol=0, atol=0.05)
+
+
+def test_an_epoch_goes_on_in_the_other_engine(dataset: str) -> None:
+    with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(4), engine="dali", device="cuda") as begun:
+        iterator = iter(begun)
+        seen = [clip for _ in range(2) for clip in next(iterator)["clip"].tolist()]
+        state = begun.state_dict()
+    with sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(4), device="cuda") as resumed:
+        resumed.load_state_dict(state)
+        seen += [clip for batch in resumed for clip in batch["clip"][batch["valid"]].tolist()]
+    assert sorted(seen) == list(range(len(NAMES)))
+
+
+def test_heights_that_dali_mixes_up_are_refused(tmp_path: Path) -> None:
+    """320x180 is coded with 192 rows; whichever of the two is rarer cannot go through DALI's decoder cache."""
+    base = replace(HARD["h264"], frames=10, width=352)
+    path = packed({"a": replace(base, height=192), "b": base, "c": replace(base, seed=1)}, tmp_path)
+    with pytest.raises(sv.InputError, match=r"h264 such as a .*decoder cache"):
+        sv.StreamLoader(path, batch_size=1, sampling=sv.Window(4), engine="dali", device="cuda")
