@@ -8,17 +8,15 @@ from pathlib import Path
 
 import av
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.dali.reader import MAX_RANGES, TAR_BLOCK, VideoSource, video_source, write_indexes
-from streamvid.mp4 import boxes
 from streamvid.video.packet_selection import PacketSelection, ranges
 
-VPCC = boxes.full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)
-STSD = boxes.visual_sample_description(b"vp08", VPCC, width=64, height=48)
+STSD = vp8_sample_description(width=64, height=48, full_range=False)
 
 
 @dataclass(frozen=True)
@@ -126,11 +124,3 @@ def test_dali_reads_in_the_order_of_the_sources(tmp_path: Path) -> None:
     for place, (number, source) in enumerate(zip(order, sources, strict=True)):
         got = b"".join(np.array(component.at(place)).tobytes() for component in components)
         assert source.header.tobytes() + got == join(source, clips[number].data)
-
-
-def test_too_large_for_32_bits() -> None:
-    zeros = np.zeros(2, dtype=np.int64)
-    packets = PacketSelection(np.array([0, 1 << 32]), np.array([1, 1]), np.arange(2), zeros[:1], zeros, zeros[:1])
-    spans = np.array([[0, (1 << 32) + 1]])
-    with pytest.raises(ValueError, match="32-bit"):
-        video_source("x.tar", 0, packets, spans, stsd=STSD, width=64, height=48)
