@@ -4,26 +4,24 @@ of an epoch, and what it decodes wrongly without an error must not surface at al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import Categories
+from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.errors import InputError
-from streamvid.video.stored_clip import UNORDERED
+from streamvid.video.gpu_support import Route
 
 _CPU_CODECS: Final = ("vp8", "vp9", "mjpeg")
-_GPU_PIX_FMTS: Final = ("yuv420p", "yuvj420p", "yuv420p10le")
 _NAMED: Final = 3
-"""Clips that a message names of each kind."""
+"""Clips of a group that the message names."""
 
 
 def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) -> None:
-    """Refuse clips that DALI's decoder on this device fails on, or decodes wrongly.
+    """Refuse clips that DALI's decoder on this device is known to fail on, or to decode wrongly.
 
     Args:
         dataset: the dataset.
@@ -33,81 +31,54 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
     Raises:
         InputError: there are some. Names them, why, and the remedy.
     """
-    found = []
-    left = np.ones(len(rows), dtype=bool)
-    for mask, reason in _on_cpu(dataset, rows) if device_id is None else _on_gpu(dataset, rows, device_id):
-        wrong = rows[mask & left]
-        left &= ~mask
-        if len(wrong):
-            codecs = "/".join(sorted({dataset.clips.codec[row] for row in wrong.tolist()}))
-            keys = ", ".join(dataset.key(row) for row in wrong[:_NAMED].tolist())
-            found.append(f"{len(wrong)} clips of {codecs} such as {keys} ({reason})")
-    if found:
+    clips = dataset.clips
+    non_displayed = clips.frames < clips.packets
+    problems: list[str] = []
+    decodable: list[Int64] = []
+    for group, members in group_clips(dataset, rows).items():
+        reason = _problem(group, on_gpu=device_id is not None)
+        if group.codec == "vp8" and not reason:
+            # DALI takes a packet for a frame. An edit list hides packets, too: that the two are not told apart here
+            # costs cut VP8 alone.
+            _add(problems, dataset, group, members[non_displayed[members]], "DALI counts its hidden packets as frames")
+            decodable.append(members[~non_displayed[members]])
+        elif reason:
+            _add(problems, dataset, group, members, reason)
+        else:
+            decodable.append(members)
+    if device_id is not None and decodable:
+        left = np.concatenate(decodable)
+        mixed = left[_mixed_up(dataset, left, device_id)]
+        for group, members in group_clips(dataset, mixed).items():
+            reason = "DALI's decoder cache mixes them up with clips of another height that are coded alike"
+            _add(problems, dataset, group, members, reason)
+    if problems:
         raise InputError(
-            f'engine="dali" cannot decode {"; ".join(found)}: give engine="default", leave them out, '
+            f'engine="dali" cannot decode {"; ".join(problems)}: give engine="default", leave them out, '
             "or pack them with --codec vp9"
         )
 
 
-def _on_cpu(dataset: ClipSource, rows: Int64) -> Iterator[tuple[Bool, str]]:
-    """bool [clips] of what the CPU decoder fails on, with the reason."""
-    codec = dataset.clips.codec
-    yield (
-        ~_has(codec, rows, lambda name: name in _CPU_CODECS),
-        "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone",
-    )
-    yield _hidden_in_vp8(dataset, rows)
+def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
+    """Why DALI does not decode a group on this device; empty if it does."""
+    if on_gpu:
+        return group.support.reason if group.support.route in (Route.CPU, Route.NONE) else ""
+    return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"
 
 
-def _on_gpu(dataset: ClipSource, rows: Int64, device_id: int) -> Iterator[tuple[Bool, str]]:
-    """Likewise for the GPU's."""
-    clips = dataset.clips
-    codec = clips.codec
-
-    def trait(*names: str) -> Bool:
-        return _has(clips.traits, rows, lambda traits: not set(names).isdisjoint(traits.split(",")))
-
-    h264 = _has(codec, rows, lambda name: name == "h264")
-    yield _has(codec, rows, lambda name: name == "mjpeg"), "DALI decodes Motion JPEG on the CPU alone"
-    yield (
-        ~_has(clips.pix_fmt, rows, lambda name: name in _GPU_PIX_FMTS),
-        "NVDEC behind DALI decodes 4:2:0 alone, with 8 or 10 bits",
-    )
-    yield (clips.width[rows] % 2 + clips.height[rows] % 2) > 0, "DALI garbles frames with an odd width or height"
-    yield trait(UNORDERED), "the display order of their pictures is not known"
-    yield (
-        trait("lead-in") & _has(codec, rows, lambda name: name in ("h264", "hevc")),
-        "they do not begin with a picture that a decoder can start from",
-    )
-    yield trait("show-existing", "superframes"), "DALI gets frames wrong where VP9 has hidden pictures"
-    yield _hidden_in_vp8(dataset, rows)
-    intra = (clips.random_access[rows] == clips.packets[rows]) & (clips.packets[rows] > 1)
-    yield h264 & intra, "DALI fails on H.264 of I-frames alone"
-    yield (
-        _mixed_up(dataset, rows, device_id),
-        "DALI's decoder cache mixes them up with clips of another height that are coded alike",
-    )
-
-
-def _hidden_in_vp8(dataset: ClipSource, rows: Int64) -> tuple[Bool, str]:
-    clips = dataset.clips
-    hidden = clips.frames[rows] < clips.packets[rows]
-    vp8 = _has(clips.codec, rows, lambda name: name == "vp8")
-    return vp8 & hidden, "DALI counts VP8's hidden pictures as frames"
+def _add(problems: list[str], dataset: ClipSource, group: ClipGroup, rows: Int64, reason: str) -> None:
+    if len(rows):
+        keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
+        problems.append(f"{len(rows)} clips of {group} such as {keys} ({reason})")
 
 
 def _mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
-    """bool [clips]: those of the less frequent kind, of sizes that DALI's decoder cache mixes up."""
+    """bool [clips]: those that DALI's decoder cache would hand the decoder of more frequent ones."""
     clips = dataset.clips
-    columns = [clips.codec.codes[rows], clips.width[rows], clips.height[rows]]
-    kinds, which, counts = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True, return_counts=True)
-    sizes = [(clips.codec.names[code], width, height) for code, width, height in kinds.tolist()]
+    columns = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
+    distinct, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
+    sizes = [(clips.codec.names[code], width, height) for code, width, height in distinct.tolist()]
     guard = shared_guard()
     guard.prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
     refused = np.array([not guard.admit(device_id, *size) for size in sizes], dtype=bool)
     return np.asarray(refused[which.reshape(-1)])
-
-
-def _has(column: Categories, rows: Int64, test: Callable[[str], bool]) -> Bool:
-    """bool [clips]: whether the value of each row passes the test."""
-    return np.array([test(name) for name in column.names], dtype=bool)[column.codes[rows]]

@@ -74,13 +74,15 @@ def make_engine(
         InputError: no such engine, or clips that it cannot decode on this device.
     """
     rotates = bool(dataset.clips.rotation[rows].any())
+    if name not in ENGINES:
+        raise InputError(f"engine must be one of {', '.join(map(repr, ENGINES))}; it is {name!r}")
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
-        return DaliEngine(dataset, access, recipe, device_id=device_id, num_threads=num_threads, rotates=rotates)
-    if name != "default":
-        raise InputError(f"engine must be one of {', '.join(map(repr, ENGINES))}; it is {name!r}")
     if device_id is not None:
-        check_decodable(dataset, rows, device_id=device_id, probe=partial(probe_slice, dataset, access=access))
+        probe = partial(probe_slice, dataset, access=access)
+        check_decodable(dataset, rows, device_id=device_id, probe=probe, sessions=name == "default")
+    if name == "dali":
+        return DaliEngine(dataset, access, recipe, device_id=device_id, num_threads=num_threads, rotates=rotates)
     return EpochPipeline(
         dataset, access, recipe, device_id=device_id, threads=num_threads, max_batch=max_batch, rotates=rotates
     )

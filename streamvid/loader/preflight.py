@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.gpu import GpuDecoder
@@ -22,7 +22,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.sampling.spread import Uniform
 from streamvid.transform.spec import Transform
-from streamvid.video.gpu_support import Route, Support, support
+from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 
 log = logging.getLogger(__name__)
@@ -33,22 +33,9 @@ _MAX_DIFFERENCE: Final = 6.0
 _REMEDY: Final = "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give device='cpu'"
 
 
-@dataclass(frozen=True)
-class _ClipGroup:
-    """Clips that differ in nothing but size, and have one row in the table of `streamvid.video.gpu_support`."""
-
-    codec: str
-    profile: str
-    pix_fmt: str
-    all_intra: bool
-    traits: str
-    support: Support
-
-    def __str__(self) -> str:
-        return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
-
-
-def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: Callable[[int], EncodedSlice]) -> None:
+def check_decodable(
+    dataset: ClipSource, rows: Int64, *, device_id: int, probe: Callable[[int], EncodedSlice], sessions: bool = True
+) -> None:
     """Check that the GPU decodes clips rightly: by the table of `streamvid.video.gpu_support`, and by trying.
 
     Of every group that the table lets through, the smallest and the largest clip are decoded on the GPU and on the CPU,
@@ -59,12 +46,13 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: 
         rows: int64 [clips], the rows that will be used.
         device_id: the GPU.
         probe: gives a few frames of a row's clip: see `probe_slice`.
+        sessions: False if DALI is to decode them all.
 
     Raises:
         InputError: some cannot be decoded, or come out wrong. Names codecs, clips and the remedy.
     """
-    groups = _groups(dataset, rows)
-    problems: dict[_ClipGroup, str] = {}
+    groups = group_clips(dataset, rows)
+    problems: dict[ClipGroup, str] = {}
     for group, members in groups.items():
         if group.support.route is Route.NONE:
             problems[group] = group.support.reason
@@ -72,7 +60,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: 
             log.warning("%d clips of %s are decoded on the CPU: %s", len(members), group.codec, group.support.reason)
     on_gpu = {group: members for group, members in groups.items() if group.support.route in (Route.NVDEC, Route.DALI)}
     area = dataset.clips.width.astype(np.int64) * dataset.clips.height
-    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
+    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
     _guard_sizes(dataset, rows, device_id, decoder)
     try:
         for group, members in on_gpu.items():
@@ -82,7 +70,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int, probe: 
                     problems[group] = problem
                     decoder.close()
                     # After an error a DALI pipeline is of no use.
-                    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2)
+                    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
                     break
     finally:
         decoder.close()
@@ -109,29 +97,8 @@ def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, int]]:
     return [(codec, why, count) for (codec, why), count in found.items()]
 
 
-def _all_groups(dataset: ClipSource) -> Iterable[tuple[_ClipGroup, Int64]]:
-    return _groups(dataset, np.arange(len(dataset), dtype=np.int64)).items()
-
-
-def _groups(dataset: ClipSource, rows: Int64) -> dict[_ClipGroup, Int64]:
-    """The rows of each group."""
-    clips = dataset.clips
-    intra = (clips.random_access == clips.packets) & (clips.packets > 1)
-    categories = clips.codec, clips.profile, clips.pix_fmt, clips.traits
-    columns = (*(column.codes for column in categories), intra, clips.width, clips.height)
-    # NumPy sorts single numbers twenty times as fast as rows of a table.
-    sizes = tuple(int(column.max(initial=0)) + 1 for column in columns)
-    combined = np.ravel_multi_index(tuple(column[rows].astype(np.int64) for column in columns), sizes)
-    distinct, which = np.unique(combined, return_inverse=True)
-    numbers: dict[_ClipGroup, int] = {}
-    group_of = np.empty(len(distinct), dtype=np.int64)
-    for n, values in enumerate(zip(*(axis.tolist() for axis in np.unravel_index(distinct, sizes)), strict=True)):
-        codec, profile, pix_fmt, traits = (column.names[code] for column, code in zip(categories, values, strict=False))
-        all_intra, width, height = bool(values[4]), values[5], values[6]
-        row = support(codec, pix_fmt, width, height, traits=traits, all_intra=all_intra)
-        group = _ClipGroup(codec, profile, pix_fmt, all_intra, traits, row)
-        group_of[n] = numbers.setdefault(group, len(numbers))
-    return {group: rows[group_of[which] == n] for group, n in numbers.items()}
+def _all_groups(dataset: ClipSource) -> Iterable[tuple[ClipGroup, Int64]]:
+    return group_clips(dataset, np.arange(len(dataset), dtype=np.int64)).items()
 
 
 def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuDecoder) -> None:
@@ -177,7 +144,7 @@ def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:
     )
 
 
-def _sentence(dataset: ClipSource, found: Sequence[tuple[_ClipGroup, str, Int64]]) -> str:
+def _sentence(dataset: ClipSource, found: Sequence[tuple[ClipGroup, str, Int64]]) -> str:
     parts = []
     for group, why, members in found:
         keys = ", ".join(dataset.key(row) for row in members[:3].tolist())

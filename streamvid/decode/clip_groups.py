@@ -1,0 +1,55 @@
+"""A dataset's clips in groups that a decoder treats alike, each with its row of the table of what a GPU decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.video.gpu_support import Support, support
+
+
+@dataclass(frozen=True)
+class ClipGroup:
+    """Clips that differ in nothing but size, and have one row in the table of `streamvid.video.gpu_support`."""
+
+    codec: str
+    profile: str
+    pix_fmt: str
+    all_intra: bool
+    traits: str
+    support: Support
+
+    def __str__(self) -> str:
+        return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
+
+
+def group_clips(dataset: ClipSource, rows: Int64) -> dict[ClipGroup, Int64]:
+    """Sort clips into groups that one decoder treats alike.
+
+    Args:
+        dataset: the dataset.
+        rows: int64 [clips].
+
+    Returns:
+        int64 [clips], the rows of each group.
+    """
+    clips = dataset.clips
+    intra = (clips.random_access == clips.packets) & (clips.packets > 1)
+    categories = clips.codec, clips.profile, clips.pix_fmt, clips.traits
+    columns = (*(column.codes for column in categories), intra, clips.width, clips.height)
+    # NumPy sorts single numbers twenty times as fast as rows of a table.
+    sizes = tuple(int(column.max(initial=0)) + 1 for column in columns)
+    combined = np.ravel_multi_index(tuple(column[rows].astype(np.int64) for column in columns), sizes)
+    distinct, which = np.unique(combined, return_inverse=True)
+    numbers: dict[ClipGroup, int] = {}
+    group_of = np.empty(len(distinct), dtype=np.int64)
+    for n, values in enumerate(zip(*(axis.tolist() for axis in np.unravel_index(distinct, sizes)), strict=True)):
+        codec, profile, pix_fmt, traits = (column.names[code] for column, code in zip(categories, values, strict=False))
+        all_intra, width, height = bool(values[4]), values[5], values[6]
+        row = support(codec, pix_fmt, width, height, traits=traits, all_intra=all_intra)
+        group = ClipGroup(codec, profile, pix_fmt, all_intra, traits, row)
+        group_of[n] = numbers.setdefault(group, len(numbers))
+    return {group: rows[group_of[which] == n] for group, n in numbers.items()}
