@@ -1,4 +1,4 @@
-"""A progress bar that stays away unless somebody is watching and there is something to wait for."""
+"""Progress bars on stderr, shown only on a terminal and after two seconds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from rich.progress import Progress as RichProgress
 log = logging.getLogger(__name__)
 
 DELAY_S: Final = 2.0
+"""Seconds before a bar is shown."""
 LOG_S: Final = 60.0
-"""Seconds between two lines in the log."""
+"""Seconds between two progress lines in the log."""
 
 
 class Progress:
-    """Counts items on stderr: a bar appears after two seconds, if stderr is a terminal. A context manager.
+    """A progress bar on stderr, shown after two seconds if stderr is a terminal. A context manager.
 
     Args:
-        what: is being done.
-        total: items.
+        what: description beside the bar.
+        total: number of items.
         enabled: whether to show anything.
-        counted: whether items are shown as numbers; False where they are only a measure, such as bytes.
+        counted: whether to show "done/total"; False if items are a measure of work, such as bytes.
     """
 
     def __init__(self, what: str, total: int, *, enabled: bool, counted: bool = True) -> None:
@@ -46,7 +47,7 @@ class Progress:
         self._task = self._bar.add_task(what, total=total, note="")
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Count more items; `note` is shown beside the bar."""
+        """Count finished items; `note` is shown beside the bar."""
         self._done += count
         if not self._enabled:
             return
@@ -64,30 +65,30 @@ class Progress:
 
 
 class PackProgress:
-    """Tells how far a pack is: clips, bytes, rate, time left, rejected. A context manager.
+    """Progress of a pack: videos, clips, bytes, rate, time left, rejected videos. A context manager.
 
-    On a terminal it is a bar; elsewhere a line in the log now and then.
+    A bar on a terminal, and a log line every minute.
 
     Args:
-        videos: all that are to be packed.
-        source_bytes: of their files: what the time left is reckoned by.
+        videos: number of sources.
+        source_bytes: of their files; the time left is estimated by bytes.
         enabled: whether to show anything.
     """
 
     def __init__(self, videos: int, source_bytes: int, *, enabled: bool) -> None:
-        # A byte more per video: files of unknown size take time too.
+        # One more byte per video, so that files of unknown size count.
         self._bar = Progress("packing", source_bytes + videos, enabled=enabled, counted=False)
         self._videos, self._all = 0, videos
         self._clips = self._bytes = self._rejected = 0
         self._began = self._said = time.monotonic()
         self._new_bytes = 0
 
-    def already(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
-        """Count what an earlier run has left: it takes no time now."""
+    def resume(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
+        """Count the results of an earlier run, which do not count for the rate."""
         self._count(videos, source_bytes, clips, clip_bytes, rejected)
 
     def advance(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
-        """Count videos that are done with, and what was made of them."""
+        """Count finished videos and their clips."""
         self._new_bytes += clip_bytes
         self._count(videos, source_bytes, clips, clip_bytes, rejected)
         now = time.monotonic()

@@ -13,35 +13,36 @@ _LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|f|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def add_cutting_options(command: argparse.ArgumentParser) -> None:
+def add_cut_options(command: argparse.ArgumentParser) -> None:
     """Add --clip, --tail, --scenes, --shortest-scene, --cuts and --exact-cuts."""
     how = command.add_mutually_exclusive_group()
     how.add_argument(
         "--clip", type=parse_length, metavar="LENGTH", help="cut videos into clips: 10s, 500ms, 2m, or 64f (frames)"
     )
-    how.add_argument("--scenes", action="store_true", help="cut videos where their content changes abruptly")
+    how.add_argument("--scenes", action="store_true", help="cut videos at scene changes")
     how.add_argument(
         "--cuts",
         metavar="LIST",
-        help=".csv, .jsonl or .parquet with columns path, start and end (seconds), or start_frame and end_frame",
+        help="a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame and end_frame",
     )
     command.add_argument(
         "--tail",
         choices=("keep", "drop", "merge"),
         default="keep",
-        help="with --clip: a short last clip is kept (default), dropped, or merged into the one before",
+        help="with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
     )
     command.add_argument(
         "--shortest-scene",
         type=parse_length,
         metavar="LENGTH",
-        help="with --scenes: changes that follow sooner on one another end no scene; by default 0.6s",
+        help="with --scenes: length of the shortest scene; default 0.6s",
     )
     command.add_argument(
         "--exact-cuts",
         choices=("hidden", "reencode"),
         default="hidden",
-        help="where a cut is no key frame: store the packets before it, hidden (default), or encode again",
+        help="if a clip does not begin at a key frame: store the packets that it depends on, not displayed (hidden, "
+        "the default), or re-encode",
     )
 
 
@@ -59,19 +60,19 @@ def parse_length(text: str) -> tuple[float, str]:
     return (number / 1000 if unit == "ms" else number * _SECONDS[unit]), "seconds"
 
 
-def cutting_of(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
-    """The rule that the options ask for.
+def cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
+    """The cutting rule that the options describe; None without --clip and --scenes.
 
     Raises:
-        InputError: they do not go together.
+        InputError: options that do not go together.
     """
     from streamvid.errors import InputError
     from streamvid.packing.options import FixedLength, Scenes
 
     if arguments.tail != "keep" and arguments.clip is None:
-        raise InputError("--tail says what becomes of a short last clip: give it with --clip")
+        raise InputError("--tail applies to the last clip of --clip: give --clip, too")
     if arguments.shortest_scene is not None and not arguments.scenes:
-        raise InputError("--shortest-scene says what counts as a scene: give it with --scenes")
+        raise InputError("--shortest-scene applies to --scenes: give --scenes, too")
     if arguments.clip is not None:
         length, unit = arguments.clip
         return FixedLength(length, "frames" if unit == "frames" else "seconds", arguments.tail)

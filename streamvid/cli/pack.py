@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from streamvid.cli.cut_options import add_cutting_options, cutting_of
+from streamvid.cli.cut_options import add_cut_options, cutting_rule
 from streamvid.cli.output import SHOWN, console, parse_size
-from streamvid.cli.transcode_options import add_converting_options, conversion_of, warn_of_unsuited
+from streamvid.cli.transcode_options import add_transcode_options, transcode_options, warn_of_incompatible
 from streamvid.errors import InputError
 from streamvid.text import printable
 
@@ -35,8 +35,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("--overwrite", action="store_true", help="replace what is there")
     command.add_argument("--append", action="store_true", help="add the videos to the dataset that is there")
-    add_cutting_options(command)
-    add_converting_options(command)
+    add_cut_options(command)
+    add_transcode_options(command)
     command.set_defaults(run=_run)
 
 
@@ -55,11 +55,11 @@ def _run(arguments: argparse.Namespace) -> int:
         labels=arguments.labels,
         metadata=arguments.metadata,
         cuts=arguments.cuts,
-        treatment=PackOptions(
-            suits=arguments.suits,
-            cutting=cutting_of(arguments),
-            exact=arguments.exact_cuts == "reencode",
-            conversion=conversion_of(arguments),
+        options=PackOptions(
+            compatible_with=arguments.compatible_with,
+            cutting=cutting_rule(arguments),
+            exact_cuts=arguments.exact_cuts == "reencode",
+            transcode=transcode_options(arguments),
             fps=arguments.fps,
         ),
         shard_size=arguments.shard_size,
@@ -71,8 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
         append=arguments.append,
     )
     _print_summary(report)
-    if arguments.suits == "any":
-        warn_of_unsuited(arguments.destination, console())
+    if arguments.compatible_with == "any":
+        warn_of_incompatible(arguments.destination, console())
     return 0
 
 

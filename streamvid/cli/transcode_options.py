@@ -1,44 +1,48 @@
-"""The options of `streamvid pack` that convert videos."""
+"""The options of `streamvid pack` about transcoding."""
 
 from __future__ import annotations
 
 import argparse
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from streamvid.video.gpu_support import Purpose
     from streamvid.video.transcode import TranscodeOptions
 
 _NTSC: Final = {
     Fraction(written): Fraction(1000 * nearest, 1001)
     for written, nearest in [("23.976", 24), ("23.98", 24), ("29.97", 30), ("59.94", 60), ("119.88", 120)]
 }
-"""What people write for rates that are fractions of 1001."""
+"""Decimal spellings of NTSC frame rates, which are multiples of 1/1001."""
+_TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 
 
-def add_converting_options(command: argparse.ArgumentParser) -> None:
+def add_transcode_options(command: argparse.ArgumentParser) -> None:
     """Add --for, --codec, --short-side, --max-fps, --gop, --crf and --fps."""
     command.add_argument(
         "--for",
-        dest="suits",
+        dest="compatible_with",
         choices=("gpu", "gpu-no-av1", "any"),
         default="gpu",
-        help="gpu (default): convert what NVDEC or DALI cannot decode, and only that; gpu-no-av1: AV1 too, which "
-        "A100, H100 and H200 cannot; any: copy all",
+        help="gpu (default): transcode what neither NVDEC nor DALI decodes, and nothing else; gpu-no-av1: AV1 as well, "
+        "which A100, H100 and H200 do not decode; any: transcode nothing",
     )
     command.add_argument(
         "--codec",
         choices=("h264", "hevc", "vp9", "av1", "mjpeg"),
-        help="convert all videos; h264 if one of the next four options is given",
+        help="transcode all videos; h264 if one of the next four options is given",
     )
-    command.add_argument("--short-side", type=int, metavar="PIXELS", help="make larger frames smaller")
-    command.add_argument("--max-fps", type=parse_rate, metavar="RATE", help="leave out frames above this rate")
-    command.add_argument("--gop", type=int, metavar="FRAMES", help="from one key frame to the next; default 30")
-    command.add_argument("--crf", type=int, metavar="N", help="quality, smaller is better; default by codec")
-    command.add_argument("--fps", type=parse_rate, metavar="RATE", help="of folders of images without a file of times")
+    command.add_argument("--short-side", type=int, metavar="PIXELS", help="downscale larger frames")
+    command.add_argument("--max-fps", type=parse_rate, metavar="RATE", help="drop frames above this rate")
+    command.add_argument("--gop", type=int, metavar="FRAMES", help="frames from one key frame to the next; default 30")
+    command.add_argument(
+        "--crf", type=int, metavar="N", help="quality, smaller is better; the default depends on codec"
+    )
+    command.add_argument(
+        "--fps", type=parse_rate, metavar="RATE", help="frame rate of image folders without a file of timestamps"
+    )
 
 
 def parse_rate(text: str) -> Fraction:
@@ -52,35 +56,27 @@ def parse_rate(text: str) -> Fraction:
     return _NTSC.get(rate, rate.limit_denominator(1001))
 
 
-def conversion_of(arguments: argparse.Namespace) -> TranscodeOptions | None:
-    """What the options convert all videos into; None if none of them is given.
+def transcode_options(arguments: argparse.Namespace) -> TranscodeOptions | None:
+    """How all videos are transcoded; None if none of the options is given.
 
     Raises:
-        InputError: a value that cannot be used, or not for the purpose that --for names.
+        InputError: a value is out of range, or incompatible with the decoders that --for names.
     """
-    given: dict[str, Any] = {
-        "codec": arguments.codec,
-        "short_side": arguments.short_side,
-        "max_fps": arguments.max_fps,
-        "gop": arguments.gop,
-        "crf": arguments.crf,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(arguments, name) for name in _TRANSCODE_OPTIONS if getattr(arguments, name) is not None}
     if not given:
         return None
     from streamvid.video.gpu_support import check_transcode
     from streamvid.video.transcode import TranscodeOptions
 
-    conversion = TranscodeOptions(**given)
-    purpose: Purpose = arguments.suits
-    check_transcode(conversion, purpose)
-    return conversion
+    options = TranscodeOptions(**given)
+    check_transcode(options, arguments.compatible_with)
+    return options
 
 
-def warn_of_unsuited(destination: str, out: Console) -> None:
-    """After --for any: say which clips of a dataset a GPU run would refuse."""
+def warn_of_incompatible(destination: str, out: Console) -> None:
+    """After --for any: print which clips of the dataset a GPU does not decode."""
     from streamvid.dataset.dataset import Dataset
     from streamvid.loader.preflight import unsupported_clips
 
     for kind, why, rows in unsupported_clips(Dataset.open(destination)):
-        out.print(f"warning: a GPU cannot decode {len(rows):,} clips of {kind}: {why}; --for gpu converts them")
+        out.print(f"warning: a GPU cannot decode {len(rows):,} clips of {kind}: {why}; --for gpu transcodes them")

@@ -1,4 +1,4 @@
-"""What a dataset that is appended to has already: videos, keys, classes, shard names."""
+"""Appending to a dataset: which videos, keys, classes and shard names it has already."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from dataclasses import dataclass, replace
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo, longer_keys
+from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.journal import Rejected
+from streamvid.packing.keys import longer_keys
 from streamvid.packing.report import read_rejected
 from streamvid.storage import filesystem
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseDataset:
     """A dataset that is appended to.
 
     Attributes:
         manifest: its dataset.json.
         sha256: of that file.
         sources: the names of all videos in it.
-        keys: of all clips, case folded, sorted.
+        keys: of all clips, case-folded and sorted.
         labelled: whether any clip has a label.
-        rejected: what rejected.parquet says.
+        rejected: the rows of rejected.parquet.
     """
 
     manifest: Manifest
@@ -38,11 +39,11 @@ class Base:
 
     @property
     def next_number(self) -> int:
-        """A shard number that is free, as are all after it."""
+        """The lowest unused shard number: one after the last shard's."""
         return max(int(shard.name) for shard in self.manifest.shards) + 1
 
 
-def read_base(destination: str) -> Base:
+def read_base(destination: str) -> BaseDataset:
     """Open the dataset at a destination to append to it.
 
     Raises:
@@ -59,7 +60,7 @@ def read_base(destination: str) -> Base:
         raise InputError(
             f"the dataset at {filesystem.redact(destination)} changed while it was being read: run this again"
         )
-    return Base(
+    return BaseDataset(
         manifest,
         hashlib.sha256(data).hexdigest(),
         frozenset(dataset.clips.source),
@@ -69,11 +70,14 @@ def read_base(destination: str) -> Base:
     )
 
 
-def new_sources(sources: Sequence[SourceVideo], base: Base) -> list[SourceVideo]:
-    """The sources that are not in the dataset yet, with keys that are not either.
+def new_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> list[SourceVideo]:
+    """The sources whose names the dataset does not have, with unused keys.
 
-    A key that is taken, or that begins a taken one where clips cut from another video may follow, gets digits of the
-    name's SHA-256, as keys do that two names of one pack would share.
+    A source gets a longer key, with digits of its name's SHA-256, if its usual key is used or is a prefix of used
+    keys: the keys of clips cut from it begin so.
+
+    Raises:
+        InputError: all keys that a source may have are used.
     """
     new = [source for source in sources if source.name not in base.sources]
     taken: set[str] = {source.key.casefold() for source in new}
@@ -90,7 +94,7 @@ def new_sources(sources: Sequence[SourceVideo], base: Base) -> list[SourceVideo]
     return found
 
 
-def _is_taken(key: str, base: Base) -> bool:
+def _is_taken(key: str, base: BaseDataset) -> bool:
     folded = key.casefold()
     for prefix in (folded, f"{folded}-", f"{folded}_"):
         place = bisect.bisect_left(base.keys, prefix)
@@ -101,11 +105,11 @@ def _is_taken(key: str, base: Base) -> bool:
     return False
 
 
-def all_classes(new: tuple[str, ...] | None, base: Base, labelled: bool) -> tuple[str, ...] | None:
-    """The dataset's classes with the new ones behind them: class numbers that are in use stay as they are.
+def extend_classes(new: tuple[str, ...] | None, base: BaseDataset, *, labelled: bool) -> tuple[str, ...] | None:
+    """The dataset's class names with the new ones appended, so that existing class numbers keep their meaning.
 
     Args:
-        new: the classes of the new videos, None if they have numbers or nothing.
+        new: class names of the new videos; None if their labels are numbers or they have none.
         base: the dataset.
         labelled: whether any of the new videos has a label.
 

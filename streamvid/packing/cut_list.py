@@ -1,9 +1,8 @@
-"""Lists of cuts: which clips to cut out of which videos, and what comes with them."""
+"""Cut lists: which clips to cut out of which videos, with their labels and other columns."""
 
 from __future__ import annotations
 
 import math
-import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,37 +13,39 @@ import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.labels import Finder
+from streamvid.packing.labels import match_videos
 from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_table, video_column
-from streamvid.packing.options import Cut, FixedLength, PackOptions, Scenes, Unit
+from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
 from streamvid.packing.scenes import need_scenedetect
 from streamvid.storage import filesystem
 
 COLUMNS: Final = pa.schema(
     [("start", pa.float64()), ("end", pa.float64()), ("start_frame", pa.int64()), ("end_frame", pa.int64())]
 )
-"""What a clip's metadata say of where it was cut out; a list of cuts has the first two or the last two."""
-_PAIRS: Final[tuple[tuple[Unit, str, str], ...]] = (("seconds", "start", "end"), ("frames", "start_frame", "end_frame"))
+"""Metadata columns with the place of a clip in its video. A cut list has the first two or the last two."""
+_PAIRS: Final[tuple[tuple[CutUnit, str, str], ...]] = (
+    ("seconds", "start", "end"),
+    ("frames", "start_frame", "end_frame"),
+)
 _CLOCK: Final = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d*)?)")
 
 
 def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], int]:
-    """Give the sources the cuts of a list, and leave out those without one.
+    """Add the cuts of a list to the sources, and drop the sources without any.
 
     Args:
-        sources: what is packed.
+        sources: all videos of the pack.
         path: a .csv, .jsonl or .parquet with a column `path` (or `video`, or `key`) that names videos as
             `streamvid.packing.labels.attach_labels` takes them, and columns `start` and `end` in seconds (or as
-            h:m:s) from the first frame, or `start_frame` and `end_frame`, counted from 0. The end is not part of the
-            clip; where it is empty, it is that of the video. A column `label` labels the clips; all others are stored
-            with them.
+            h:m:s) after the first frame, or `start_frame` and `end_frame`, numbered from 0. The end is exclusive; an
+            empty one is the end of the video. A column `label` labels the clips; all others become metadata.
 
     Returns:
         The sources that have cuts, in the order given, and how many have none.
 
     Raises:
-        InputError: the list cannot be read or has no such columns, or a row names no video or more than one, or is no
-            cut: its start is missing, negative, or not before its end.
+        InputError: the list cannot be read or lacks these columns, or a row matches no video or several, or its start
+            is missing, negative, or not before its end.
     """
     shown = filesystem.redact(path)
     table = read_table(path)
@@ -56,52 +57,47 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
     ends = _numbers(table[end_column], end_column, unit, shown)
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)
     metas = other_columns(table, (column, start_column, end_column, "label", "key"), shown)
-    find = Finder(sources, posixpath.dirname(path))
+    matches = match_videos(sources, column, cells, path)
     cuts: dict[int, list[Cut]] = defaultdict(list)
-    strangers: list[str] = []
-    for row, (cell, start, end) in enumerate(zip(cells, starts, ends, strict=True)):
+    for row, (video, start, end) in enumerate(zip(matches, starts, ends, strict=True)):
         where = f"row {row + 1} of {shown}"
         if start is None:
             raise InputError(f"{where} has nothing in the column {start_column!r}: fill it in or drop the row")
         if end is not None and end <= start:
             raise InputError(f"{where} cuts from {start:g} to {end:g} ({unit}): the end must come after the start")
-        matches = find.by_key(cell) if column == "key" else find.by_path(cell)
-        if len(matches) > 1:
-            names = " and ".join(sources[i].name for i in matches[:2])
-            raise InputError(f"{cell[:200]!r} in {shown} may be {names}: write the path below the packed folder")
-        if matches:
-            cuts[matches[0]].append(Cut(start, end, unit, labels[row], metas[row]))
-        else:
-            strangers.append(cell)
-    if strangers:
-        others = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+        if video is not None:
+            cuts[video].append(Cut(start, end, unit, labels[row], metas[row]))
+    unmatched = [cell for cell, video in zip(cells, matches, strict=True) if video is None]
+    if unmatched:
+        others = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
         raise InputError(
-            f"{shown} cuts {strangers[0][:200]!r}{others}, not among the {len(sources)} videos: "
+            f"{shown} cuts {unmatched[0][:200]!r}{others}, not among the {len(sources)} videos: "
             "correct the paths or drop the rows"
         )
-    found = [replace(source, cuts=tuple(sorted(cuts[i], key=_place))) for i, source in enumerate(sources) if i in cuts]
+    found = [
+        replace(source, cuts=tuple(sorted(cuts[i], key=_by_start))) for i, source in enumerate(sources) if i in cuts
+    ]
     return found, len(sources) - len(found)
 
 
-def _place(cut: Cut) -> tuple[float, float]:
+def _by_start(cut: Cut) -> tuple[float, float]:
     return cut.start, math.inf if cut.end is None else cut.end
 
 
-def check_cutting(treatment: PackOptions, *, listed: bool) -> None:
-    """Make sure that videos can be cut as they are to be.
+def check_cutting(options: PackOptions, *, listed: bool) -> None:
+    """Check the options that cut videos.
 
     Args:
-        treatment: of the videos.
-        listed: there is a list of cuts.
+        options: of the pack.
+        listed: whether there is a cut list.
 
     Raises:
-        InputError: two ways of cutting at once, a length or shortest scene that makes no sense, or PySceneDetect is
-            wanted and not installed.
+        InputError: two ways of cutting at once, a length that is not positive, or scenes without PySceneDetect.
     """
-    rule = treatment.cutting
+    rule = options.cutting
     if rule is not None and listed:
         raise InputError("videos are cut by a list or by a rule: leave out --cuts, or --clip and --scenes")
-    if rule is None and not listed and treatment.exact:
+    if rule is None and not listed and options.exact_cuts:
         raise InputError("exact cuts without cuts: give --clip, --scenes or --cuts, or leave out --exact-cuts")
     if isinstance(rule, FixedLength):
         if not (math.isfinite(rule.length) and rule.length > 0):
@@ -109,20 +105,20 @@ def check_cutting(treatment: PackOptions, *, listed: bool) -> None:
         if rule.unit == "frames" and rule.length != int(rule.length):
             raise InputError(f"clips of {rule.length:g} frames: give a whole number of them")
     if isinstance(rule, Scenes):
-        if not (math.isfinite(rule.shortest) and rule.shortest >= 0):
-            raise InputError(f"a shortest scene of {rule.shortest:g} s: give 0 or more")
+        if not (math.isfinite(rule.min_length) and rule.min_length >= 0):
+            raise InputError(f"a shortest scene of {rule.min_length:g} s: give 0 or more")
         need_scenedetect()
 
 
 def cut_columns(lists: Sequence[str], cuts: str | None) -> pa.Schema:
-    """The columns of metadata of a pack that cuts videos, with their types.
+    """Names and types of the metadata columns of a pack that cuts videos.
 
     Args:
-        lists: all other lists that columns come from.
-        cuts: the list of cuts, if there is one.
+        lists: paths of all other lists.
+        cuts: path of the cut list, if there is one.
 
     Raises:
-        InputError: another list has a column that says where a clip was cut out.
+        InputError: another list has a column of the same name as one of `COLUMNS`.
     """
     for taken in meta_columns(lists).names:
         if taken in COLUMNS.names:
@@ -130,7 +126,7 @@ def cut_columns(lists: Sequence[str], cuts: str | None) -> pa.Schema:
     return meta_columns([*lists, *([] if cuts is None else [cuts])], own=COLUMNS)
 
 
-def _columns(table: pa.Table, shown: str) -> tuple[Unit, str, str]:
+def _columns(table: pa.Table, shown: str) -> tuple[CutUnit, str, str]:
     names = table.schema.names
     there = [pair for pair in _PAIRS if pair[1] in names or pair[2] in names]
     if len(there) > 1:
@@ -143,7 +139,7 @@ def _columns(table: pa.Table, shown: str) -> tuple[Unit, str, str]:
     return there[0]
 
 
-def _numbers(column: pa.ChunkedArray, name: str, unit: Unit, shown: str) -> list[float | None]:
+def _numbers(column: pa.ChunkedArray, name: str, unit: CutUnit, shown: str) -> list[float | None]:
     values: list[float | None] = []
     for row, cell in enumerate(column.to_pylist()):
         value = _number(cell)
@@ -157,9 +153,9 @@ def _numbers(column: pa.ChunkedArray, name: str, unit: Unit, shown: str) -> list
 
 
 def _number(cell: Any) -> float | None:
-    """A number, or a time of day as a number of seconds; NaN if it is neither, None if there is nothing."""
+    """A number, or h:m:s in seconds; None if the cell is empty, NaN if it is something else."""
     if cell is None or cell != cell or (isinstance(cell, str) and not cell.strip()):
-        return None  # pandas writes NaN where there is nothing
+        return None  # pandas writes NaN into empty cells
     if isinstance(cell, str):
         found = _CLOCK.fullmatch(cell.strip())
         if found is None:

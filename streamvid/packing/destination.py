@@ -1,8 +1,8 @@
-"""Where a dataset is written to: what is there already, whose turn it is, what may be removed, and when it is finished.
+"""The destination of a pack: its state, the claim on it, the removal of leftovers, and the final dataset.json.
 
-`unfinished.txt` holds the fingerprint of the pack that the destination belongs to at present. It is made by one
-conditional write, so of two packs that begin at once one is first. `pack-report.json` holds the fingerprint of the
-pack that made dataset.json last, and the checksum of that. All that follows, follows from these two.
+Two files decide everything here. `unfinished.txt` holds the fingerprint of the pack that owns the destination at
+present; it is created by a conditional write, so only one of two packs that begin at once succeeds. `pack-report.json`
+holds the fingerprint of the pack that wrote dataset.json last, and the checksum of dataset.json.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.job import differences
+from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
     FinishedElsewhereError,
     Journal,
-    claimed,
+    read_claim,
     read_if_there,
     unfinished_text,
 )
@@ -38,46 +38,48 @@ from streamvid.storage.url import local_path
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
 
-TAKEN: Final = "{} holds a dataset already: choose another place, overwrite it (--overwrite), or add to it (--append)"
+DATASET_EXISTS: Final = (
+    "{} holds a dataset already: choose another place, overwrite it (--overwrite), or add to it (--append)"
+)
 
 _OUR_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
-"""What `storage.write_bytes` calls a file until it is whole."""
+"""Temporary files of `streamvid.storage.filesystem.write_bytes`."""
 _WORK_PREFIX: Final = ".packing-"
 _OUR_SHARD_FILE: Final = re.compile(rf"[0-9]{{8}}\.({'|'.join(SHARD_EXTENSIONS)})")
 _THREADS: Final = 16
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What is at a destination.
+class DestinationState:
+    """The state of a destination.
 
     Attributes:
-        manifest: dataset.json as it is, None if there is no dataset.
-        claimed: the fingerprint of the pack that has not finished; "" if it cannot be told; None if there is none.
+        manifest: the bytes of dataset.json; None if there is no dataset.
+        claimed_by: the fingerprint of the unfinished pack; "" if unfinished.txt has none; None without that file.
         report: pack-report.json, if it belongs to this dataset.json.
     """
 
     manifest: bytes | None
-    claimed: str | None
+    claimed_by: str | None
     report: dict[str, Any] | None
 
     @property
-    def made_by(self) -> str | None:
-        """The fingerprint of the pack that made the dataset, if that is known."""
+    def packed_by(self) -> str | None:
+        """The fingerprint of the pack that wrote the dataset, if known."""
         return None if self.report is None else str(self.report.get("fingerprint"))
 
 
-def survey(destination: str) -> Standing:
-    """Look what is at a destination.
+def read_state(destination: str) -> DestinationState:
+    """Find out what a destination holds.
 
     Raises:
-        InputError: something that no `pack` left there, and that would be lost or mistaken.
+        InputError: it is a file, or holds shards or a dataset.json that streamvid did not write.
     """
     shown = filesystem.redact(destination)
     if filesystem.is_local(destination) and os.path.isfile(local_path(destination)):
         raise InputError(f"{shown} is a file: name a folder to pack into")
     manifest = read_if_there(filesystem.join(destination, FILE_NAME))
-    holder = claimed(destination)
+    holder = read_claim(destination)
     if manifest is not None and FORMAT.encode() not in manifest:
         raise InputError(f"{shown} holds a {FILE_NAME} that is not streamvid's: choose another destination")
     if manifest is None and holder is None and _shard_files(destination):
@@ -88,63 +90,63 @@ def survey(destination: str) -> Standing:
             document = json.loads(read_if_there(filesystem.join(destination, REPORT_FILE)) or b"null")
             if isinstance(document, dict) and document.get("dataset_sha256") == hashlib.sha256(manifest).hexdigest():
                 report = document
-    return Standing(manifest, holder, report)
+    return DestinationState(manifest, holder, report)
 
 
 def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | None = None) -> bool:
-    """Make the destination this pack's.
+    """Claim the destination for a pack.
 
-    From here on there is no dataset at the destination until `finish`, unless it is appended to. What an overwritten
-    or given up pack left is removed, if its name is one that `pack` gives.
+    Unless it is appended to, there is no dataset at the destination from here on until `publish`. Files of an
+    overwritten dataset or an abandoned pack are removed; files that no pack writes stay.
 
     Args:
-        destination: where.
+        destination: folder or object-store prefix.
         fingerprint: of the pack.
-        overwrite: whether a dataset, or what another pack has left, may be removed.
+        overwrite: whether a dataset, or an unfinished one of another pack, may be removed.
         base: SHA-256 of the dataset.json that is appended to.
 
     Returns:
-        Whether the same pack has begun here before.
+        Whether an earlier run of the same pack began here, and is resumed.
 
     Raises:
         FinishedElsewhereError: another process has just finished the same pack.
-        InputError: it belongs to another pack, or there is a dataset already and `overwrite` is False.
+        InputError: another pack has claimed it, or there is a dataset and `overwrite` is False.
     """
     shown = filesystem.redact(destination)
-    standing = survey(destination)
+    state = read_state(destination)
     append = base is not None
-    if standing.made_by == fingerprint and (not overwrite or standing.claimed == fingerprint):
+    if state.packed_by == fingerprint and (not overwrite or state.claimed_by == fingerprint):
         raise FinishedElsewhereError
-    if append and (standing.manifest is None or hashlib.sha256(standing.manifest).hexdigest() != base):
+    if append and (state.manifest is None or hashlib.sha256(state.manifest).hexdigest() != base):
         raise InputError(f"the dataset at {shown} changed while the videos were being looked for: run this again")
-    if standing.manifest is not None and not (overwrite or append) and standing.claimed != fingerprint:
-        raise InputError(TAKEN.format(shown))
-    holder = standing.claimed
-    if holder is not None and holder == standing.made_by:
-        tidy(destination, holder)  # it finished, and was killed while it cleared up
+    if state.manifest is not None and not (overwrite or append) and state.claimed_by != fingerprint:
+        raise InputError(DATASET_EXISTS.format(shown))
+    holder = state.claimed_by
+    if holder is not None and holder == state.packed_by:
+        remove_progress(destination, holder)  # that pack was killed after it had published
         holder = None
     unfinished = filesystem.join(destination, UNFINISHED_FILE)
     if holder is None and not filesystem.create_bytes(unfinished, unfinished_text(fingerprint)):
-        holder = claimed(destination)
+        holder = read_claim(destination)
     if holder is not None and holder != fingerprint:
         if not overwrite:
             anew = f"remove {UNFINISHED_FILE} if nobody packs there" if append else "start anew (--overwrite)"
             raise InputError(
-                f"a pack to {shown} with other {differences(holder, fingerprint)} is running or was broken off: let "
-                f"it finish, run its command again, or {anew}"
+                f"a pack to {shown} with other {differing_parts(holder, fingerprint)} is running or was broken off: "
+                f"let it finish, run its command again, or {anew}"
             )
         filesystem.write_bytes(unfinished, unfinished_text(fingerprint))
     resumed = holder == fingerprint
     if not resumed:
         _clear(destination, everything=not append)
-    elif standing.manifest is not None and not append:
-        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # of the dataset that this pack replaces
+    elif state.manifest is not None and not append:
+        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # killed before it removed the dataset that it replaces
     return resumed
 
 
 @contextmanager
-def working(destination: str) -> Iterator[Path]:
-    """A local folder for temporary files, on the same file system as the destination if that is local."""
+def work_folder(destination: str) -> Iterator[Path]:
+    """A temporary local folder, on the file system of the destination if that is local."""
     prefix, parent = ("streamvid-pack-", None)
     if filesystem.is_local(destination):
         prefix, parent = (_WORK_PREFIX, local_path(destination))
@@ -153,8 +155,8 @@ def working(destination: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def sweep(destination: str) -> None:
-    """Remove the temporary files that killed processes left at a local destination. Nobody may be packing there."""
+def remove_temporaries(destination: str) -> None:
+    """Remove the temporary files of killed processes at a local destination, where no process may be packing."""
     if not filesystem.is_local(destination):
         return
     root = Path(local_path(destination))
@@ -166,31 +168,31 @@ def sweep(destination: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def finish(
+def publish(
     destination: str, fingerprint: str, manifest: Manifest, *, rejected: bytes | None, report: dict[str, Any]
 ) -> None:
-    """Write dataset.json, which makes a dataset of the shards. Killed anywhere in here, it can be called again.
+    """Write dataset.json, which completes the dataset. A killed call can be repeated.
 
     Args:
-        destination: where.
-        fingerprint: of the pack, whose the destination must still be.
-        manifest: what dataset.json is to say.
-        rejected: the content of rejected.parquet, None for none.
-        report: what pack-report.json is to say besides.
+        destination: folder or object-store prefix, still claimed by the pack.
+        fingerprint: of the pack.
+        manifest: the content of dataset.json.
+        rejected: the content of rejected.parquet; None to have no such file.
+        report: the content of pack-report.json besides the fingerprint.
 
     Raises:
         FinishedElsewhereError: as from `Journal.check`.
-        InputError: as from there, or shards are gone or of another size.
+        InputError: as from there, or shards are missing or of another size.
     """
     Journal(destination, fingerprint).check()
     named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in SHARD_EXTENSIONS}
     there = filesystem.list_details(filesystem.join(destination, SHARD_FOLDER))
-    # A pack that was driven out may have come through late, or another may have been clearing up while this one began.
+    # A pack that lost its claim may still upload a shard, or may have removed some while this pack began.
     sizes_agree = all(there[f"{s.name}.tar"].size == s.bytes for s in manifest.shards if f"{s.name}.tar" in there)
     if not (named <= there.keys() and sizes_agree):
         shown = filesystem.redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
-    _remove([path for path in _shard_files(destination) if path.rpartition("/")[2] not in named])
+    _remove(path for path in _shard_files(destination) if path.rpartition("/")[2] not in named)
     if rejected is not None:
         filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
     else:
@@ -200,11 +202,11 @@ def finish(
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     filesystem.write_bytes(filesystem.join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
     filesystem.write_bytes(filesystem.join(destination, FILE_NAME), data)
-    tidy(destination, fingerprint)
+    remove_progress(destination, fingerprint)
 
 
-def give_up(destination: str, fingerprint: str, rejected: bytes | None) -> None:
-    """End a pack that has made no clip: all that it leaves is rejected.parquet.
+def abandon(destination: str, fingerprint: str, rejected: bytes | None) -> None:
+    """End a pack without any clip: only rejected.parquet remains.
 
     Raises:
         FinishedElsewhereError, InputError: as from `Journal.check`.
@@ -212,16 +214,16 @@ def give_up(destination: str, fingerprint: str, rejected: bytes | None) -> None:
     Journal(destination, fingerprint).check()
     if rejected is not None:
         filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
-    tidy(destination, fingerprint)
+    remove_progress(destination, fingerprint)
 
 
-def tidy(destination: str, fingerprint: str) -> None:
-    """Remove what tells of a pack's progress; unfinished.txt last, and only if it is this pack's."""
+def remove_progress(destination: str, fingerprint: str) -> None:
+    """Remove the journal, and then unfinished.txt if it holds this fingerprint."""
     _remove(_progress_files(destination))
     if filesystem.is_local(destination):
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
-    if claimed(destination) == fingerprint:
+    if read_claim(destination) == fingerprint:
         filesystem.remove_file(filesystem.join(destination, UNFINISHED_FILE))
 
 
@@ -231,9 +233,9 @@ def base_name(path: str) -> str:
 
 
 def _clear(destination: str, *, everything: bool) -> None:
-    """Remove what another pack left: its progress, and unless it is appended to, the dataset."""
+    """Remove the journal of another pack and, if `everything`, the dataset."""
     if everything:
-        # dataset.json first: without it, nothing of what is half removed or half written is taken for a dataset.
+        # dataset.json first: without it, half-removed shards are not taken for a dataset.
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
             filesystem.remove_file(filesystem.join(destination, leftover))
     _remove(_progress_files(destination))
@@ -261,8 +263,8 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 @contextmanager
-def locked(destination: str) -> Iterator[None]:
-    """Keep other packs on this machine out of a local destination, without leaving a lock file behind.
+def lock_destination(destination: str) -> Iterator[None]:
+    """Hold an exclusive lock (flock) on a local destination, which needs no lock file.
 
     Raises:
         InputError: another process is packing there, or the folder cannot be made.
@@ -282,7 +284,7 @@ def locked(destination: str) -> Iterator[None]:
         except BlockingIOError:
             raise InputError(f"another process packs to {destination}: wait for it or choose another place") from None
         except OSError:
-            pass  # a file system without locks: then it is up to the user
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)

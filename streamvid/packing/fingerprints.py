@@ -1,111 +1,211 @@
-"""How large every source is, and what tells its content from another: asked for before anything is read."""
+"""Fingerprints: of every source, without reading it, and of a whole pack. Equal fingerprints mean equal bytes."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
 from typing import Final, TypeVar
 
+import pyarrow as pa
+
 from streamvid.errors import InputError
+from streamvid.packing.inputs import SourceVideo
 from streamvid.storage import filesystem
-from streamvid.storage.filesystem import Details
 from streamvid.storage.url import local_path
 
 T = TypeVar("T")
 
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
 _THREADS: Final = 32
-_LISTED_FROM: Final = 100
-"""Videos in one remote folder from which on listing it takes less time than asking for each."""
+_LIST_FROM: Final = 100
+"""Videos in one remote folder from which on one listing is faster than a request for each."""
+_PARTS: Final = (
+    "videos",
+    "options",
+    "versions of streamvid or its libraries",
+    "version of the dataset that is added to",
+)
+"""What the four digests of a pack's fingerprint are made from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """A source before it is read.
+class SourceFingerprint:
+    """Size and version of a source.
 
     Attributes:
-        size: bytes; 0 where it is missing or nobody tells.
-        mark: changes whenever the content does: a time of writing, or an object's etag.
+        size: bytes; 0 if the file is missing or its storage does not report a size.
+        mark: differs for every version of the content: the modification time, or an object's ETag.
     """
 
     size: int
     mark: str
 
 
-MISSING: Final = Fingerprint(0, "missing")
+MISSING: Final = SourceFingerprint(0, "missing")
 
 
-def fingerprints_of(paths: Sequence[str]) -> list[Fingerprint]:
-    """A stamp for each source, in the same order. Folders, which hold image sequences, are taken with their files.
+def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
+    """The fingerprint of each source, in the same order; that of an image folder covers all its files.
 
     Args:
-        paths: local paths or URLs. Remote folders are listed where many sources lie in them.
+        paths: local paths or URLs. A remote folder with many of the sources is listed once.
 
     Raises:
-        StreamvidError: a storage does not answer, or refuses.
+        StreamvidError: a storage does not answer, or denies access.
     """
-    stamps: list[Fingerprint | None] = [None] * len(paths)
+    found: list[SourceFingerprint | None] = [None] * len(paths)
     folders: dict[str, list[int]] = defaultdict(list)
     for i, path in enumerate(paths):
         if filesystem.is_local(path):
-            stamps[i] = _local(local_path(path))
+            found[i] = _local(local_path(path))
         else:
             folders[path.rstrip("/").rpartition("/")[0]].append(i)
     single: list[int] = []
     listed: list[str] = []
     for folder, inside in folders.items():
-        if len(inside) < _LISTED_FROM:
+        if len(inside) < _LIST_FROM:
             single += inside
         else:
             listed.append(folder)
-    for folder, found in zip(listed, _in_threads(filesystem.list_details, listed), strict=True):
+    for folder, files in zip(listed, _in_threads(filesystem.list_details, listed), strict=True):
         for i in folders[folder]:
-            details = found.get(paths[i].rstrip("/").rpartition("/")[2])
+            details = files.get(paths[i].rstrip("/").rpartition("/")[2])
             if details is None or details.is_folder:
-                single.append(i)  # a name that the listing spells otherwise, or a folder: ask for it alone
+                single.append(i)  # a folder, or a name that the listing spells differently: one request for it
             else:
-                stamps[i] = Fingerprint(details.size, details.mark)
+                found[i] = SourceFingerprint(details.size, details.mark)
     for i, one in zip(single, _in_threads(_remote, [paths[i] for i in single]), strict=True):
-        stamps[i] = one
-    return [MISSING if one is None else one for one in stamps]
+        found[i] = one
+    return [MISSING if one is None else one for one in found]
 
 
 def _in_threads(function: Callable[[str], T], paths: Sequence[str]) -> Iterable[T]:
     if not paths:
         return []
-    first = function(paths[0])  # alone: see `storage` on threads that make their first remote call
+    first = function(paths[0])  # before the threads: see `streamvid.storage` on concurrent first requests
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as threads:
         return [first, *threads.map(function, paths[1:])]
 
 
-def _local(path: str) -> Fingerprint:
+def _local(path: str) -> SourceFingerprint:
     try:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
                 files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return _together([(name, Fingerprint(one.st_size, str(one.st_mtime_ns))) for name, one in files])
-        return Fingerprint(found.st_size, str(found.st_mtime_ns))
+            return _together([(name, SourceFingerprint(one.st_size, str(one.st_mtime_ns))) for name, one in files])
+        return SourceFingerprint(found.st_size, str(found.st_mtime_ns))
     except OSError:
-        return MISSING  # packing will find out too, and say why
+        return MISSING  # reading it will fail as well, with the reason
     except ValueError as error:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
 
 
-def _remote(path: str) -> Fingerprint:
+def _remote(path: str) -> SourceFingerprint:
     details = filesystem.details(path)
     if details is None:
         return MISSING
     if details.is_folder:
-        files: dict[str, Details] = filesystem.list_details(path)
-        return _together([(name, Fingerprint(files[name].size, files[name].mark)) for name in sorted(files)])
-    return Fingerprint(details.size, details.mark)
+        files = filesystem.list_details(path)
+        return _together([(name, SourceFingerprint(files[name].size, files[name].mark)) for name in sorted(files)])
+    return SourceFingerprint(details.size, details.mark)
 
 
-def _together(files: Sequence[tuple[str, Fingerprint]]) -> Fingerprint:
+def _together(files: Sequence[tuple[str, SourceFingerprint]]) -> SourceFingerprint:
     content = hashlib.sha256(repr([(name, one.size, one.mark) for name, one in files]).encode("utf-8", "replace"))
-    return Fingerprint(sum(one.size for _, one in files), content.hexdigest())
+    return SourceFingerprint(sum(one.size for _, one in files), content.hexdigest())
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that a dataset's bytes depend on: PyAV, FFmpeg, webdataset, pyarrow …"""
+    import av
+    import numpy as np
+    import webdataset
+
+    import streamvid
+
+    ffmpeg = {name: ".".join(map(str, number)) for name, number in sorted(av.library_versions.items())}
+    return {
+        "streamvid": streamvid.__version__,
+        "av": av.__version__,
+        **ffmpeg,
+        "webdataset": webdataset.__version__,
+        "pyarrow": pa.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def job_fingerprint(
+    sources: Iterable[SourceVideo],
+    fingerprints: Iterable[SourceFingerprint],
+    *,
+    settings: Mapping[str, object],
+    versions: Mapping[str, str],
+    base: str,
+) -> str:
+    """The fingerprint of a pack: hexadecimal SHA-256 digests of sources, options, versions and base, joined by '-'.
+
+    Args:
+        sources: in order, with class numbers as labels. Their paths do not count: moved videos are the same videos.
+        fingerprints: of the sources.
+        settings: everything else that the bytes depend on.
+        versions: of the libraries, see `versions`.
+        base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
+    """
+    content = hashlib.sha256()
+    for source, version in zip(sources, fingerprints, strict=True):
+        row = {**_fields(source), "path": "", "size": version.size, "mark": version.mark}
+        content.update(json.dumps(row).encode())
+    others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
+    return "-".join([content.hexdigest(), *(digest[:16] for digest in others)])
+
+
+def differing_parts(first: str, second: str) -> str:
+    """The parts in which two fingerprints of packs differ, in words.
+
+    "inputs or options" if one of them is not a fingerprint.
+    """
+    ours, theirs = first.split("-"), second.split("-")
+    if len(ours) != len(_PARTS) or len(theirs) != len(_PARTS):
+        return "inputs or options"
+    return " and ".join(name for name, a, b in zip(_PARTS, ours, theirs, strict=True) if a != b) or "nothing"
+
+
+def to_json(value: object) -> Json:
+    """A value as JSON holds it, equal for equal values: dataclasses become objects, sets sorted arrays.
+
+    Raises:
+        TypeError: values of this type have no form that is the same in every process.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Enum):
+        return [type(value).__name__, value.name]
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, pa.Schema):
+        return [[field.name, str(field.type)] for field in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(inner) for key, inner in sorted(value.items(), key=lambda item: str(item[0]))}
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return [*sorted(json.dumps(to_json(inner)) for inner in value)]
+    raise TypeError(f"a {type(value).__name__} has no fingerprint")
+
+
+def _fields(value: object) -> dict[str, Json]:
+    return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Which frames of a video each of its clips gets. Pure: times in, frame numbers out.
+"""Frame ranges of clips: cut times → frame numbers.
 
-Times are compared as fractions, never as floats, and one rule holds for starts and for ends: a frame belongs to a cut
-if ``start <= t < end``, where t is when it is shown. So cuts that meet neither lose a frame nor share one, whatever is
-rounded. What is rounded is the list: see `ROUNDING`.
+A frame belongs to a cut if ``start <= t < end``, where t is its presentation time in seconds after the first frame.
+Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `ROUNDING` allows for lists with
+rounded times.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fractions import Fraction
 from typing import Final
 
 from streamvid.errors import VideoError
-from streamvid.packing.options import Cut, FixedLength, Refused
+from streamvid.packing.options import Cut, FixedLength, RejectedCut
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import frame_end
 
 ROUNDING: Final = Fraction(1, 2000)
-"""Seconds by which a start or end may lie behind a frame's time and still mean that frame: lists, and Matroska files,
-round times to milliseconds."""
+"""Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists and Matroska files round
+times to milliseconds."""
 
 
 @dataclass(frozen=True)
 class FrameSpan:
-    """Frames of a video that become a clip.
+    """The frames of a clip in its video.
 
     Attributes:
-        first, end: frame numbers, first < end.
-        cut: the listed cut that asks for it, if one does.
+        first, end: frame numbers, half open, first < end.
+        cut: its row of the cut list, if it comes from one.
     """
 
     first: int
@@ -39,28 +39,28 @@ class FrameSpan:
 
 
 def exact(number: float) -> Fraction:
-    """A number as it is written in decimal: 0.1 is a tenth, not the binary fraction nearest to it."""
+    """A float as its decimal representation: 0.1 is 1/10, not the nearest binary fraction."""
     return Fraction(repr(float(number)))
 
 
 def seconds_at(clip: StoredClip, ticks: int) -> Fraction:
-    """Ticks of a clip as seconds."""
+    """Ticks of the clip's time base in seconds."""
     return Fraction(ticks * clip.time_base[0], clip.time_base[1])
 
 
 def frame_at(clip: StoredClip, time: Fraction) -> int:
-    """The first frame that is shown at `time`, in seconds, or later; the number of frames if none is."""
+    """The first frame displayed at `time` (seconds) or later; the number of frames if there is none."""
     ticks = math.ceil((time - ROUNDING) * clip.time_base[1] / clip.time_base[0])
     return bisect.bisect_left(clip.index.frame_pts, ticks)
 
 
 def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
-    """Clips of one length. Stretches in which no frame comes on screen give no clip.
+    """Consecutive clips of one length. An interval in which no frame begins gives no clip.
 
-    A last clip that lacks less than a frame is not too short: 10 s of 29.97 frames a second are 9.977 or 10.01 s.
+    The tail policy applies to a last clip that is short by at least one frame: 10 s at 29.97 fps are 9.977 or 10.01 s.
 
     Raises:
-        VideoError: the tail is dropped, and nothing else is there.
+        VideoError: the only clip is a tail, and is dropped.
     """
     length = exact(rule.length)
     frames = len(clip.index.visible)
@@ -68,7 +68,7 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
         starts = list(range(0, frames, int(length)))
         short = frames % int(length) != 0
     else:
-        # Which clip each frame falls into: the same rule as `frame_at`, for all starts at once.
+        # The number of each frame's clip, by the rule of `frame_at`.
         times = (seconds_at(clip, pts) + ROUNDING for pts in clip.index.frame_pts.tolist())
         number = [time // length for time in times]
         starts = [n for n in range(frames) if n == 0 or number[n] != number[n - 1]]
@@ -85,25 +85,25 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
 
 
 def scene_spans(clip: StoredClip, begins: Sequence[int]) -> list[FrameSpan]:
-    """Clips from one change of scene to the next.
+    """Clips from one scene change to the next.
 
     Args:
-        begins: the numbers of the frames that begin a scene, rising; frame 0 does in any case.
+        begins: numbers of the frames that begin a scene, ascending; frame 0 may be left out.
     """
     starts = [0, *(first for first in begins if first > 0)]
     return [FrameSpan(first, end) for first, end in zip(starts, [*starts[1:], len(clip.index.visible)], strict=True)]
 
 
-def cut_spans(clip: StoredClip, cuts: Sequence[Cut]) -> list[FrameSpan | Refused]:
-    """Clips as a list wants them, in order of their starts. Ends behind the video's are moved to it: durations are
-    often given rounded up."""
+def cut_spans(clip: StoredClip, cuts: Sequence[Cut]) -> list[FrameSpan | RejectedCut]:
+    """Clips of a cut list: rejected cuts, then spans in order of their starts.
+
+    Ends after the end of the video are moved there, as durations are often rounded up.
+    """
     made = [_cut_span(clip, cut) for cut in cuts]
-    refused: list[FrameSpan | Refused] = [one for one in made if isinstance(one, Refused)]
-    spans = [one for one in made if isinstance(one, FrameSpan)]
-    return [*refused, *sorted(spans, key=lambda span: (span.first, span.end))]
+    return sorted(made, key=lambda one: (0, 0) if isinstance(one, RejectedCut) else (one.first + 1, one.end))
 
 
-def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | Refused:
+def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | RejectedCut:
     frames = len(clip.index.visible)
     if cut.unit == "frames":
         first = int(cut.start)
@@ -115,18 +115,18 @@ def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | Refused:
         return FrameSpan(first, end, cut)
     if first >= frames:
         length = f"{frames} frames" if cut.unit == "frames" else f"{float(seconds_at(clip, clip.duration)):.6g} s"
-        return Refused(f"the {called(cut)} begins behind the last frame of the video, which has {length}")
-    return Refused(f"the {called(cut)} holds no frame: none comes on screen between its start and its end")
+        return RejectedCut(f"the {called(cut)} begins behind the last frame of the video, which has {length}")
+    return RejectedCut(f"the {called(cut)} holds no frame: none comes on screen between its start and its end")
 
 
 def called(cut: Cut) -> str:
-    """A cut in a message."""
+    """A cut in words, for messages."""
     end = "the end" if cut.end is None else f"{cut.end:.10g}"
     return f"cut from {cut.start:.10g} to {end} ({cut.unit})"
 
 
 def span_columns(clip: StoredClip, span: FrameSpan) -> dict[str, float | int]:
-    """Where a clip was cut out, as its metadata say it: in seconds from the video's first frame, and in frames."""
+    """Metadata columns with the place of a clip in its video, in seconds after the first frame and in frame numbers."""
     return {
         "start": float(seconds_at(clip, int(clip.index.frame_pts[span.first]))),
         "end": float(seconds_at(clip, frame_end(clip, span.end - 1))),

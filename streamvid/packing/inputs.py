@@ -1,14 +1,15 @@
-"""What `pack` is given, turned into one ordered list of videos with names and keys. Nothing is opened but lists."""
+"""Source discovery: files, folders, globs and lists → one ordered list of videos with names and keys.
+
+Only lists are opened, no video.
+"""
 
 from __future__ import annotations
 
 import glob
-import hashlib
 import itertools
 import os
 import posixpath
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from natsort import natsort_keygen
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.images import find_sequence
+from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.lists import is_list, other_columns, raw_labels, read_table, video_column
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
@@ -25,11 +27,7 @@ from streamvid.storage.url import local_path
 VIDEO_EXTENSIONS: Final = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".3gp",
 )  # fmt: skip
-"""What a folder is searched for. Files named one by one may have any extension."""
-
-KEY_MAX: Final = 80
-_HASH_DIGITS: Final = (0, 8, 16, 32)
-"""Hexadecimal digits of the name's SHA-256 behind a key: none if it needs none, more only if eight still collide."""
+"""Extensions searched for in folders and by globs. Files that are named one by one may have any."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class SourceVideo:
     """One video to pack.
 
     Attributes:
-        path: what to open: a local path or a URL that fsspec knows.
-        name: its path below the folder that was given, with '/'. Unique.
-        key: what it is called in the dataset: [A-Za-z0-9_-]{1,80}, unique even where case is ignored.
-        label: as it was given, a class number or a class's name; None if it has none.
-        meta: a JSON object with the other columns that came with it.
-        cuts: the clips that are cut out of it, in order, where a list says so.
+        path: local path or URL known to fsspec; ends in '/' for a folder of images.
+        name: its path below the input folder, with '/'. Unique.
+        key: its name in the dataset: ``[A-Za-z0-9_-]{1,80}``, unique also if case is ignored.
+        label: class name or number; None if it has no label.
+        meta: a JSON object with its other columns from lists.
+        cuts: its rows in the cut list, in order; None without a cut list.
     """
 
     path: str
@@ -55,7 +53,10 @@ class SourceVideo:
 
 @dataclass(frozen=True)
 class _Found:
-    """A video found below `root`: `parts` is its whole path, of which the first `depth` components are the root's."""
+    """A video found below a root folder.
+
+    `parts` are the components of its absolute path, the first `depth` of them those of the root.
+    """
 
     path: str
     parts: tuple[str, ...]
@@ -65,15 +66,15 @@ class _Found:
 
 
 def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
-    """The videos that the inputs stand for, in natural order of their names (`clip2` before `clip10`).
+    """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
     Args:
-        inputs: files, folders (searched to the bottom), globs, or lists (.csv, .jsonl, .parquet with a column `path`
-            or `video`; relative paths count from the list's folder), local or on an object store. A video that is
-            given more than once counts once.
+        inputs: files, folders (searched recursively), globs, or lists (.csv, .jsonl, .parquet with a column `path` or
+            `video`; relative paths are relative to the list), local or on an object store. A video that is given more
+            than once is packed once.
 
     Raises:
-        InputError: an input does not exist, holds no video, or is a list that cannot be used.
+        InputError: an input does not exist or holds no video, or a list cannot be used.
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
@@ -94,7 +95,7 @@ def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
     chosen = list(found.values())
     names = _names(chosen)
     natural = natsort_keygen()
-    # Natural order holds "a1" and "a01" for equal; the plain name breaks the tie whatever order they came in.
+    # "a1" and "a01" are equal in natural order: the name breaks the tie, so that the order of inputs does not matter.
     order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
     keys = make_keys([names[i] for i in order])
     return [
@@ -103,64 +104,15 @@ def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
     ]
 
 
-def make_keys(names: Sequence[str]) -> list[str]:
-    """A key for each name, in the same order.
-
-    The name without its extension, if it is a valid key as it is; else with '_' for what is not allowed, cut to size,
-    and '-' and eight digits of the name's SHA-256. Names that would share a key (case ignored) all get the digits, so
-    a key depends on other names only where they collide.
-
-    Args:
-        names: distinct relative paths.
-    """
-    levels = [0 if _valid(_stem(name)) else 1 for name in names]
-    keys: list[str] = []
-    for _ in range(len(names) + len(_HASH_DIGITS)):
-        keys = [_key(name, level) for name, level in zip(names, levels, strict=True)]
-        clashing = _sharing([key.casefold() for key in keys])
-        if not clashing:
-            return keys
-        for i in clashing:
-            levels[i] = min(levels[i] + 1, len(_HASH_DIGITS) - 1)
-    raise ValueError("names are not distinct")
-
-
-def longer_keys(name: str) -> list[str]:
-    """The keys that a name may have where the key that it would have is taken, the shortest first."""
-    return [_key(name, level) for level in range(1, len(_HASH_DIGITS))]
-
-
-def _stem(name: str) -> str:
-    return posixpath.splitext(name)[0]
-
-
-def _valid(stem: str) -> bool:
-    return len(stem) <= KEY_MAX and re.fullmatch(r"[A-Za-z0-9_-]+", stem) is not None
-
-
-def _key(name: str, level: int) -> str:
-    if level == 0:
-        return _stem(name)
-    digits = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[: _HASH_DIGITS[level]]
-    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", _stem(name)) or "_"
-    return f"{readable[: KEY_MAX - 1 - len(digits)]}-{digits}"
-
-
-def _sharing(values: Sequence[str]) -> list[int]:
-    """Positions of the values that are there more than once."""
-    counts = Counter(values)
-    return [i for i, value in enumerate(values) if counts[value] > 1]
-
-
 def _names(videos: list[_Found]) -> list[str]:
-    """Paths below the roots; where two roots hold the same one, with as much of the roots as tells them apart."""
+    """Paths below the roots. Where two are equal, components of the roots are prepended until they differ."""
     depths = [video.depth for video in videos]
     while True:
         names = ["/".join(video.parts[depth:]) for video, depth in zip(videos, depths, strict=True)]
-        clashing = [i for i in _sharing(names) if depths[i] > 0]
-        if not clashing:
+        colliding = [i for i in duplicates(names) if depths[i] > 0]
+        if not colliding:
             return names
-        for i in clashing:
+        for i in colliding:
             depths[i] -= 1
 
 
@@ -191,7 +143,7 @@ def _single(path: str) -> _Found:
 
 
 def _walk(folder: str) -> list[str]:
-    """Files below a folder, links followed, each folder once even where links make a circle."""
+    """All files below a folder. Symbolic links are followed; each folder is visited once, so link cycles end."""
     files: list[str] = []
     seen: set[tuple[int, int]] = set()
 
@@ -204,7 +156,7 @@ def _walk(folder: str) -> list[str]:
             folders.clear()
             continue
         seen.add((stat.st_dev, stat.st_ino))
-        folders.sort()  # which way into a folder linked twice is taken must not depend on the file system
+        folders.sort()  # of two links to one folder the first by name is followed, on any file system
         files += [os.path.join(parent, name) for name in names]
     return files
 
@@ -213,7 +165,7 @@ def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
     root = _parts(folder)
     found = [_Found(path, _parts(path), len(root)) for path in files if _is_video(path)]
     found += _sequences(files, root, {video.parts[:-1] for video in found})
-    # Hidden files are no videos: a Mac leaves a "._clip.mp4" beside each clip.mp4 that it copies.
+    # Hidden files are skipped: macOS writes a "._clip.mp4" beside each clip.mp4 that it copies.
     found = [video for video in found if not any(part.startswith(".") for part in video.parts[len(root) :])]
     if not found:
         raise InputError(
@@ -224,7 +176,7 @@ def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
 
 
 def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[_Found]:
-    """The folders of images among the files' folders, but for those that hold videos. Their paths end in '/'."""
+    """Folders of images, their paths ending in '/'; `taken` are folders with videos, which are none."""
     folders: dict[str, list[str]] = defaultdict(list)
     for path in files:
         parent, _, name = path.rpartition("/")
@@ -233,7 +185,7 @@ def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tup
     for parent, names in folders.items():
         parts = _parts(parent + "/")
         if parts not in taken and find_sequence(names):
-            # The folder that was given may be one itself; its name is then its last component, as a file's would be.
+            # If the input folder itself is one, its name is the folder's, as for a file that is given by name.
             found.append(_Found(parent + "/", parts, min(len(root), len(parts) - 1)))
     return found
 
@@ -250,12 +202,12 @@ def _globbed(pattern: str, shown: str) -> list[_Found]:
     matches = [path for path in matches if _is_video(path)]
     if not matches:
         raise InputError(f"no videos match {shown}: looked for files that end in {', '.join(VIDEO_EXTENSIONS)}")
-    plain = []
+    fixed = []  # the components before the first with a wildcard
     for part in _parts(pattern)[:-1]:
         if glob.has_magic(part):
             break
-        plain.append(part)
-    return [_Found(path, _parts(path), len(plain)) for path in matches]
+        fixed.append(part)
+    return [_Found(path, _parts(path), len(fixed)) for path in matches]
 
 
 def _listed(path: str) -> list[_Found]:
@@ -266,13 +218,13 @@ def _listed(path: str) -> list[_Found]:
         raise InputError(f"{shown} lists no videos: add rows to it")
     folder = posixpath.dirname(path)
     videos = [posixpath.join(folder, cell) if filesystem.is_local(cell) else cell for cell in cells]
-    # A folder of images; a remote one is known by the '/' at its end.
+    # Folders of images end in '/': local ones are recognised, remote ones must be listed so.
     videos = [v.rstrip("/") + "/" if filesystem.is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
     parts = [_parts(video) for video in videos]
     above = _parts(folder)
     root = len(above)
     if any(p[:root] != above for p in parts):
-        # Not all below the list's folder: names count from the lowest folder that holds them all.
+        # Not all are below the list's folder: names are relative to their lowest common folder.
         levels = zip(*(p[:-1] for p in parts), strict=False)
         root = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)
@@ -281,9 +233,9 @@ def _listed(path: str) -> list[_Found]:
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    """The whole path in components, the same for the same file however it was written."""
+    """The components of the absolute path: equal for all spellings of a path."""
     if filesystem.is_local(path):
-        # Names need not be UTF-8 on disk, but must be in JSON and Parquet.
+        # File names on disk may not be UTF-8; text in JSON and Parquet is.
         shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
         return tuple(shown.split("/")[1:])
     protocol, _, rest = path.partition("://")

@@ -1,21 +1,24 @@
-"""What is to be packed: videos in order, with keys, labels, columns and groups, and the fingerprint of it all."""
+"""The specification of a pack, complete before any video is read: sources with keys, labels and columns, the groups
+that they are packed in, and the fingerprint of it all."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from streamvid.packing.append import Base, all_classes, new_sources
+import pyarrow as pa
+
+from streamvid.packing.append import BaseDataset, extend_classes, new_sources
 from streamvid.packing.cut_list import attach_cuts, check_cutting, cut_columns
 from streamvid.packing.destination import base_name
-from streamvid.packing.fingerprints import Fingerprint, fingerprints_of
+from streamvid.packing.fingerprints import job_fingerprint, source_fingerprints, versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
-from streamvid.packing.job import Job, Place, Work, fingerprint, versions
-from streamvid.packing.labels import Join, attach_labels, attach_metadata, classes_of
+from streamvid.packing.labels import Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.lists import is_list, meta_columns
 from streamvid.packing.options import Cut, PackOptions
-from streamvid.packing.partition import Group, partition
+from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.scenes import scene_versions
 from streamvid.storage import filesystem
 
@@ -23,38 +26,74 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class PackJob:
+    """What all groups of a pack have in common. Ray sends it to other machines.
+
+    Attributes:
+        fingerprint: of everything that the dataset's bytes depend on.
+        shard_size: the most bytes of a tar, unless a single clip is larger.
+        options: how every video is cut and transcoded.
+        columns: names and types of the metadata columns, the same in every shard.
+        versions: of the libraries; a machine with others must not take part.
+    """
+
+    fingerprint: str
+    shard_size: int
+    options: PackOptions
+    columns: pa.Schema
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """A group that is not packed yet, or the rest of one.
+
+    Attributes:
+        group: the group.
+        cursor: where packing it begins or resumes.
+        sources: from `cursor.source` on; labels are class numbers.
+        sizes: bytes of each source, 0 if unknown.
+    """
+
+    group: Group
+    cursor: GroupCursor
+    sources: tuple[SourceVideo, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """A pack before it begins.
 
     Attributes:
-        job: what holds for all groups.
-        sources: in order, labels as class numbers.
-        stamps: of the sources.
-        groups: of them.
+        job: what all groups have in common.
+        sources: in order, with class numbers as labels.
+        sizes: bytes of each source, 0 if unknown.
+        groups: the partition of the sources.
         name, classes: for dataset.json.
         base: the dataset that is appended to.
-        skipped: sources that it has already.
-        unlabelled: sources without a label, if any has one.
-        options: for the report.
-        joins: how the rows of each list beside the videos met them.
+        skipped: how many sources the base has already.
+        unlabelled: how many sources have no label; 0 if none has one.
+        settings: options for pack-report.json.
+        joins: how the rows of each label or metadata list matched the sources.
     """
 
-    job: Job
+    job: PackJob
     sources: list[SourceVideo]
-    stamps: list[Fingerprint]
+    sizes: list[int]
     groups: list[Group]
     name: str
     classes: tuple[str, ...] | None
-    base: Base | None
+    base: BaseDataset | None
     skipped: int
     unlabelled: int
-    options: dict[str, object]
+    settings: dict[str, object]
     joins: tuple[Join, ...]
 
-    def work(self, group: Group, place: Place) -> Work:
-        """A group from a place on."""
-        part = slice(place.source, group.stop)
-        return Work(group, place, tuple(self.sources[part]), tuple(stamp.size for stamp in self.stamps[part]))
+    def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
+        """A group from a cursor on."""
+        rest = slice(cursor.source, group.stop)
+        return GroupTask(group, cursor, tuple(self.sources[rest]), tuple(self.sizes[rest]))
 
 
 def plan_job(
@@ -66,21 +105,21 @@ def plan_job(
     cuts: str | None,
     shard_size: int,
     name: str | None,
-    treatment: PackOptions,
-    base: Base | None,
+    options: PackOptions,
+    base: BaseDataset | None,
 ) -> JobSpec:
-    """Find the videos, and settle everything that decides what becomes of them.
+    """Find the sources and determine everything that the dataset's bytes depend on. Reads lists, but no video.
 
     Args:
         base: the dataset that is appended to.
-        inputs, destination, labels, metadata, cuts, shard_size, name, treatment: as of `streamvid.packing.pack.pack`.
+        inputs, destination, labels, metadata, cuts, shard_size, name, options: as of `streamvid.packing.pack.pack`.
 
     Raises:
         InputError: an input or list cannot be used.
     """
-    check_cutting(treatment, listed=cuts is not None)
+    check_cutting(options, listed=cuts is not None)
     sources = find_sources(inputs)
-    check_rate((source.path for source in sources), treatment.fps)
+    check_rate((source.path for source in sources), options.fps)
     found = len(sources)
     joins: list[Join] = []
     if labels is not None:
@@ -100,36 +139,43 @@ def plan_job(
     if base is not None:
         sources = new_sources(sources, base)
     unlabelled = sum(source.label is None and not _all_cuts_labelled(source) for source in sources)
-    of_cuts = {(source.name, cut.label): source for source in sources for cut in source.cuts or ()}
-    classes = classes_of([*sources, *(replace(source, label=label) for (_, label), source in of_cuts.items())]).names
+    classes = class_names({source.label for source in sources} | {c.label for s in sources for c in s.cuts or ()})
     if base is not None:
-        classes = all_classes(classes, base, unlabelled < len(sources))
+        classes = extend_classes(classes, base, labelled=unlabelled < len(sources))
     sources = _numbered(sources, classes)
     lists = [path for path in (*inputs, *([] if labels is None else [labels]), *metadata) if is_list(path)]
-    cutting = cuts is not None or treatment.cutting is not None
+    cutting = cuts is not None or options.cutting is not None
     columns = cut_columns(lists, cuts) if cutting else meta_columns(lists)
-    stamps = fingerprints_of([source.path for source in sources])
-    groups = partition([stamp.size for stamp in stamps], shard_size, first=0 if base is None else base.next_number)
+    fingerprints = source_fingerprints([source.path for source in sources])
+    sizes = [version.size for version in fingerprints]
+    groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
     if name is None:
         name = base_name(destination) if base is None else base.manifest.name
-    options: dict[str, object] = {"name": name, "shard_size": shard_size, "treatment": treatment}
-    used = versions()
-    deciding = {**options, "columns": columns, "classes": classes, "scenes": scene_versions(treatment)}
-    job = Job(
-        fingerprint(sources, stamps, options=deciding, versions=used, base="" if base is None else base.sha256),
-        shard_size,
-        treatment,
-        columns,
-        used,
+    settings: dict[str, object] = {"name": name, "shard_size": shard_size, **vars(options)}
+    fingerprint = job_fingerprint(
+        sources,
+        fingerprints,
+        settings={**settings, "columns": columns, "classes": classes, "scenes": scene_versions(options)},
+        versions=versions(),
+        base="" if base is None else base.sha256,
     )
-    partly = unlabelled if 0 < unlabelled < len(sources) else 0
     return JobSpec(
-        job, sources, stamps, groups, name, classes, base, found - len(sources), partly, options, tuple(joins)
+        PackJob(fingerprint, shard_size, options, columns, versions()),
+        sources,
+        sizes,
+        groups,
+        name,
+        classes,
+        base,
+        skipped=found - len(sources),
+        unlabelled=unlabelled if unlabelled < len(sources) else 0,
+        settings=settings,
+        joins=tuple(joins),
     )
 
 
 def _numbered(sources: list[SourceVideo], classes: tuple[str, ...] | None) -> list[SourceVideo]:
-    """The sources with class numbers for labels."""
+    """The sources with class numbers in place of labels, their cuts included."""
     if classes is None:
         return sources
     numbers = {label: number for number, label in enumerate(classes)}

@@ -1,8 +1,8 @@
-"""What a pack has done so far, kept at the destination itself: a small record for every shard that is there.
+"""The journal of a pack: a record at the destination for every finished shard, from which a killed pack resumes.
 
-A shard is committed in this order: tar, idx, parquet, then its record. Whoever packs a group writes its shards one
-after the other, so its records are a chain that tells where the group goes on. Everything that is written follows
-from the job alone: two processes that pack the same group write the same bytes over each other's.
+A shard's files are written in this order: tar, idx, parquet, record. The shards of a group are written one after the
+other, and each record holds the position at which the next shard begins. All content follows from the job, so two
+processes that pack the same group write identical files.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.job import Place, differences
-from streamvid.packing.partition import Group
+from streamvid.packing.fingerprints import differing_parts
+from streamvid.packing.partition import Group, GroupCursor
 from streamvid.storage import filesystem
+from streamvid.storage.filesystem import Details
 
 PROGRESS_FOLDER: Final = "progress"
 _RECORD_FILE: Final = re.compile(r"[0-9]{8}\.json")
@@ -32,12 +33,12 @@ _FINGERPRINT: Final = re.compile(rb"^fingerprint: ([0-9a-f-]{16,200})$", re.MULT
 
 
 class FinishedElsewhereError(Exception):
-    """Another process has finished the same pack."""
+    """Another process has finished the same pack: there is nothing left to do."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A video that was left out, and why."""
+    """A rejected video, and the reason."""
 
     source: str
     reason: str
@@ -45,14 +46,14 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known once a shard is there.
+    """A finished shard.
 
     Attributes:
-        number: the shard's.
-        entry: what dataset.json will say of it; None if a group ends without a clip.
-        seconds: duration of its clips.
-        rejected: the videos left out since the group's last record.
-        next: the number of the source, and of its clip, that the group's next shard begins with; None at its end.
+        number: of the shard.
+        entry: the shard's entry for dataset.json; None if a group ends without a clip.
+        seconds: total duration of its clips.
+        rejected: the videos rejected since the group's previous record.
+        next: (source, clip) with which the group's next shard begins; None after its last.
     """
 
     number: int
@@ -62,13 +63,24 @@ class Record:
     next: tuple[int, int] | None
 
 
+def totals(records: Iterable[Record]) -> tuple[int, int, int]:
+    """Number of clips, bytes of tar, and number of rejected videos of some shards."""
+    clips = size = rejected = 0
+    for record in records:
+        rejected += len(record.rejected)
+        if record.entry is not None:
+            clips += record.entry.clips
+            size += record.entry.bytes
+    return clips, size, rejected
+
+
 def unfinished_text(fingerprint: str) -> bytes:
-    """unfinished.txt of a pack: always the same, so that whoever belongs to the pack knows it."""
+    """The content of unfinished.txt, by which all processes of a pack recognise it."""
     return _UNFINISHED_TEXT.format(fingerprint).encode()
 
 
-def claimed(destination: str) -> str | None:
-    """The fingerprint of the pack that unfinished.txt tells of; "" if it tells of none; None without that file."""
+def read_claim(destination: str) -> str | None:
+    """The fingerprint in unfinished.txt; "" if the file has none; None without that file."""
     data = read_if_there(filesystem.join(destination, UNFINISHED_FILE))
     if data is None:
         return None
@@ -77,7 +89,7 @@ def claimed(destination: str) -> str | None:
 
 
 def read_if_there(path: str) -> bytes | None:
-    """A file that other processes may write or remove at any moment; None if there is none.
+    """Read a file that other processes may write or remove at any moment; None if there is none.
 
     Raises:
         StreamvidError: it cannot be read.
@@ -90,7 +102,7 @@ def read_if_there(path: str) -> bytes | None:
         except (DatasetError, FileNotFoundError):
             if not filesystem.exists(path):
                 return None
-            if attempt == _ATTEMPTS:  # it has not just come: it cannot be read
+            if attempt == _ATTEMPTS:  # it exists, and was not just being written: it cannot be read
                 raise
     raise AssertionError
 
@@ -108,13 +120,13 @@ class Journal:
         self._fingerprint = fingerprint
 
     def check(self) -> None:
-        """Make sure that the destination is still this pack's: asked for before each shard is put there.
+        """Check that the destination still belongs to this pack. Called before each shard is written.
 
         Raises:
             FinishedElsewhereError: another process has finished this pack.
-            InputError: another pack has taken its place.
+            InputError: another pack has taken over the destination.
         """
-        holder = claimed(self._destination)
+        holder = read_claim(self._destination)
         if holder == self._fingerprint:
             return
         shown = filesystem.redact(self._destination)
@@ -122,83 +134,80 @@ class Journal:
             if filesystem.exists(filesystem.join(self._destination, FILE_NAME)):
                 raise FinishedElsewhereError
             raise InputError(f"{shown}/{UNFINISHED_FILE} has been removed while we packed: pack again")
-        other = differences(holder, self._fingerprint)
+        other = differing_parts(holder, self._fingerprint)
         raise InputError(f"another pack to {shown} has taken the place of this one, with other {other}")
 
     def write(self, record: Record) -> None:
-        """Note that a shard is there."""
+        """Write the record of a finished shard."""
         document = {"fingerprint": self._fingerprint, **asdict(record)}
         data = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
         filesystem.write_bytes(self._path(record.number), data)
 
     def read(self) -> dict[int, Record]:
-        """All records of this pack whose shards are there, by number. Records of other packs are passed over."""
+        """All records of this pack by shard number, without those of incomplete shards."""
         folder = filesystem.join(self._destination, PROGRESS_FOLDER)
         names = [name for name in filesystem.list_details(folder) if _RECORD_FILE.fullmatch(name)]
         if not names:
             return {}
         shards = filesystem.list_details(filesystem.join(self._destination, SHARD_FOLDER))
 
-        def is_there(entry: ShardEntry) -> bool:
-            files = [shards.get(f"{entry.name}.{extension}") for extension in SHARD_EXTENSIONS]
-            return files[0] is not None and files[0].size == entry.bytes and None not in files
-
-        def one(name: str) -> Record | None:
-            data = read_if_there(filesystem.join(folder, name))
-            return None if data is None else _parse(data, int(name[:8]), self._fingerprint)
+        def read(name: str) -> Record | None:
+            return self._read(int(name[:8]), lambda file: shards.get(file.rpartition("/")[2]))
 
         with ThreadPoolExecutor(min(_THREADS, len(names))) as threads:
-            records = [one(names[0]), *threads.map(one, names[1:])]
-        return {r.number: r for r in records if r is not None and (r.entry is None or is_there(r.entry))}
+            records = [read(names[0]), *threads.map(read, names[1:])]
+        return {record.number: record for record in records if record is not None}
 
-    def read_on(self, group: Group, place: Place) -> tuple[list[Record], Place | None]:
-        """The records of one group from a place on, and where it goes on after them; None if it is done."""
+    def read_group(self, group: Group, cursor: GroupCursor) -> tuple[list[Record], GroupCursor | None]:
+        """The records of a group from a cursor on, and where packing resumes after them; None if it is finished."""
         found: dict[int, Record] = {}
-        for number in range(group.first + place.part, group.first + group.names):
-            data = read_if_there(self._path(number))
-            if data is None:
-                break
-            record = _parse(data, number, self._fingerprint)
-            if record is None or (record.entry is not None and not self._is_there(record.entry)):
+        for number in range(group.first + cursor.part, group.first + group.names):
+            record = self._read(number, lambda file: filesystem.details(filesystem.join(self._destination, file)))
+            if record is None:
                 break
             found[number] = record
-        return chain(group, found, place)
+        return finished_records(group, found, cursor)
 
-    def _is_there(self, entry: ShardEntry) -> bool:
-        files = [filesystem.details(filesystem.join(self._destination, entry.file(kind))) for kind in SHARD_EXTENSIONS]
-        return files[0] is not None and files[0].size == entry.bytes and None not in files
+    def _read(self, number: int, details: Callable[[str], Details | None]) -> Record | None:
+        """The record of a shard, if `details` of the shard's files show that it is complete."""
+        data = read_if_there(self._path(number))
+        record = None if data is None else _parse(data, number, self._fingerprint)
+        if record is None or record.entry is None:
+            return record
+        tar, *others = (details(record.entry.file(kind)) for kind in SHARD_EXTENSIONS)
+        return record if tar is not None and tar.size == record.entry.bytes and None not in others else None
 
     def _path(self, number: int) -> str:
         return filesystem.join(self._destination, PROGRESS_FOLDER, f"{number:08d}.json")
 
 
-def chain(group: Group, records: Mapping[int, Record], place: Place | None = None) -> tuple[list[Record], Place | None]:
-    """The records of a group, as far as they follow one another, and where it goes on; None if it is done.
+def finished_records(
+    group: Group, records: Mapping[int, Record], cursor: GroupCursor | None = None
+) -> tuple[list[Record], GroupCursor | None]:
+    """The unbroken run of a group's records, and where packing resumes after it; None if the group is finished.
 
     Args:
-        group: which.
-        records: by number.
-        place: where to begin; the group's start by default.
+        group: the group.
+        records: by shard number.
+        cursor: where the run begins; by default the group's start.
     """
     found: list[Record] = []
-    place = place or Place(group.start, 0, 0)
-    for number in range(group.first + place.part, group.first + group.names):
+    cursor = cursor or GroupCursor(group.start, 0, 0)
+    for number in range(group.first + cursor.part, group.first + group.names):
         record = records.get(number)
-        if record is None or (record.next is not None and not _follows(place, record.next, group)):
+        if record is None:
+            break
+        if record.next is not None and not (cursor.source, cursor.clip) < record.next < (group.stop, 0):
             break
         found.append(record)
         if record.next is None:
             return found, None
-        place = Place(*record.next, place.part + 1)
-    return found, place
-
-
-def _follows(place: Place, where: tuple[int, int], group: Group) -> bool:
-    return (place.source, place.clip) < where and where[0] < group.stop
+        cursor = GroupCursor(*record.next, cursor.part + 1)
+    return found, cursor
 
 
 def _parse(data: bytes, number: int, fingerprint: str) -> Record | None:
-    """A record of this pack, or None for anything else that may lie there."""
+    """A record of this pack; None for any other file content."""
     try:
         document: dict[str, Any] = json.loads(data)
         if document["fingerprint"] != fingerprint or document["number"] != number:

@@ -1,11 +1,10 @@
-"""Labels and metadata from lists beside the videos, and the numbers that classes get."""
+"""Labels and metadata: joins the rows of lists with the sources, and makes class numbers of text labels."""
 
 from __future__ import annotations
 
-import bisect
 import json
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,45 +17,34 @@ from streamvid.storage import filesystem
 from streamvid.storage.url import local_path
 
 _NAMED: Final = 3
-"""Missing videos and surplus rows that are named; the others are counted."""
+"""Missing videos and surplus rows that a message names; the others are counted."""
 
 
-@dataclass(frozen=True)
-class Classes:
-    """What labels were given as: numbers (`names` is None) or text, then class *i* is called `names[i]`."""
+def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
+    """The names of the classes in alphabetical order: label *i* means ``names[i]``. None if labels are class numbers.
 
-    names: tuple[str, ...] | None
-
-    def number(self, label: int | str | None) -> int | None:
-        """The class number of a label that `classes_of` has seen."""
-        if isinstance(label, str):
-            return bisect.bisect_left(self.names or (), label)
-        return label
-
-
-def classes_of(sources: Sequence[SourceVideo]) -> Classes:
-    """The classes that the sources' labels make up; names in order of the alphabet.
+    Args:
+        labels: all labels of a pack, also None.
 
     Raises:
         InputError: some labels are numbers and others text.
     """
-    labels = {source.label for source in sources if source.label is not None}
-    names = sorted(label for label in labels if isinstance(label, str))
-    if names and len(names) < len(labels):
+    names = {label for label in labels if isinstance(label, str)}
+    if names and any(isinstance(label, int) for label in labels):
         raise InputError("some labels are numbers and others text: use one or the other")
-    return Classes(tuple(names) if names else None)
+    return tuple(sorted(names)) or None
 
 
 @dataclass(frozen=True)
 class Join:
-    """How the rows of a list met the videos.
+    """How the rows of a list matched the videos.
 
     Attributes:
-        path: of the list, without secrets.
-        rows: rows of the list.
-        joined: videos that have a row.
-        missing: videos that have none; `missing_names` are the first of them.
-        surplus: rows whose video is not there; `surplus_names` are the first of them, as the list has them.
+        path: of the list, without credentials.
+        rows: number of rows.
+        joined: number of videos with a row.
+        missing: number of videos without one; `missing_names` are the first of them.
+        surplus: number of rows that match no video; `surplus_names` are the first of them, as in the list.
     """
 
     path: str
@@ -68,7 +56,7 @@ class Join:
     surplus_names: tuple[str, ...]
 
     def sentences(self) -> list[str]:
-        """What a person should know of it; nothing if every row met a video and every video a row."""
+        """Warnings: one if videos have no row, one if rows match no video."""
         said = []
         if self.missing:
             total = self.missing + self.joined
@@ -81,20 +69,22 @@ class Join:
 
 
 def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
-    """Give the sources the labels, and other columns, of a list.
+    """Add the labels and other columns of a list to the sources.
 
-    A row that names no video is an error here: a label that goes astray leaves a clip without one, and the training
-    would not tell.
+    A row that matches no video is an error: the label was meant for some clip, which would silently go without.
 
     Args:
-        sources: what is packed.
-        path: a .csv, .jsonl or .parquet with a column `path` (or `video`: a path below the folder that was given, the
-            path that was given, also relative to the list's folder, a file name or a key, with or without extension)
-            or `key`, and a column `label` (integers, or text).
+        sources: all videos of the pack.
+        path: a .csv, .jsonl or .parquet with a column `path` (or `video`: a path below the input folder, the path that
+            was given, also relative to the list's folder, a file name or a key, with or without extension) or `key`,
+            and a column `label` (integers or text).
+
+    Returns:
+        The sources, in the same order, and how the rows matched them.
 
     Raises:
-        InputError: the list cannot be read, has no such columns, names a video that is not there or more than one,
-            or one twice.
+        InputError: the list cannot be read or lacks these columns, or a row matches no video or several, or two rows
+            match the same.
     """
     shown = filesystem.redact(path)
     table = read_table(path)
@@ -103,80 +93,76 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
             f"{shown} has no column 'label' but {', '.join(table.schema.names) or 'none'}: name one so, or give the "
             "list as --metadata"
         )
-    labels = raw_labels(table, shown)
-    extra, chosen, join = _join(sources, table, path)
+    joined, join = _join(sources, table, path, labels=raw_labels(table, shown))
     if join.surplus:
         others = f" and {join.surplus - 1} more" if join.surplus > 1 else ""
         raise InputError(
             f"{shown} labels {join.surplus_names[0]!r}{others}, not among the {len(sources)} videos: "
             "correct the paths or drop the rows"
         )
-    return [
-        replace(source, label=labels[row], meta=_merged(source.meta, extra[row])) if row >= 0 else source
-        for source, row in zip(sources, chosen, strict=True)
-    ], join
+    return joined, join
 
 
 def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
-    """Give the sources the columns of a list.
+    """Add the columns of a list to the sources.
 
-    Rows that name no video are only counted: such lists often describe more videos than are packed. A list of which
-    no row names one is an error.
+    Rows that match no video are counted: such lists often describe more videos than are packed. A list without any
+    matching row is an error.
 
     Args:
-        sources: what is packed.
+        sources: all videos of the pack.
         path: as of `attach_labels`, but without a column `label`.
 
+    Returns:
+        The sources, in the same order, and how the rows matched them.
+
     Raises:
-        InputError: the list cannot be read, has no column that names videos, or a column `label`; a row may name more
-            than one video, two rows name the same, or none names any.
+        InputError: the list cannot be read, has no column that names videos, or has a column `label`; a row matches
+            several videos, two rows match the same, or no row matches any.
     """
     shown = filesystem.redact(path)
     table = read_table(path)
     if "label" in table.schema.names:
         raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
-    extra, chosen, join = _join(sources, table, path)
+    joined, join = _join(sources, table, path)
     if not join.joined:
         raise InputError(
             f"none of the {join.rows} rows of {shown} names one of the {len(sources)} videos{_such(join.surplus_names)}"
             ": correct the paths"
         )
-    return [
-        replace(source, meta=_merged(source.meta, extra[row])) if row >= 0 else source
-        for source, row in zip(sources, chosen, strict=True)
-    ], join
+    return joined, join
 
 
-def _join(sources: Sequence[SourceVideo], table: pa.Table, path: str) -> tuple[list[str], list[int], Join]:
-    """The other columns of each row as JSON; for each source its row, or -1; and how it went."""
+def _join(
+    sources: Sequence[SourceVideo], table: pa.Table, path: str, *, labels: Sequence[int | str | None] | None = None
+) -> tuple[list[SourceVideo], Join]:
+    """The sources with the metadata of their rows, and the `labels` of these if given; and how the rows matched."""
     shown = filesystem.redact(path)
     column, cells = video_column(table, ("path", "video", "key"), shown)
     extra = other_columns(table, (column, "label", "key"), shown)
-    find = Finder(sources, posixpath.dirname(path))
-    chosen = [-1] * len(sources)
-    surplus: list[str] = []
-    for row, cell in enumerate(cells):
-        matches = find.by_key(cell) if column == "key" else find.by_path(cell)
-        if not matches:
-            surplus.append(cell)
+    joined = list(sources)
+    missing = {source.name: None for source in sources}  # a dict keeps their order
+    matches = match_videos(sources, column, cells, path)
+    for row, i in enumerate(matches):
+        if i is None:
             continue
-        if len(matches) > 1:
-            names = " and ".join(sources[i].name for i in matches[:2])
-            raise InputError(f"{cell!r} in {shown} may be {names}: write the path below the packed folder")
-        if chosen[matches[0]] >= 0:
-            raise InputError(f"{shown} names {sources[matches[0]].name!r} more than once: keep one row")
-        chosen[matches[0]] = row
-    missing = [source.name for source, row in zip(sources, chosen, strict=True) if row < 0]
+        source = sources[i]
+        if source.name not in missing:
+            raise InputError(f"{shown} names {source.name!r} more than once: keep one row")
+        del missing[source.name]
+        label = source.label if labels is None else labels[row]
+        joined[i] = replace(source, label=label, meta=_merged(source.meta, extra[row]))
+    surplus = [cell for cell, i in zip(cells, matches, strict=True) if i is None]
     join = Join(
         path=shown,
         rows=len(cells),
         joined=len(sources) - len(missing),
         missing=len(missing),
-        missing_names=tuple(missing[:_NAMED]),
+        missing_names=tuple(missing)[:_NAMED],
         surplus=len(surplus),
         surplus_names=tuple(surplus[:_NAMED]),
     )
-    return extra, chosen, join
+    return joined, join
 
 
 def _such(names: Sequence[str]) -> str:
@@ -189,9 +175,33 @@ def _merged(first: str, second: str) -> str:
     return dump_json(json.loads(first) | json.loads(second))
 
 
-class Finder:
-    """Looks videos up by what a person may call them, from the most exact meaning to the least. A table of names is
-    made when something is first looked for in it: lists mostly name all videos in the same way."""
+def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[str], path: str) -> list[int | None]:
+    """The source that each row of a list means: its index, or None.
+
+    Args:
+        sources: all videos of the pack.
+        column: the list's column that names videos: "key", or one of paths.
+        cells: that column.
+        path: of the list.
+
+    Raises:
+        InputError: a cell may mean several videos.
+    """
+    shown = filesystem.redact(path)
+    find = _Finder(sources, posixpath.dirname(path))
+    matched: list[int | None] = []
+    for cell in cells:
+        found = find.by_key(cell) if column == "key" else find.by_path(cell)
+        if len(found) > 1:
+            names = " and ".join(sources[i].name for i in found[:2])
+            raise InputError(f"{cell[:200]!r} in {shown} may be {names}: write the path below the packed folder")
+        matched.append(found[0] if found else None)
+    return matched
+
+
+class _Finder:
+    """Looks sources up by key or path. A lookup table is built when it is first used: most lists name all videos in
+    the same way."""
 
     def __init__(self, sources: Sequence[SourceVideo], folder: str) -> None:
         self._sources = sources
@@ -199,12 +209,12 @@ class Finder:
         self._tables: dict[Callable[[SourceVideo], str], dict[str, int | list[int]]] = {}
 
     def by_key(self, key: str) -> list[int]:
-        """The position of the source with that key."""
+        """The source with that key."""
         return self._called(_key, key)
 
     def by_path(self, path: str) -> list[int]:
-        """Positions of the sources so called, by the most exact meaning that any has."""
-        # A relative path may count from the packed folder, from where we are, or from where the list is.
+        """The sources that a path means, by the most exact interpretation that any of them matches."""
+        # A relative path may be relative to the packed folder, to the working directory, or to the list's folder.
         meanings = [path, posixpath.normpath(path), *(_whole(p) for p in (path, posixpath.join(self._folder, path)))]
         for name in (_name, _path, _stem, _key, _base, _base_stem):
             for written in meanings:
@@ -218,7 +228,7 @@ class Finder:
             table = self._tables[name] = {}
             for i, source in enumerate(self._sources):
                 known = table.setdefault(name(source), i)
-                # Nearly all names are of one video: a list for each would take most of the memory.
+                # Nearly all names are unique: a list for each would take most of the memory.
                 if isinstance(known, list):
                     known.append(i)
                 elif known != i:

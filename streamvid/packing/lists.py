@@ -1,4 +1,4 @@
-"""Lists that people bring along: CSV, JSONL and Parquet files of videos, labels and whatever else, through pyarrow."""
+"""Lists: CSV, JSONL and Parquet files of videos, labels, metadata or cuts, read by pyarrow."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from streamvid.storage.arrow_buffers import arrow_reader
 
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
-"""Columns that name videos: text, even where all values look like numbers or dates."""
+"""Columns that name videos: read as text, also if all values look like numbers or dates."""
 _LABEL_KINDS: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 RESERVED_COLUMNS: Final = ("key", "source")
-"""What packing itself writes beside the other columns."""
+"""Fields that packing itself writes to the JSON of a clip."""
 _ROWS_AT_ONCE: Final = 4096
-"""Rows that are Python objects at the same time: a list may have a million."""
+"""Rows that are converted to Python objects at a time, which bounds the memory for lists of millions."""
 
 
 @dataclass(frozen=True)
 class List:
-    """A list that was read.
+    """The content of a list.
 
     Attributes:
-        table: its rows. Dates and times of a CSV or JSONL are text in it, as they were written.
-        types: its columns with the types that they were found to have, dates and times too.
+        table: its rows. Dates and times of a CSV or JSONL are text, as they were written: so JSON stores them.
+        types: its columns with their inferred types, dates and times included: so Parquet stores them.
     """
 
     table: pa.Table
@@ -48,20 +48,20 @@ def is_list(path: str) -> bool:
 
 
 def read_table(path: str) -> pa.Table:
-    """Read a list, local or remote. Columns that name videos, dates and times come as text, the rest as inferred.
+    """Read a list, local or remote. Columns that name videos, and dates and times, are text; other types are inferred.
 
     Raises:
-        InputError: the file cannot be read as what its extension says, or has a column twice.
+        InputError: the file cannot be read in the format of its extension, or has two columns of one name.
     """
     return read_list(path).table
 
 
 def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Schema:
-    """The columns of metadata that a pack from these lists has, with their types: what `ShardWriter` takes.
+    """Names and types of all metadata columns of a pack, for `streamvid.packing.shard_writer.ShardWriter`.
 
     Args:
-        lists: the paths of all lists that columns come from: lists of videos, of labels, of metadata, of cuts.
-        own: columns that packing itself adds to the metadata, such as where a clip was cut; their types hold.
+        lists: paths of all lists: of videos, labels, metadata and cuts.
+        own: columns that packing adds, such as where a clip was cut; their types take precedence.
 
     Raises:
         InputError: a list cannot be read.
@@ -72,7 +72,7 @@ def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Sch
 
 
 def _others(types: pa.Schema) -> list[str]:
-    """The columns that neither name videos nor label them."""
+    """The metadata columns of a list: those that neither name videos nor label them."""
     named = next((name for name in TEXT_COLUMNS if name in types.names), "")
     return [name for name in types.names if name not in (named, "key", "label")]
 
@@ -89,7 +89,7 @@ def read_list(path: str) -> List:
     try:
         table = _parse(path.lower(), data, {})
         types = table.schema.remove_metadata()
-        # Types are inferred, and "2024-01-01" becomes a date, which JSON cannot hold: such columns are read as text.
+        # "2024-01-01" is inferred to be a date, which JSON has no type for: such columns are read again, as text.
         text: dict[str, pa.DataType] = {
             field.name: pa.string()
             for field in table.schema
@@ -107,7 +107,7 @@ def read_list(path: str) -> List:
 
 
 def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, list[str]]:
-    """The first of the columns `choices` that the table has: its name and its cells, one per row, none empty.
+    """The column that names videos, the first of `choices` that the table has: its name, and its cells, none empty.
 
     Raises:
         InputError: there is none, it is not text, or a cell of it is empty.
@@ -120,10 +120,10 @@ def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple
 
 
 def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> list[str]:
-    """All columns but those consumed as one JSON object per row, in their order; NaN becomes null.
+    """All columns except `consumed` as one JSON object per row, keys in column order; NaN becomes null.
 
     Raises:
-        InputError: a column has a name that packing uses, or holds what JSON cannot (binary data, for one).
+        InputError: a column has a name of `RESERVED_COLUMNS`, or a type that JSON lacks, such as binary.
     """
     names = [name for name in table.schema.names if name not in consumed]
     for name in RESERVED_COLUMNS:
@@ -131,7 +131,7 @@ def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> lis
             raise InputError(f"{shown} has a column {name!r}, a name that packing itself uses: rename it")
     if not names:
         return ["{}"] * table.num_rows
-    # Python has no nanoseconds.
+    # datetime has no nanoseconds.
     coarse = [pa.timestamp("us", f.type.tz) if pa.types.is_timestamp(f.type) else f.type for f in table.schema]
     table = table.cast(pa.schema(list(zip(table.schema.names, coarse, strict=True))), safe=False).select(names)
     try:
@@ -145,10 +145,10 @@ def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> lis
 
 
 def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
-    """The column `label`, all integers or all text; None where it is empty.
+    """The column `label`: all integers or all text, None for empty cells.
 
     Raises:
-        InputError: it holds something else, or a negative number.
+        InputError: it has another type, or a negative number.
     """
     column = table["label"]
     if pa.types.is_dictionary(column.type):
@@ -157,7 +157,7 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
     if pa.types.is_boolean(kind):
         column = column.cast(pa.string())
     elif pa.types.is_floating(kind):
-        # A column of integers with gaps, as many tools write it.
+        # Integers with empty cells, which pandas writes as floats with NaN.
         whole = pc.if_else(pc.is_finite(column), column, None)
         try:
             column = whole.cast(pa.int64())
@@ -172,7 +172,7 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
-    """JSON as it is stored: compact, UTF-8 as it is, in the order given."""
+    """JSON as shards store it: no spaces, no escapes of non-ASCII characters, keys in the given order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""What packing makes of a video besides copying it, and what comes out. Plain values: they travel to workers."""
+"""How videos are cut and transcoded when they are packed. Frozen values: worker processes and Ray tasks get copies."""
 
 from __future__ import annotations
 
@@ -10,86 +10,86 @@ from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 
-Unit = Literal["seconds", "frames"]
-"""What cuts are measured in: seconds from the first frame that is shown, or frames, counted from 0."""
-Tail = Literal["keep", "drop", "merge"]
+CutUnit = Literal["seconds", "frames"]
+"""Unit of cut positions: seconds after the first displayed frame, or frame numbers from 0."""
+TailPolicy = Literal["keep", "drop", "merge"]
 
 
 @dataclass(frozen=True)
 class FixedLength:
-    """Cut videos into clips of one length, one after the other.
+    """Cut videos into consecutive clips of one length.
 
     Attributes:
         length: of a clip.
         unit: of the length.
-        tail: what becomes of the last clip if it is too short: "keep" it as it is, "drop" it, or "merge" it into the
-            one before.
+        tail: the policy for a last clip shorter than `length`: "keep" it, "drop" it, or "merge" it into the clip
+            before.
     """
 
     length: float
-    unit: Unit = "seconds"
-    tail: Tail = "keep"
+    unit: CutUnit = "seconds"
+    tail: TailPolicy = "keep"
 
 
 @dataclass(frozen=True)
 class Scenes:
-    """Cut videos where their content changes abruptly, as PySceneDetect finds it.
+    """Cut videos at the scene changes that PySceneDetect's content detector finds.
 
     Attributes:
-        shortest: seconds; changes that follow sooner on one another do not end a scene.
+        min_length: seconds; the shortest scene (PySceneDetect's `min_scene_len`).
     """
 
-    shortest: float = 0.6
+    min_length: float = 0.6
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One clip to cut out of a video: what is shown from `start` until just before `end`.
+    """A row of a cut list: one clip to cut out of a video, with the frames displayed in [start, end).
 
     Attributes:
-        start, end: both in `unit`; end None: until the video is over.
-        unit: of both. Frames are whole numbers.
-        label: of the clip, as it was given; None: that of its video.
-        meta: a JSON object with the other columns that came with the cut.
+        start, end: in `unit`; an `end` of None is the end of the video.
+        unit: of both. Frame numbers are whole.
+        label: of the clip, as the list has it; None: the clip gets its video's label.
+        meta: the row's other columns as a JSON object.
     """
 
     start: float
     end: float | None
-    unit: Unit = "seconds"
+    unit: CutUnit = "seconds"
     label: int | str | None = None
     meta: str = "{}"
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What is done to every video. Together with the sources it decides every byte of a dataset.
+    """How every video is cut and transcoded. Together with the sources these options decide every byte of a dataset.
 
     Attributes:
-        suits: "gpu": what NVDEC or DALI cannot take is converted, and only that; "gpu-no-av1": AV1 too; "any": all is
-            copied.
-        cutting: how videos are cut into clips; None: not at all, or as their sources' `cuts` say.
-        exact: where videos are cut, encode them again, with key frames where clips begin, so that no clip stores
-            hidden packets; else packets are copied, and those that a clip's frames depend on come along, hidden.
-        conversion: what all clips are converted into; None: only what does not suit is, at its own size and rate.
-        fps: images per second, for folders of images that have no file of times.
+        compatible_with: the decoders that clips must be compatible with. "gpu": transcode what NVDEC behind DALI does
+            not decode, and nothing else; "gpu-no-av1": transcode AV1 as well; "any": transcode nothing.
+        cutting: the rule by which videos are cut into clips; None: one clip per video, or the rows of a cut list.
+        exact_cuts: re-encode videos that are not cut at key frames, with key frames where clips begin, so that no clip
+            stores non-displayed packets. False: copy packets, along with the non-displayed ones that they depend on.
+        transcode: transcode all clips with these options; None: only the incompatible ones, at their size and rate.
+        fps: images per second of image sequences without a file of timestamps.
     """
 
-    suits: Purpose = "gpu"
+    compatible_with: Purpose = "gpu"
     cutting: FixedLength | Scenes | None = None
-    exact: bool = False
-    conversion: TranscodeOptions | None = None
+    exact_cuts: bool = False
+    transcode: TranscodeOptions | None = None
     fps: Fraction | None = None
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One clip made from a video.
+class PreparedClip:
+    """A clip made from a source, ready to be written to a shard.
 
     Attributes:
-        clip: the clip itself.
-        suffix: what its key has behind its video's key: "" for a whole video.
-        meta: a JSON object: the columns of its video and its own.
-        label: that of its cut, or of its video.
+        clip: the MP4 and its frame index.
+        suffix: appended to the source's key: "" for a whole video, ``_000012`` for a cut.
+        meta: a JSON object: the columns of its video, of its cut, and where it was cut.
+        label: of its cut, or of its video.
     """
 
     clip: StoredClip
@@ -99,11 +99,11 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A listed cut that no clip can be made of, while others of its video can.
+class RejectedCut:
+    """A row of a cut list without frames in its video, while other rows of the same video have some.
 
     Attributes:
-        reason: which cut, and why.
+        reason: names the cut and says why.
     """
 
     reason: str

@@ -1,6 +1,6 @@
-"""Packs videos into a dataset: finds them, shares them out in groups, has them packed, and finishes the dataset.
+"""Packs videos into a dataset: finds the sources, packs them in groups, and writes dataset.json.
 
-Killed anywhere, the same call goes on where it was: see `streamvid.packing.journal`.
+A killed pack resumes when the same call is made again: see `streamvid.packing.journal`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,35 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.append import Base, read_base
-from streamvid.packing.destination import TAKEN, claim, finish, give_up, locked, survey, sweep, tidy, working
-from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.job import Place, Work
+from streamvid.packing.append import read_base
+from streamvid.packing.destination import (
+    DATASET_EXISTS,
+    abandon,
+    claim,
+    lock_destination,
+    publish,
+    read_state,
+    remove_progress,
+    remove_temporaries,
+    work_folder,
+)
 from streamvid.packing.job_spec import JobSpec, plan_job
-from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, Rejected, chain, claimed
+from streamvid.packing.journal import (
+    FinishedElsewhereError,
+    Journal,
+    Record,
+    Rejected,
+    finished_records,
+    read_claim,
+    totals,
+)
 from streamvid.packing.options import PackOptions
-from streamvid.packing.partition import Group
+from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.report import PackReport, read_rejected, rejected_parquet, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
@@ -32,7 +47,7 @@ from streamvid.storage import filesystem
 log = logging.getLogger(__name__)
 
 SHARD_SIZE: Final = 256 << 20
-"""Bytes of tar after which a new shard is begun, unless asked otherwise."""
+"""Default size of a shard, in bytes of tar."""
 
 Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
@@ -52,12 +67,12 @@ def pack(
     address: str | None = None,
     overwrite: bool = False,
     append: bool = False,
-    treatment: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
+    options: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
     progress: bool = True,
 ) -> PackReport:
-    """Pack videos into a dataset. The same inputs and options give the same bytes, however and wherever it is run.
+    """Pack videos into a dataset. The same inputs and options give the same bytes for any workers, engine or machine.
 
-    A call that was killed goes on where it was when it is made again.
+    A call that was killed resumes where it was when it is made again.
 
     Args:
         inputs: files, folders, globs and lists, see `streamvid.packing.inputs.find_sources`.
@@ -65,28 +80,28 @@ def pack(
         labels: a list of labels, see `streamvid.packing.labels.attach_labels`.
         metadata: lists of further columns, see `streamvid.packing.labels.attach_metadata`.
         cuts: a list of clips to cut out of the videos, see `streamvid.packing.cut_list.attach_cuts`.
-        shard_size: bytes of tar that a shard does not pass, unless a single clip is larger.
-        name: the dataset's name; the destination's last component by default.
-        workers: processes that read videos; one per core by default. For the local engine.
-        engine: "local": processes of this machine; "ray": tasks on a Ray cluster.
-        address: of the Ray cluster; by default that of RAY_ADDRESS, or one that runs on this machine.
-        overwrite: replace what is at the destination: a dataset, or what another pack left that did not finish.
-        append: add the videos that it does not have yet to the dataset at the destination.
-        treatment: what is done to every video.
-        progress: show a bar on a terminal.
+        shard_size: the most bytes of tar in a shard, unless a single clip is larger.
+        name: the dataset's name; by default the last component of the destination.
+        workers: number of processes that read videos, by default one per core. For the local engine.
+        engine: "local": processes on this machine; "ray": tasks on a Ray cluster.
+        address: of the Ray cluster; by default that in RAY_ADDRESS, or a cluster on this machine.
+        overwrite: replace a dataset at the destination, or the unfinished one of another pack.
+        append: add the videos that the dataset at the destination does not have.
+        options: how videos are cut and transcoded.
+        progress: show a progress bar if stderr is a terminal.
 
     Raises:
-        InputError: an input, label or option cannot be used, all videos were rejected, or the destination holds
-            another dataset, or is used by another pack. A dataset that was there and was to be replaced is gone once
-            writing has begun.
+        InputError: an input, list or option cannot be used, all videos were rejected, or the destination holds
+            another dataset or belongs to another pack. A dataset that is overwritten is removed before the first
+            shard is written.
     """
     started = time.monotonic()
     destination = os.fspath(destination)
     _check_options(destination, shard_size, workers, engine, address, overwrite, append)
-    standing = survey(destination)
-    if standing.manifest is not None and standing.report is None and not (overwrite or append or standing.claimed):
-        raise InputError(TAKEN.format(filesystem.redact(destination)))
-    order = plan_job(
+    state = read_state(destination)
+    if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
+        raise InputError(DATASET_EXISTS.format(filesystem.redact(destination)))
+    spec = plan_job(
         [os.fspath(given) for given in inputs],
         destination,
         labels=None if labels is None else os.fspath(labels),
@@ -94,174 +109,146 @@ def pack(
         cuts=None if cuts is None else os.fspath(cuts),
         shard_size=shard_size,
         name=name,
-        treatment=treatment,
+        options=options,
         base=read_base(destination) if append else None,
     )
-    if not order.sources:
-        return _nothing_new(destination, order, started)
-    with locked(destination):
-        standing = survey(destination)
-        mine = order.job.fingerprint
-        if standing.made_by == mine and (not overwrite or standing.claimed == mine):
-            tidy(destination, mine)
-            return _was_there(destination, order, started)
-        base = None if order.base is None else order.base.sha256
+    if not spec.sources:
+        return _nothing_to_append(destination, spec, started)
+    fingerprint = spec.job.fingerprint
+    with lock_destination(destination):
+        state = read_state(destination)
+        if state.packed_by == fingerprint and (not overwrite or state.claimed_by == fingerprint):
+            remove_progress(destination, fingerprint)
+            return _was_there(destination, spec, started)
+        base = None if spec.base is None else spec.base.sha256
         try:
-            resumed = claim(destination, mine, overwrite=overwrite, base=base)
-            sweep(destination)
-            records = _run(order, destination, resumed, workers, engine, address, progress)
-            sweep(destination)
-            return _finish(order, destination, records, started)
+            resumed = claim(destination, fingerprint, overwrite=overwrite, base=base)
+            remove_temporaries(destination)
+            records, resumed_clips = _pack_groups(spec, destination, resumed, workers, engine, address, progress)
+            remove_temporaries(destination)
+            return _finish(spec, destination, records, resumed_clips, started)
         except FinishedElsewhereError:
-            if claimed(destination) is None:
-                tidy(destination, mine)  # of what we noted after the other had cleared up
-            return _was_there(destination, order, started)
+            if read_claim(destination) is None:
+                remove_progress(destination, fingerprint)  # records that we wrote after the other had published
+            return _was_there(destination, spec, started)
 
 
-@dataclass(frozen=True)
-class _Done:
-    """The records of all shards by number, and how many clips of them an earlier run had left."""
-
-    records: dict[int, Record]
-    resumed: int
-
-
-def _run(
-    order: JobSpec,
+def _pack_groups(
+    spec: JobSpec,
     destination: str,
     resumed: bool,
     workers: int | None,
     engine: Engine,
     address: str | None,
     progress: bool,
-) -> _Done:
-    """Have all groups packed that are not."""
-    if order.unlabelled:
-        log.warning("%d of %d videos have no label", order.unlabelled, len(order.sources))
-    left = Journal(destination, order.job.fingerprint).read() if resumed else {}
+) -> tuple[list[Record], int]:
+    """Pack all unfinished groups.
+
+    Returns:
+        The records of all shards in order, and how many of their clips an earlier run had written.
+    """
+    if spec.unlabelled:
+        log.warning("%d of %d videos have no label", spec.unlabelled, len(spec.sources))
+    journal = Journal(destination, spec.job.fingerprint).read() if resumed else {}
     records: dict[int, Record] = {}
-    places: list[tuple[Group, Place]] = []
-    sizes = [stamp.size for stamp in order.stamps]
-    with PackProgress(len(order.sources), sum(sizes), enabled=progress) as bar:
-        for group in order.groups:
-            found, place = chain(group, left)
-            records.update((record.number, record) for record in found)
-            if place is not None:
-                places.append((group, place))
-            stop = group.stop if place is None else place.source
-            bar.already(stop - group.start, sum(sizes[group.start : stop]), *_totals(found))
-        before = sum(record.entry.clips for record in records.values() if record.entry)
-
-        def works() -> Iterator[Work]:
-            for group, place in places:
-                yield order.work(group, place)
-
-        if not places:
+    unfinished: list[tuple[Group, GroupCursor]] = []
+    with PackProgress(len(spec.sources), sum(spec.sizes), enabled=progress) as bar:
+        for group in spec.groups:
+            finished, cursor = finished_records(group, journal)
+            records.update((record.number, record) for record in finished)
+            if cursor is not None:
+                unfinished.append((group, cursor))
+            stop = group.stop if cursor is None else cursor.source
+            bar.resume(stop - group.start, sum(spec.sizes[group.start : stop]), *totals(finished))
+        resumed_clips, _, _ = totals(records.values())
+        tasks = (spec.task(group, cursor) for group, cursor in unfinished)
+        if not unfinished:
             pass
         elif engine == "ray":
-            on_ray = pack_groups_on_ray(order.job, works(), destination, address=address, advance=bar.advance)
-            records.update((record.number, record) for record in on_ray)
+            for record in pack_groups_on_ray(spec.job, tasks, destination, address=address, advance=bar.advance):
+                records[record.number] = record
         else:
-            count = min(workers or len(os.sched_getaffinity(0)), len(order.sources))
-            with working(destination) as folder:
-                here = pack_groups(order.job, works(), destination, folder, workers=count, advance=bar.advance)
-                records.update((record.number, record) for record in here)
-    return _Done(records, before)
+            count = min(workers or len(os.sched_getaffinity(0)), len(spec.sources))
+            with work_folder(destination) as folder:
+                for record in pack_groups(spec.job, tasks, destination, folder, workers=count, advance=bar.advance):
+                    records[record.number] = record
+    return [records[number] for number in sorted(records)], resumed_clips
 
 
-def _totals(records: Sequence[Record]) -> tuple[int, int, int]:
-    """Clips, bytes and rejected videos."""
-    entries = [record.entry for record in records if record.entry is not None]
-    return (
-        sum(entry.clips for entry in entries),
-        sum(entry.bytes for entry in entries),
-        sum(len(record.rejected) for record in records),
-    )
-
-
-def _finish(order: JobSpec, destination: str, done: _Done, started: float) -> PackReport:
-    """Make a dataset of the shards."""
-    records = [done.records[number] for number in sorted(done.records)]
+def _finish(
+    spec: JobSpec, destination: str, records: Sequence[Record], resumed_clips: int, started: float
+) -> PackReport:
+    """Publish the dataset of these shards. Without any clip: raise InputError, or keep the dataset appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(one for record in records for one in record.rejected)
-    base = order.base
-    all_rejected = _all_rejected(base, order.sources, rejected)
+    base = spec.base
+    listed: Sequence[Rejected] = rejected
+    if base is not None:  # its rejected.parquet keeps the videos that were not tried again
+        tried = {source.name for source in spec.sources}
+        listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
+    fingerprint = spec.job.fingerprint
     if not added:
-        give_up(destination, order.job.fingerprint, rejected_parquet(all_rejected))
+        abandon(destination, fingerprint, rejected_parquet(listed))
         if base is None:
             raise InputError(
-                f"none of the {len(order.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
+                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
             )
-        return _report(order, destination, base.manifest, rejected, started)
+        return _report(spec, destination, base.manifest, rejected, started)
     seconds = round(math.fsum(record.seconds for record in records), 6)
     manifest = Manifest(
-        name=order.name,
+        name=spec.name,
         seconds=seconds if base is None else round(base.manifest.seconds + seconds, 6),
-        classes=order.classes,
+        classes=spec.classes,
         shards=added if base is None else (*base.manifest.shards, *added),
         revision=0 if base is None else base.manifest.revision + 1,
     )
     document = report_document(
         added,
         rejected,
-        videos=len(order.sources),
-        skipped=order.skipped,
-        unlabelled=order.unlabelled,
+        videos=len(spec.sources),
+        skipped=spec.skipped,
+        unlabelled=spec.unlabelled,
         seconds=seconds,
         revision=manifest.revision,
-        options=order.options,
-        versions=order.job.versions,
-        joins=order.joins,
+        settings=spec.settings,
+        versions=spec.job.versions,
+        joins=spec.joins,
     )
-    finish(
-        destination,
-        order.job.fingerprint,
-        manifest,
-        rejected=rejected_parquet(all_rejected),
-        report=document,
-    )
-    clips, size, _ = _totals(records)
-    report = _report(order, destination, manifest, rejected, started)
-    return replace(report, clips=clips, bytes=size, resumed=done.resumed)
-
-
-def _all_rejected(base: Base | None, sources: Sequence[SourceVideo], rejected: Sequence[Rejected]) -> list[Rejected]:
-    """What rejected.parquet says: of a dataset that is added to also what it said of other videos."""
-    if base is None:
-        return list(rejected)
-    tried = {source.name for source in sources}
-    return [*(one for one in base.rejected if one.source not in tried), *rejected]
+    publish(destination, fingerprint, manifest, rejected=rejected_parquet(listed), report=document)
+    clips, size, _ = totals(records)
+    return _report(spec, destination, manifest, rejected, started, clips=clips, bytes=size, resumed=resumed_clips)
 
 
 def _report(
-    order: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
+    spec: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float, **more: Any
 ) -> PackReport:
     return PackReport(
         destination,
         manifest,
         rejected,
-        order.unlabelled,
+        spec.unlabelled,
         time.monotonic() - started,
-        videos=len(order.sources),
-        skipped=order.skipped,
-        joins=order.joins,
+        videos=len(spec.sources),
+        skipped=spec.skipped,
+        joins=spec.joins,
+        **more,
     )
 
 
-def _was_there(destination: str, order: JobSpec, started: float) -> PackReport:
+def _was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
+    """The report if the same pack has been finished before."""
     path = filesystem.join(destination, FILE_NAME)
     manifest = Manifest.from_json(filesystem.read_bytes(path), path=filesystem.redact(path))
-    report = _report(order, destination, manifest, tuple(read_rejected(destination)), started)
-    return replace(report, was_there=True)
+    return _report(spec, destination, manifest, tuple(read_rejected(destination)), started, was_there=True)
 
 
-def _nothing_new(destination: str, order: JobSpec, started: float) -> PackReport:
-    """All videos are in the dataset that they were to be added to."""
-    assert order.base is not None
-    standing = survey(destination)
-    if standing.claimed is not None and standing.claimed == standing.made_by:
-        tidy(destination, standing.claimed)  # the pack that added them was killed while it cleared up
-    return replace(_report(order, destination, order.base.manifest, (), started), was_there=True)
+def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackReport:
+    """The report if the dataset has all videos that were to be appended."""
+    assert spec.base is not None
+    state = read_state(destination)
+    if state.claimed_by is not None and state.claimed_by == state.packed_by:
+        remove_progress(destination, state.claimed_by)  # that pack was killed after it had published
+    return _report(spec, destination, spec.base.manifest, (), started, was_there=True)
 
 
 def _check_options(

@@ -1,7 +1,7 @@
-"""Which videos are packed together, and what their shards are called: decided before anything is read.
+"""Partition of the sources into groups with reserved shard names, fixed before any video is read.
 
-A group is packed by itself, by whoever comes to it first, and all of its bytes follow from its own videos. So neither
-the number of workers or machines nor their order can show in a dataset.
+A group is packed independently, and all bytes of its shards follow from its own videos. So the dataset is the same for
+any number of workers or machines, in whatever order they finish.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Final
 from streamvid.errors import InputError
 
 PARTS: Final = 100
-"""Shard names that a group has at least: its last two digits count them."""
+"""Shard names of a group, or a multiple: the last two digits count the group's shards."""
 _SHARDS: Final = 4
-"""Full shards in a group: more, and little is left to share out; fewer, and more of them end half full."""
+"""Full shards in a group. With more, there are fewer groups to distribute; with fewer, more shards end half full."""
 _GROWTH: Final = 5
-"""A group has names for so many times the bytes of its videos: clips may overlap, and converting may add."""
+"""A group has names for this many times the bytes of its videos: clips may overlap, and transcoding may add bytes."""
 _LEAST_SHARD: Final = 1 << 20
-"""Shards smaller than this are not what names are saved for."""
+"""Shard sizes below this do not reserve more names."""
 _UNKNOWN: Final = 1 << 20
-"""What a video counts for whose size nobody tells."""
+"""Bytes assumed of a video whose storage does not report a size."""
 _NAMES: Final = 10**8
-"""Eight digits."""
+"""Shard names: eight digits."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Sources that are packed together.
+    """Consecutive sources that are packed together.
 
     Attributes:
-        start, stop: their numbers, half open.
+        start, stop: source numbers, half open.
         first: number of the group's first shard, a multiple of `PARTS`.
-        names: how many numbers it may use. The last shard takes all that is left, however large it becomes.
+        names: reserved shard numbers. The last of these shards takes the rest of the clips, whatever their size.
     """
 
     start: int
@@ -42,22 +42,37 @@ class Group:
     names: int
 
 
+@dataclass(frozen=True)
+class GroupCursor:
+    """A position in a group, from which packing resumes.
+
+    Attributes:
+        source: number of the source.
+        clip: number of its clips that are in finished shards.
+        part: index of the next shard within the group.
+    """
+
+    source: int
+    clip: int
+    part: int
+
+
 def partition(sizes: Sequence[int], shard_size: int, *, first: int = 0) -> list[Group]:
     """Put sources into groups, in order.
 
     Args:
-        sizes: bytes of each source, 0 where nobody tells.
-        shard_size: of the dataset.
-        first: a shard number that is not taken, nor any after it.
+        sizes: bytes of each source, 0 if unknown.
+        shard_size: bytes of a full shard.
+        first: the lowest unused shard number.
 
     Returns:
-        Groups of about four shards' worth of sources, or of one larger source, with names for five times as much.
+        Groups of about four shards of source bytes, or of one larger source, with names for five times as much.
 
     Raises:
-        InputError: there are not enough names for so many shards.
+        InputError: eight digits do not number so many shards.
     """
     limit = _SHARDS * shard_size
-    room = PARTS * max(shard_size, _LEAST_SHARD) // _GROWTH
+    capacity = PARTS * max(shard_size, _LEAST_SHARD) // _GROWTH
     number = -(-first // PARTS) * PARTS
     groups: list[Group] = []
     start, content = 0, 0
@@ -65,13 +80,13 @@ def partition(sizes: Sequence[int], shard_size: int, *, first: int = 0) -> list[
         content += sizes[stop - 1] or _UNKNOWN
         if stop < len(sizes) and content + (sizes[stop] or _UNKNOWN) <= limit:
             continue
-        names = PARTS * max(1, -(-content // room))
+        names = PARTS * max(1, -(-content // capacity))
         groups.append(Group(start, stop, number, names))
         number += names
         start, content = stop, 0
     if number > _NAMES:
         raise InputError(
-            f"{len(sizes):,} videos make more shards of {shard_size:,} bytes than have names: give a larger shard size "
-            "(--shard-size)"
+            f"{len(sizes):,} videos make more shards of {shard_size:,} bytes than there are shard names: give a larger "
+            "shard size (--shard-size)"
         )
     return groups

@@ -1,7 +1,7 @@
-"""What is done to a source before it is stored, and to a clip after, so that it suits its purpose.
+"""Remuxing and transcoding of sources and clips.
 
-Copying comes first: what a video is, its bitstream tells, and that is gone through when it is copied. Only a clip
-that does not suit is then decoded and encoded again.
+Every video is remuxed first: only the parsed bitstream tells whether a decoder is compatible with it. Clips that are
+not compatible with the decoders asked for are then transcoded.
 """
 
 from __future__ import annotations
@@ -27,95 +27,99 @@ log = logging.getLogger(__name__)
 
 
 def remux_or_build(
-    path: str, video: Path, place: Path, treatment: PackOptions, *, cut_only: bool
+    path: str, video: Path, folder: Path, options: PackOptions, *, cut_only: bool
 ) -> tuple[StoredClip, bool]:
-    """A source as a clip: its packets copied. Images, and a codec that is not stored, are made into a video first.
+    """Remux a source. Image sequences, and codecs that shards do not store, are made into a video first.
 
     Args:
         path: the source's path or URL, ending in '/' if it is a folder of images.
-        video: where its bytes are, if it is a file.
-        place: a folder for what is made; made itself if need be.
-        treatment: what to do.
+        video: the local file; unused for images.
+        folder: for temporary files; created if needed.
+        options: how to transcode.
         cut_only: see `streamvid.video.remux.store_clip`.
 
     Returns:
-        The clip, its MP4 perhaps not written yet, and whether it was encoded here: then it needs no converting any
-        more.
+        The clip, whose MP4 may not be written yet, and whether it was transcoded here.
 
     Raises:
-        VideoError: it cannot be read.
-        InputError: images without times, and no frame rate.
+        VideoError: the source cannot be read.
+        InputError: images without timestamps, and no frame rate.
     """
     from streamvid.video.transcode import TranscodeOptions, transcode
 
     if not is_sequence(path):
-        plain = ingest_plain(video, cut_only=cut_only)
-        if plain is not None:
-            return plain, False
-    place.mkdir(exist_ok=True)
+        clip = ingest_plain(video, cut_only=cut_only)
+        if clip is not None:
+            return clip, False
+    folder.mkdir(exist_ok=True)
     if is_sequence(path):
-        made, encoded = sequence_video(
-            path, place, fps=treatment.fps, conversion=treatment.conversion or TranscodeOptions()
+        made, transcoded = sequence_video(
+            path, folder, fps=options.fps, conversion=options.transcode or TranscodeOptions()
         )
     else:
         try:
-            return store_through_ffmpeg(video, place, moov_first=not cut_only), False
+            return store_through_ffmpeg(video, folder, moov_first=not cut_only), False
         except OtherCodecError:
-            if treatment.conversion is None and treatment.suits == "any":
+            if options.transcode is None and options.compatible_with == "any":
                 raise
-        made, encoded = place / "converted-source.mp4", True
-        transcode(video, made, treatment.conversion or TranscodeOptions())
-    clip = store_clip(made, place, cut_only=cut_only)
+        made, transcoded = folder / "transcoded-source.mp4", True
+        transcode(video, made, options.transcode or TranscodeOptions())
+    clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()
-    return clip, encoded
+    return clip, transcoded
 
 
 def transcode_if_needed(
     clip: StoredClip,
     folder: Path,
-    treatment: PackOptions,
+    options: PackOptions,
     *,
-    again: bool = False,
+    reencode: bool = False,
     keyframes: Sequence[Fraction] = (),
 ) -> StoredClip:
-    """The clip, or the same frames encoded again where the treatment wants that; then the clip's own MP4 is gone.
+    """Transcode a clip if its options or its decoders require that; the given clip's MP4 is then removed.
 
     Args:
-        clip: as it was copied, to a temporary file or to none yet.
-        folder: made for what is encoded.
-        treatment: what to do.
-        again: encode in any case.
-        keyframes: seconds at which there must be key frames, if it is encoded.
+        clip: a remuxed clip, in a temporary file or not written yet.
+        folder: for the encoded file; created if needed.
+        options: the decoders it must be compatible with, or how to transcode all clips.
+        reencode: encode it in any case, by default in its own codec.
+        keyframes: seconds at which the encoder must place key frames.
+
+    Returns:
+        The clip itself, or the transcoded one.
 
     Raises:
-        VideoError: its frames cannot be decoded, or encoded.
+        VideoError: its frames cannot be decoded or encoded.
     """
-    conversion = _conversion(clip, treatment, again=again)
-    if conversion is None:
+    encoder = _transcode_options(clip, options, reencode=reencode)
+    if encoder is None:
         return clip
     from streamvid.video.transcode import transcode
 
     folder.mkdir(parents=True)
     clip = clip.as_file(folder / "copied.mp4")
     encoded = folder / "encoded.mp4"
-    transcode(clip, encoded, conversion, keyframes=keyframes)
+    transcode(clip, encoded, encoder, keyframes=keyframes)
     clip.mp4.unlink()
     stored = store_clip(encoded, folder)
     encoded.unlink()
-    # How long the last frame is shown is the clip's knowledge: an MP4 keeps it only where frames are not reordered.
+    # The duration of the last frame: an MP4 with reordered frames does not store it.
     ticks = Fraction(*clip.time_base) * clip.duration / Fraction(*stored.time_base)
     return replace(stored, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
 
 
-def _conversion(clip: StoredClip, treatment: PackOptions, *, again: bool) -> TranscodeOptions | None:
+def _transcode_options(clip: StoredClip, options: PackOptions, *, reencode: bool) -> TranscodeOptions | None:
     from streamvid.video.encoders import TARGETS
     from streamvid.video.transcode import TranscodeOptions
 
-    if treatment.conversion is not None:
-        return treatment.conversion
-    verdict = check(clip, treatment.suits)
-    if verdict.codec is not None:
-        log.info("converting to %s: %s", verdict.codec, verdict.problem)
-        return TranscodeOptions(codec=verdict.codec)
-    return TranscodeOptions(codec=next((codec for codec in TARGETS if codec == clip.codec), "h264")) if again else None
+    if options.transcode is not None:
+        return options.transcode
+    support = check(clip, options.compatible_with)
+    if support.codec is not None:
+        log.info("transcoding to %s: %s", support.codec, support.problem)
+        return TranscodeOptions(codec=support.codec)
+    return (
+        TranscodeOptions(codec=next((codec for codec in TARGETS if codec == clip.codec), "h264")) if reencode else None
+    )

@@ -1,4 +1,4 @@
-"""What `pack` did: for its caller, for rejected.parquet and for pack-report.json."""
+"""The result of a pack: `PackReport` for its caller, rejected.parquet, and pack-report.json."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.packing.destination import REJECTED_FILE
-from streamvid.packing.job import plain
+from streamvid.packing.fingerprints import to_json
 from streamvid.packing.journal import Rejected
 from streamvid.packing.labels import Join
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 
 _REASONS: Final = 50
-"""Reasons that pack-report.json counts one by one, the most frequent first."""
+"""Most frequent reasons that pack-report.json lists; the others are summed up."""
 
 
 @dataclass(frozen=True)
 class PackReport:
-    """What `pack` did.
+    """The result of `pack`.
 
     Attributes:
-        destination: where the dataset is.
-        manifest: what dataset.json says.
-        rejected: the videos left out, in the order of the sources.
-        unlabelled: videos without a label, if any had one; else 0.
-        elapsed: seconds it took.
-        videos: that were to be packed, without those skipped.
-        skipped: videos that are in the dataset that was appended to already.
-        clips, bytes: added to the dataset, bytes of tar.
-        resumed: clips of these that an earlier run of the same pack had left.
-        was_there: the same pack had been finished before, and nothing was done.
-        joins: how the rows of each list of labels or metadata met the videos.
+        destination: path or URL of the dataset.
+        manifest: the content of dataset.json.
+        rejected: the rejected videos, in the order of the sources.
+        unlabelled: number of videos without a label; 0 if none has one.
+        elapsed: seconds.
+        videos: number of sources, without those skipped.
+        skipped: number of sources that the dataset had before they were to be appended.
+        clips, bytes: added to the dataset; bytes of tar.
+        resumed: number of these clips that an earlier run of the same pack had written.
+        was_there: whether the same pack had been finished before, and nothing was written.
+        joins: how the rows of each list of labels or metadata matched the videos.
     """
 
     destination: str
@@ -64,11 +64,11 @@ def report_document(
     unlabelled: int,
     seconds: float,
     revision: int,
-    options: Mapping[str, object],
+    settings: Mapping[str, object],
     versions: Mapping[str, str],
     joins: Sequence[Join] = (),
 ) -> dict[str, Any]:
-    """What pack-report.json says of a pack besides its fingerprint. No times: the same pack gives the same report."""
+    """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report."""
     reasons = Counter(one.reason for one in rejected).most_common()
     return {
         "revision": revision,
@@ -83,7 +83,7 @@ def report_document(
         "rejected": len(rejected),
         "reasons": [{"reason": reason, "videos": count} for reason, count in reasons[:_REASONS]],
         "other_reasons": sum(count for _, count in reasons[_REASONS:]),
-        # Without the folder: the same list elsewhere makes the same dataset.
+        # Without the folder: the same list in another folder makes the same dataset.
         "lists": [
             {
                 "name": join.path.rpartition("/")[2],
@@ -94,13 +94,13 @@ def report_document(
             }
             for join in joins
         ],
-        "options": plain(options),
+        "options": to_json(settings),
         "versions": dict(versions),
     }
 
 
 def rejected_parquet(rejected: Sequence[Rejected]) -> bytes | None:
-    """rejected.parquet; None if there is nothing to tell."""
+    """The content of rejected.parquet; None if no video was rejected."""
     if not rejected:
         return None
     table = pa.table(
@@ -113,7 +113,7 @@ def rejected_parquet(rejected: Sequence[Rejected]) -> bytes | None:
 
 
 def read_rejected(destination: str) -> list[Rejected]:
-    """The rows of rejected.parquet; none if there is none, or nothing that can be read."""
+    """The rows of rejected.parquet; none if it is missing or unreadable, as it only informs."""
     path = filesystem.join(destination, REJECTED_FILE)
     if not filesystem.exists(path):
         return []

@@ -1,6 +1,6 @@
-"""Packs groups on this machine: worker processes make clips of videos, ahead of the one that writes them into shards.
+"""Packs groups on this machine: worker processes make clips, and this process writes them to shards in order.
 
-The Ray engine runs the same, a group at a time, on many machines.
+Ray tasks run the same function for one group each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,109 +18,112 @@ from typing import Final
 
 from streamvid.errors import VideoError
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.job import Job, Work, clip_key
+from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Record, Rejected
-from streamvid.packing.options import Piece, Refused
+from streamvid.packing.keys import clip_key
+from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
-from streamvid.packing.shard_writer import Described, ShardWriter
+from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
 
 _AHEAD: Final = 2
-"""Videos in work or waiting to be written, per worker: bounds the space that temporary files take."""
+"""Videos per worker that are in progress or wait to be written; bounds the space of temporary files."""
 _LEAST_LIMIT_S: Final = 6 * 3600.0
 _BYTES_PER_S: Final = 10_000
-"""A video may take six hours and a second for every 10 kB: slower than any encoder, but not for ever."""
-
+"""Time limit of a video: six hours and a second for every 10 kB, longer than any encoder takes."""
 
 Advance = Callable[[int, int, int, int, int], None]
-"""Told of videos that are done with: how many, the bytes of their files, the clips made of them and their bytes, and
-how many of the videos were rejected."""
+"""Called after finished videos: their number and file bytes, the number and bytes of their clips, and how many videos
+were rejected."""
+Outcome = list[PreparedClip | RejectedCut] | str
+"""The clips of a source, or the reason why it is rejected."""
 
 
 def pack_groups(
-    job: Job,
-    works: Iterable[Work],
+    job: PackJob,
+    tasks: Iterable[GroupTask],
     destination: str,
     folder: Path,
     *,
     workers: int,
     advance: Advance,
 ) -> Iterator[Record]:
-    """Pack groups, one after the other, and give the record of every shard once it is there.
+    """Pack groups, one after the other, and yield the record of every finished shard.
 
     Args:
-        job: what to make.
-        works: the groups, or what is left of them. Taken from when needed.
-        destination: where shards and records go.
+        job: what all groups have in common.
+        tasks: the groups, or the rests of them; iterated lazily.
+        destination: folder or object-store prefix for shards and records.
         folder: a local one for temporary files.
-        workers: processes that read videos.
+        workers: number of processes that read videos.
         advance: called after each video.
 
     Raises:
-        OSError, StreamvidError: the machine or the storage is at fault.
+        OSError, StreamvidError: the machine or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
-    commits = Journal(destination, job.fingerprint)
-    with closing(_made(job, works, workers, folder)) as results:
-        for work, group_results in itertools.groupby(results, lambda result: result.work):
-            with _GroupWriter(job, work, commits, destination, folder) as writer:
-                for result in group_results:
-                    yield from writer.add(result.number, result.source, result.outcome)
-                    advance(1, result.size, *_counts(result.outcome))
+    journal = Journal(destination, job.fingerprint)
+    with closing(_process(job, tasks, workers, folder)) as results:
+        for task, group in itertools.groupby(results, lambda result: result[0].task):
+            with _GroupWriter(job, task, journal, destination, folder) as writer:
+                for source, outcome in group:
+                    yield from writer.add(source.number, source.video, outcome)
+                    advance(1, source.size, *_counts(outcome))
                 yield writer.finish()
 
 
 class _GroupWriter:
-    """The clips of a group in, shards out. A context manager: leaving it closes what is open, finished or not."""
+    """Writes the clips of a group to shards. A context manager, which closes an unfinished shard."""
 
-    def __init__(self, job: Job, work: Work, commits: Journal, destination: str, folder: Path) -> None:
-        self._job, self._work, self._commits = job, work, commits
+    def __init__(self, job: PackJob, task: GroupTask, journal: Journal, destination: str, folder: Path) -> None:
+        self._job, self._task, self._journal = job, task, journal
         self._destination, self._folder = destination, folder
-        self._part = work.place.part
+        self._part = task.cursor.part
         self._writer: ShardWriter | None = None
         self._seconds = 0.0
         self._rejected: list[Rejected] = []
 
-    def add(self, number: int, source: SourceVideo, outcome: Sequence[Piece | Refused] | str) -> Iterator[Record]:
-        """The clips of source `number`, or why there are none. Gives the records of shards that became full."""
+    def add(self, number: int, source: SourceVideo, outcome: Outcome) -> Iterator[Record]:
+        """Add the clips of source `number`, or the reason of its rejection. Yields the records of full shards."""
         if isinstance(outcome, str):
             log.info("rejected %s: %s", source.name, outcome)
             self._rejected.append(Rejected(source.name, outcome))
             return
-        begin = self._work.place
-        for clip, piece in enumerate(outcome):
-            if number == begin.source and clip < begin.clip:
-                continue  # is in a shard already
-            if isinstance(piece, Refused):
-                log.info("rejected a clip of %s: %s", source.name, piece.reason)
-                self._rejected.append(Rejected(source.name, piece.reason))
+        start = self._task.cursor
+        for clip, prepared in enumerate(outcome):
+            if number == start.source and clip < start.clip:
+                continue  # in a finished shard
+            if isinstance(prepared, RejectedCut):
+                log.info("rejected a clip of %s: %s", source.name, prepared.reason)
+                self._rejected.append(Rejected(source.name, prepared.reason))
                 continue
-            key = clip_key(source.key, piece.suffix)
-            described = Described(key, source.name, _class_number(piece.label), piece.meta)
-            if self._is_full(piece, described):
+            key = clip_key(source.key, prepared.suffix)
+            assert not isinstance(prepared.label, str), "labels are class numbers by now"
+            described = ClipMetadata(key, source.name, prepared.label, prepared.meta)
+            if self._is_full(prepared, described):
                 yield self._commit((number, clip))
             if self._writer is None:
-                self._writer = ShardWriter(self._work.group.first + self._part, self._folder, columns=self._job.columns)
-            self._writer.add(piece.clip, described)
-            self._seconds += piece.clip.duration * piece.clip.time_base[0] / piece.clip.time_base[1]
+                self._writer = ShardWriter(self._task.group.first + self._part, self._folder, columns=self._job.columns)
+            self._writer.add(prepared.clip, described)
+            self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def finish(self) -> Record:
-        """The record of the group's last shard; of none, if there was no clip."""
+        """Finish the group's last shard, if it has a clip; returns its record."""
         return self._commit(None)
 
-    def _is_full(self, piece: Piece, described: Described) -> bool:
-        if self._writer is None or self._part + 1 == self._work.group.names:
+    def _is_full(self, prepared: PreparedClip, described: ClipMetadata) -> bool:
+        if self._writer is None or self._part + 1 == self._task.group.names:
             return False
-        return self._writer.size_with(piece.clip, described) > self._job.shard_size
+        return self._writer.size_with(prepared.clip, described) > self._job.shard_size
 
-    def _commit(self, following: tuple[int, int] | None) -> Record:
-        self._commits.check()
+    def _commit(self, next_start: tuple[int, int] | None) -> Record:
+        self._journal.check()
         entry = None if self._writer is None else self._writer.commit(self._destination)
-        number = self._work.group.first + self._part
-        record = Record(number, entry, self._seconds, tuple(self._rejected), following)
-        self._commits.write(record)
+        number = self._task.group.first + self._part
+        record = Record(number, entry, self._seconds, tuple(self._rejected), next_start)
+        self._journal.write(record)
         self._writer, self._seconds, self._rejected = None, 0.0, []
         self._part += 1
         return record
@@ -133,50 +136,48 @@ class _GroupWriter:
             self._writer.close()
 
 
-def _counts(outcome: Sequence[Piece | Refused] | str) -> tuple[int, int, int]:
-    """Clips, their bytes, and what was rejected."""
+def _counts(outcome: Outcome) -> tuple[int, int, int]:
+    """Number of clips, their bytes, and number of rejected cuts or videos."""
     if isinstance(outcome, str):
         return 0, 0, 1
-    made = [piece for piece in outcome if isinstance(piece, Piece)]
-    return len(made), sum(piece.clip.mp4_bytes for piece in made), len(outcome) - len(made)
-
-
-def _class_number(label: int | str | None) -> int | None:
-    if isinstance(label, str):
-        raise AssertionError("labels are class numbers by now")
-    return label
+    made = [prepared for prepared in outcome if isinstance(prepared, PreparedClip)]
+    return len(made), sum(prepared.clip.mp4_bytes for prepared in made), len(outcome) - len(made)
 
 
 @dataclass(frozen=True)
-class _Result:
-    """A source, and its clips or why there are none. The clips' files are gone when the next result is asked for."""
+class _Source:
+    """A source of a task, its number and bytes, and a folder for its temporary files."""
 
-    work: Work
+    task: GroupTask
     number: int
-    source: SourceVideo
+    video: SourceVideo
     size: int
-    outcome: list[Piece | Refused] | str
+    folder: Path
 
 
-def _made(job: Job, works: Iterable[Work], count: int, folder: Path) -> Generator[_Result, None, None]:
+def _process(
+    job: PackJob, tasks: Iterable[GroupTask], workers: int, folder: Path
+) -> Generator[tuple[_Source, Outcome], None, None]:
+    """Run `process_source` on all sources in worker processes, in order.
+
+    The files of a source's clips are removed when the next result is asked for.
+    """
     todo = (
-        (work, work.place.source + i, source, size)
-        for work in works
-        for i, (source, size) in enumerate(zip(work.sources, work.sizes, strict=True))
+        _Source(task, task.cursor.source + i, video, size, folder / f"clip-{task.cursor.source + i}")
+        for task in tasks
+        for i, (video, size) in enumerate(zip(task.sources, task.sizes, strict=True))
     )
-    with Workers(count) as workers:
+    with Workers(workers) as pool:
 
-        def submit(most: int) -> Iterator[tuple[Work, int, SourceVideo, int, Path, Future[list[Piece | Refused]]]]:
-            for work, number, source, size in itertools.islice(todo, most):
-                place = folder / f"clip-{number}"
-                limit_s = _LEAST_LIMIT_S + size / _BYTES_PER_S
-                future = workers.submit(process_source, source, place, job.treatment, limit_s=limit_s)
-                yield work, number, source, size, place, future
+        def submit(count: int) -> Iterator[tuple[_Source, Future[list[PreparedClip | RejectedCut]]]]:
+            for source in itertools.islice(todo, count):
+                limit_s = _LEAST_LIMIT_S + source.size / _BYTES_PER_S
+                yield source, pool.submit(process_source, source.video, source.folder, job.options, limit_s=limit_s)
 
-        pending = deque(submit(_AHEAD * count))
+        pending = deque(submit(_AHEAD * workers))
         while pending:
-            work, number, source, size, place, future = pending.popleft()
-            outcome: list[Piece | Refused] | str
+            source, future = pending.popleft()
+            outcome: Outcome
             try:
                 outcome = future.result()
             except VideoError as error:
@@ -185,6 +186,6 @@ def _made(job: Job, works: Iterable[Work], count: int, folder: Path) -> Generato
                 outcome = f"reading it gets FFmpeg stuck ({stuck})"
             except WorkerCrashError as crash:
                 outcome = f"reading it crashes FFmpeg ({crash})"
-            yield _Result(work, number, source, size, outcome)
-            shutil.rmtree(place, ignore_errors=True)
+            yield source, outcome
+            shutil.rmtree(source.folder, ignore_errors=True)
             pending.extend(submit(1))

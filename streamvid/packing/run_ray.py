@@ -1,8 +1,8 @@
-"""Packs groups on a Ray cluster that is there already: a task per group, each of which writes its shards itself.
+"""Packs groups on an existing Ray cluster: a task per group, which writes its shards to the destination.
 
-Nothing that matters lies in Ray: a task that is lost with its node is run again elsewhere and goes on after the last
-shard that it left at the destination. Tasks and driver need to see the videos and the destination under the same
-names, and the same versions of the libraries.
+All state is at the destination, none in Ray: a task that is lost with its node is retried elsewhere, and resumes after
+the last finished shard. Tasks and driver need the same paths for the videos and the destination, and the same versions
+of the libraries.
 """
 
 from __future__ import annotations
@@ -16,63 +16,62 @@ from dataclasses import replace
 from typing import Any, Final
 
 from streamvid.errors import InputError, StreamvidError
-from streamvid.packing.destination import working
-from streamvid.packing.job import Job, Work, versions
-from streamvid.packing.journal import FinishedElsewhereError, Journal, Record
+from streamvid.packing.destination import work_folder
+from streamvid.packing.fingerprints import versions
+from streamvid.packing.job_spec import GroupTask, PackJob
+from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, totals
 from streamvid.packing.run_local import Advance, pack_groups
 from streamvid.storage import filesystem
 from streamvid.storage.url import local_path
 
 _AHEAD: Final = 2
-"""Tasks at the cluster per CPU that it has: enough to keep it busy, few enough for any number of groups."""
+"""Submitted tasks per CPU of the cluster: keeps it busy, and bounds the memory for any number of groups."""
 _RETRIES: Final = 20
-"""How often a task may lose its node or its worker. Videos that crash FFmpeg do not count: they have processes."""
+"""Retries of a task that lost its node or worker. FFmpeg crashes do not count: FFmpeg runs in worker processes."""
 
 
 def pack_groups_on_ray(
-    job: Job, works: Iterable[Work], destination: str, *, address: str | None, advance: Advance
+    job: PackJob, tasks: Iterable[GroupTask], destination: str, *, address: str | None, advance: Advance
 ) -> Iterator[Record]:
-    """Pack groups as `streamvid.packing.run_local.pack_groups` does, but many at a time, and records in any order.
+    """Pack groups as `streamvid.packing.run_local.pack_groups` does, in parallel; records come in any order.
 
     Args:
-        job: what to make.
-        works: the groups, or what is left of them. Taken from when needed.
-        destination: where shards and records go: the same place for every node.
-        address: of the cluster; None for that of RAY_ADDRESS, or one that runs on this machine.
+        job: what all groups have in common.
+        tasks: the groups, or the rests of them; iterated lazily.
+        destination: folder or object-store prefix for shards and records, the same for every node.
+        address: of the cluster; None: that in RAY_ADDRESS, or one on this machine.
         advance: called after each group.
 
     Raises:
         InputError: Ray is not installed, there is no cluster, or a node cannot take part.
-        OSError, StreamvidError: a node or the storage is at fault.
+        OSError, StreamvidError: a node or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
     ray = _import()
     began = not ray.is_initialized()
     if began:
         _connect(ray, address)
-    running: dict[Any, Work] = {}
+    running: dict[Any, GroupTask] = {}
     try:
-        task = ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=False)(_pack_group)
+        pack_group = ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=False)(_pack_group)
         shared = ray.put(job)
-        place = os.path.abspath(local_path(destination)) if filesystem.is_local(destination) else destination
-        todo = iter(works)
+        if filesystem.is_local(destination):
+            destination = os.path.abspath(local_path(destination))
+        todo = iter(tasks)
         while True:
             while len(running) < _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1))):
-                work = next(todo, None)
-                if work is None:
+                task = next(todo, None)
+                if task is None:
                     break
-                running[task.remote(shared, _absolute(work), place)] = work
+                running[pack_group.remote(shared, _absolute(task), destination)] = task
             if not running:
                 return
             done, _ = ray.wait(list(running), num_returns=1)
             for reference in done:
-                work = running.pop(reference)
+                task = running.pop(reference)
                 records = _result(ray, reference)
                 yield from records
-                clips = sum(record.entry.clips for record in records if record.entry)
-                size = sum(record.entry.bytes for record in records if record.entry)
-                rejected = sum(len(record.rejected) for record in records)
-                advance(len(work.sources), sum(work.sizes), clips, size, rejected)
+                advance(len(task.sources), sum(task.sizes), *totals(records))
     finally:
         for reference in running:
             ray.cancel(reference)
@@ -80,29 +79,29 @@ def pack_groups_on_ray(
             ray.shutdown()
 
 
-def _pack_group(job: Job, work: Work, destination: str) -> list[Record]:
-    """In a Ray worker: pack a group, or what is left of it since the driver looked."""
+def _pack_group(job: PackJob, task: GroupTask, destination: str) -> list[Record]:
+    """In a Ray worker: pack a group, or the rest of it."""
     here = versions()
     if dict(job.versions) != here:
         other = ", ".join(f"{name} {here.get(name)} for {v}" for name, v in job.versions.items() if here.get(name) != v)
         raise InputError(f"a node of the cluster has other versions ({other}): install the same on all")
-    # What this task did before it lost its node. Those before are with the driver.
-    new, place = Journal(destination, job.fingerprint).read_on(work.group, work.place)
-    if place is None:
+    # Records of an earlier attempt of this task; the driver has those before `task.cursor`.
+    new, cursor = Journal(destination, job.fingerprint).read_group(task.group, task.cursor)
+    if cursor is None:
         return new
-    skipped = place.source - work.place.source
-    rest = replace(work, place=place, sources=work.sources[skipped:], sizes=work.sizes[skipped:])
-    with working(destination) as folder:
+    skipped = cursor.source - task.cursor.source
+    rest = replace(task, cursor=cursor, sources=task.sources[skipped:], sizes=task.sizes[skipped:])
+    with work_folder(destination) as folder:
         return [*new, *pack_groups(job, [rest], destination, folder, workers=1, advance=lambda *_: None)]
 
 
-def _absolute(work: Work) -> Work:
-    """Tasks run in other folders than we do."""
+def _absolute(task: GroupTask) -> GroupTask:
+    """The task with absolute paths: Ray workers have other working directories."""
     sources = (
         replace(source, path=os.path.abspath(local_path(source.path))) if filesystem.is_local(source.path) else source
-        for source in work.sources
+        for source in task.sources
     )
-    return replace(work, sources=tuple(sources))
+    return replace(task, sources=tuple(sources))
 
 
 def _import() -> Any:
@@ -123,7 +122,7 @@ def _connect(ray: Any, address: str | None) -> None:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"no Ray cluster can be reached at {where!r} ({reason}): check --address") from error
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray puts its own in the place of ours
+        signal.signal(signal.SIGTERM, handler)  # ray.init replaces it
 
 
 def _result(ray: Any, reference: Any) -> list[Record]:

@@ -1,7 +1,7 @@
-"""Where the content of a video changes abruptly, as PySceneDetect's content detector finds it.
+"""Scene detection by PySceneDetect's content detector.
 
-PySceneDetect is given frames that are decoded here, with their own times: so frame numbers mean the same as everywhere
-in streamvid, in videos of any frame rate, and behind any edit list.
+The frames are decoded here and passed to the detector with their own timestamps, so that frame numbers are those of
+the frame index, also for variable frame rates and edit lists.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 _WIDTH: Final = 256
-"""Frames are compared at about this width, as PySceneDetect does by default."""
+"""Pixels; frames are downscaled to about this width before they are compared, as PySceneDetect does by default."""
 
 
 def need_scenedetect() -> None:
-    """Make sure that PySceneDetect is there.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Raise InputError if PySceneDetect is not installed."""
     try:
         import scenedetect  # noqa: F401
     except ImportError as error:
@@ -41,9 +37,9 @@ def need_scenedetect() -> None:
         ) from error
 
 
-def scene_versions(treatment: PackOptions) -> dict[str, str]:
-    """The versions of the libraries that decide where scenes begin, if scenes are looked for."""
-    if not isinstance(treatment.cutting, Scenes):
+def scene_versions(options: PackOptions) -> dict[str, str]:
+    """Versions of the libraries that scene detection depends on; empty if the options do not cut at scenes."""
+    if not isinstance(options.cutting, Scenes):
         return {}
     import cv2
     import scenedetect
@@ -52,11 +48,11 @@ def scene_versions(treatment: PackOptions) -> dict[str, str]:
 
 
 def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
-    """The numbers of the frames at which a new scene begins, rising, without frame 0.
+    """Numbers of the frames at which a new scene begins, ascending, without frame 0.
 
     Args:
-        clip: the whole video.
-        rule: what counts as a scene.
+        clip: the whole video, in a file.
+        rule: options of the detector.
 
     Raises:
         FFmpegError: the video does not decode.
@@ -66,9 +62,9 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
 
     base = Fraction(*clip.time_base)
     frames = len(clip.index.visible)
-    # Only what is printed makes use of the rate: differences are taken between exact times.
+    # FrameTimecode needs a frame rate, but only to print; the detector compares exact times.
     rate = max(Fraction(1), frames / (clip.duration * base))
-    detector = ContentDetector(min_scene_len=float(rule.shortest))
+    detector = ContentDetector(min_scene_len=float(rule.min_length))
     found: list[Any] = []
     time = FrameTimecode(Timecode(0, base), rate)
     for pts, frame in _shown_frames(clip):
@@ -80,12 +76,12 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
 
 
 def _shown_frames(clip: StoredClip) -> Iterator[tuple[int, VideoFrame]]:
-    """Each visible frame with its pts in the index."""
+    """The displayed frames, each with its pts as in the frame index."""
     visible = set(clip.index.frame_pts.tolist())
     shift: int | None = None
     with closing(av.open(os.fspath(clip.mp4), "r", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1  # there is a worker process for every core
+        stream.codec_context.thread_count = 1  # a worker process runs on every core
         for packet in container.demux(stream):
             if shift is None and packet.pts is not None:
                 shift = packet.pts - int(clip.index.pts[0])

@@ -38,7 +38,7 @@ _OWNER: Final = "streamvid"
 
 
 @dataclass(frozen=True)
-class Described:
+class ClipMetadata:
     """What comes with a clip besides its video: its key, where it is from, its class number, and a JSON object."""
 
     key: str
@@ -103,11 +103,11 @@ class ShardWriter:
         """How many clips have been added."""
         return len(self._rows)
 
-    def size_with(self, clip: StoredClip, described: Described) -> int:
+    def size_with(self, clip: StoredClip, described: ClipMetadata) -> int:
         """Bytes of the tar if this clip were its last."""
         return _closed(self._content + sum(_member_bytes(size) for size in _file_sizes(clip, described)))
 
-    def add(self, clip: StoredClip, described: Described) -> None:
+    def add(self, clip: StoredClip, described: ClipMetadata) -> None:
         """Append a clip.
 
         Raises:
@@ -258,7 +258,7 @@ def write_parquet(
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
 
 
-def _file_sizes(clip: StoredClip, described: Described) -> list[int]:
+def _file_sizes(clip: StoredClip, described: ClipMetadata) -> list[int]:
     return [clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())]
 
 

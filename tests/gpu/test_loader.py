@@ -39,7 +39,7 @@ def packed(names: Sequence[str], folder: Path) -> str:
     (folder / "videos").mkdir()
     for name in names:
         write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack([str(folder / "videos")], str(folder / "dataset"), treatment=PackOptions("any"), progress=False)
+    pack([str(folder / "videos")], str(folder / "dataset"), options=PackOptions("any"), progress=False)
     return str(folder / "dataset")
 
 
@@ -81,7 +81,7 @@ def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
         container = "webm" if codec == "vp8" else "mp4"
         recipe = Recipe(codec=codec, container=container, height=height, frames=20, seed=n)  # type: ignore[arg-type]
         sources[f"{n}-{height}"] = write(recipe, tmp_path / "videos" / f"{n}-{height}.{container}")
-    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), treatment=PackOptions("any"), progress=False)
+    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), options=PackOptions("any"), progress=False)
     script = f"""
 import numpy as np
 import streamvid as sv

@@ -29,9 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "videos").mkdir()
     for name in NAMES:
         write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack(
-        [str(folder / "videos")], str(folder / "set"), shard_size=200_000, treatment=PackOptions("any"), progress=False
-    )
+    pack([str(folder / "videos")], str(folder / "set"), shard_size=200_000, options=PackOptions("any"), progress=False)
     return str(folder / "set")
 
 

@@ -36,7 +36,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "list.csv").write_text("path,label,score,[red]text\x1b\n" + rows)
     pack(
         [root / "in"], root / "ds", labels=root / "list.csv", shard_size=40_000,
-        treatment=PackOptions(suits="any"), progress=False,
+        options=PackOptions(compatible_with="any"), progress=False,
     )  # fmt: skip
     return root / "ds"
 

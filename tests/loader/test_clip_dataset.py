@@ -132,7 +132,7 @@ def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     for name, recipe in HARD.items():
         write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
-    pack([tmp_path / "videos"], tmp_path / "set", treatment=PackOptions("any"), progress=False)
+    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
     ds = sv.ClipDataset(tmp_path / "set")
     rng = np.random.default_rng(0)
     seen = set()

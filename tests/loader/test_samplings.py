@@ -55,7 +55,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         folder / "set",
         labels=folder / "labels.jsonl",
         workers=1,
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         progress=False,
     )
     dataset = sv.Dataset.open(folder / "set")

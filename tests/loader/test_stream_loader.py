@@ -83,7 +83,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         labels=folder / "labels.csv",
         shard_size=60_000,
         workers=2,
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         progress=False,
     )
     dataset = Dataset.open(folder / "set")

@@ -132,7 +132,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "set",
         labels=folder / "labels.csv",
         workers=1,
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         progress=False,
     )
     return folder / "set"

@@ -23,9 +23,9 @@ from streamvid.mp4.boxes import iter_boxes
 from streamvid.mp4.reader import NeedsDemuxerError, read_track
 from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import Cut, FixedLength, PackOptions, Piece
+from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
-from streamvid.packing.shard_writer import Described, ShardWriter
+from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.read_buffer import PIECE, coalesce, read_pieces
 from streamvid.video.remux import store_clip, store_through_ffmpeg
@@ -283,7 +283,7 @@ def test_pieces(rows: list[tuple[int, int]], piece: int) -> None:
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
     with ShardWriter(0, folder) as writer:
-        writer.add(clip, Described("key", "source", None, "{}"))
+        writer.add(clip, ClipMetadata("key", "source", None, "{}"))
     return (folder / "00000000.tar").read_bytes()
 
 
@@ -331,12 +331,12 @@ def moved() -> int:
 FULL = TranscodeOptions(codec="h264", gop=6)
 TREATMENTS = {
     "copied": PackOptions(),
-    "converted": PackOptions(conversion=FULL),
+    "converted": PackOptions(transcode=FULL),
     "cut": PackOptions(cutting=FixedLength(20, "frames")),
-    "cut and encoded": PackOptions(cutting=FixedLength(13, "frames"), exact=True),
-    "cut and converted": PackOptions(cutting=FixedLength(30, "frames"), conversion=FULL),
+    "cut and encoded": PackOptions(cutting=FixedLength(13, "frames"), exact_cuts=True),
+    "cut and converted": PackOptions(cutting=FixedLength(30, "frames"), transcode=FULL),
     "cut by a list": PackOptions(),
-    "few key frames": PackOptions(cutting=FixedLength(1, "frames"), exact=True),
+    "few key frames": PackOptions(cutting=FixedLength(1, "frames"), exact_cuts=True),
 }
 
 
@@ -350,7 +350,9 @@ def test_a_source_is_left_as_it_was(name: str, tmp_path: Path) -> None:
     before = source.read_bytes()
     cuts = (Cut(3, 17, "frames"), Cut(10, 40, "frames")) if name == "cut by a list" else None
     one = SourceVideo(path=str(source), name="a.mp4", key="a", meta="{}", label=None, cuts=cuts)
-    pieces = [made_ for made_ in process_source(one, tmp_path / "place", TREATMENTS[name]) if isinstance(made_, Piece)]
+    pieces = [
+        made_ for made_ in process_source(one, tmp_path / "place", TREATMENTS[name]) if isinstance(made_, PreparedClip)
+    ]
     assert source.read_bytes() == before
     frames = sequential(source, full_range=False)
     at = 0

@@ -109,7 +109,7 @@ def test_classes_keep_their_numbers(videos: Path, tmp_path: Path) -> None:
 def test_keys_stay_unique(videos: Path, tmp_path: Path) -> None:
     destination = tmp_path / "ds"
     shutil.copytree(videos, tmp_path / "in")
-    pack([tmp_path / "in/1.mp4"], destination, treatment=PackOptions(cutting=FixedLength(4, "frames")))
+    pack([tmp_path / "in/1.mp4"], destination, options=PackOptions(cutting=FixedLength(4, "frames")))
     (tmp_path / "in/1.mp4").rename(tmp_path / "in/1.MOV")
     (tmp_path / "in/2.mp4").rename(tmp_path / "in/1_000000.mp4")
     pack([tmp_path / "in/1.MOV", tmp_path / "in/1_000000.mp4", tmp_path / "in/3.mp4"], destination, append=True)

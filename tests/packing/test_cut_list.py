@@ -28,7 +28,7 @@ from streamvid.packing.frame_spans import (
     span_columns,
 )
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import Cut, FixedLength, PackOptions, Refused, Scenes, Tail
+from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes, TailPolicy
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.stored_clip import StoredClip
 
@@ -42,7 +42,7 @@ def clip(pts: list[int], duration: int, time_base: tuple[int, int] = (1, 1000)) 
     )
 
 
-def ranges(spans: list[FrameSpan] | list[FrameSpan | Refused]) -> list[tuple[int, int]]:
+def ranges(spans: list[FrameSpan] | list[FrameSpan | RejectedCut]) -> list[tuple[int, int]]:
     return [(span.first, span.end) for span in spans if isinstance(span, FrameSpan)]
 
 
@@ -75,7 +75,7 @@ def test_cuts_that_meet_neither_lose_nor_share_a_frame(
 
 @settings(max_examples=200)
 @given(steps, st.floats(0.001, 20).map(lambda t: round(t, 3)), st.sampled_from(["keep", "drop", "merge"]))
-def test_fixed_lengths_tile_the_video(gaps: list[int], length: float, tail: Tail) -> None:
+def test_fixed_lengths_tile_the_video(gaps: list[int], length: float, tail: TailPolicy) -> None:
     pts = [0, *np.cumsum(gaps).tolist()]
     video = clip(pts, pts[-1] + gaps[-1])
     try:
@@ -94,7 +94,7 @@ def test_fixed_lengths_tile_the_video(gaps: list[int], length: float, tail: Tail
 
 
 def test_short_tails() -> None:
-    def of(length: float, tail: Tail) -> list[tuple[int, int]]:
+    def of(length: float, tail: TailPolicy) -> list[tuple[int, int]]:
         return ranges(fixed_spans(STEADY, FixedLength(length, tail=tail)))
 
     assert of(1.5, "keep") == [(0, 38), (38, 75), (75, 100)]
@@ -127,14 +127,14 @@ def test_times_that_lists_have_rounded() -> None:
 def test_cuts_that_the_video_cannot_give() -> None:
     found = cut_spans(STEADY, [Cut(3.9, 5), Cut(4, 5), Cut(0.001, 0.002), Cut(1, 1.5), Cut(2, None)])
     assert ranges(found) == [(25, 38), (50, 100), (98, 100)]
-    reasons = [one.reason for one in found if isinstance(one, Refused)]
+    reasons = [one.reason for one in found if isinstance(one, RejectedCut)]
     assert len(reasons) == 2
     assert "begins behind the last frame" in reasons[0]
     assert "4 s" in reasons[0]
     assert "holds no frame" in reasons[1]
     found = cut_spans(STEADY, [Cut(90, 120, "frames"), Cut(100, 120, "frames"), Cut(99, None, "frames")])
     assert ranges(found) == [(90, 100), (99, 100)]
-    assert [one.reason for one in found if isinstance(one, Refused)] == [
+    assert [one.reason for one in found if isinstance(one, RejectedCut)] == [
         "the cut from 100 to 120 (frames) begins behind the last frame of the video, which has 100 frames"
     ]
 
@@ -217,12 +217,12 @@ def test_options() -> None:
         with pytest.raises(argparse.ArgumentTypeError):
             parse_length(bad)
     check_cutting(PackOptions(cutting=FixedLength(1.5)), listed=False)
-    for treatment, also_listed in (
+    for options, also_listed in (
         (PackOptions(cutting=FixedLength(0)), False),
         (PackOptions(cutting=FixedLength(1.5, "frames")), False),
         (PackOptions(cutting=Scenes(-1)), False),
         (PackOptions(cutting=Scenes()), True),
-        (PackOptions(exact=True), False),
+        (PackOptions(exact_cuts=True), False),
     ):
         with pytest.raises(InputError):
-            check_cutting(treatment, listed=also_listed)
+            check_cutting(options, listed=also_listed)

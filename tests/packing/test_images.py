@@ -19,7 +19,7 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.images import find_sequence, sequence_video
 from streamvid.packing.inputs import SourceVideo, find_sources
-from streamvid.packing.options import PackOptions, Piece
+from streamvid.packing.options import PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
@@ -60,9 +60,9 @@ def write_jpegs(folder: Path, names: list[str]) -> list[bytes]:
     return files
 
 
-def store(folder: Path, treatment: PackOptions, place: Path) -> StoredClip:
-    (piece,) = process_source(SourceVideo(f"{folder}/", folder.name, "key"), place, treatment)
-    assert isinstance(piece, Piece)
+def store(folder: Path, options: PackOptions, place: Path) -> StoredClip:
+    (piece,) = process_source(SourceVideo(f"{folder}/", folder.name, "key"), place, options)
+    assert isinstance(piece, PreparedClip)
     return piece.clip
 
 
@@ -151,7 +151,7 @@ def test_other_images_are_encoded(codec: str, tmp_path: Path) -> None:
 
 def test_jpegs_are_converted_where_that_is_asked_for(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", [f"{n}.jpg" for n in range(12)])
-    clip = store(tmp_path / "in", PackOptions(fps=Fraction(24), conversion=TranscodeOptions("hevc")), tmp_path / "out")
+    clip = store(tmp_path / "in", PackOptions(fps=Fraction(24), transcode=TranscodeOptions("hevc")), tmp_path / "out")
     assert clip.codec == "hevc"
     assert [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))] == list(range(12))
 
@@ -252,5 +252,5 @@ def test_remote_folders(tmp_path: Path) -> None:
         (piece,) = process_source(source, tmp_path / "out", PackOptions(fps=Fraction(24)))
     finally:
         memory.rm("/images-test", recursive=True)
-    assert isinstance(piece, Piece)
+    assert isinstance(piece, PreparedClip)
     np.testing.assert_array_equal(decode_with_pyav(whole(piece.clip)), [decoded(data) for data in files])

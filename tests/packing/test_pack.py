@@ -88,7 +88,7 @@ def test_workers_end_with_the_block_even_if_busy() -> None:
 
 def test_workers_end_with_their_parent() -> None:
     script = (
-        "import os, sys; from streamvid.workers import Workers; from tests import hostile\n"
+        "import os, sys; from streamvid.workers import Workers; from tests.support import hostile\n"
         "w = Workers(1); print(w.submit(hostile.where).result(), flush=True); os._exit(0)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

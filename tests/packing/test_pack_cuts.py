@@ -107,8 +107,8 @@ def test_listed_cuts_from_the_command_to_batches(videos: Path, tmp_path: Path, c
 
 
 def test_fixed_lengths_give_every_frame_once(videos: Path, tmp_path: Path) -> None:
-    treatment = PackOptions("any", cutting=FixedLength(0.7))
-    pack([videos], tmp_path / "ds", treatment=treatment, workers=2, shard_size=60_000, progress=False)
+    options = PackOptions("any", cutting=FixedLength(0.7))
+    pack([videos], tmp_path / "ds", options=options, workers=2, shard_size=60_000, progress=False)
     assert len(list((tmp_path / "ds/shards").glob("*.tar"))) > 2
     assert verify(tmp_path / "ds", decode=True).problems == ()
     found = rows(tmp_path / "ds")
@@ -122,14 +122,14 @@ def test_fixed_lengths_give_every_frame_once(videos: Path, tmp_path: Path) -> No
         assert [row["meta_end"] for row in clips[:-1]] == [row["meta_start"] for row in clips[1:]]
         assert [row["key"][-7:] for row in clips] == [f"_{n:06d}" for n in range(len(clips))]
     # Wherever and however it is done.
-    pack([videos], tmp_path / "again", treatment=treatment, workers=1, shard_size=60_000, progress=False, name="ds")
+    pack([videos], tmp_path / "again", options=options, workers=1, shard_size=60_000, progress=False, name="ds")
     assert digests(tmp_path / "ds/shards") == digests(tmp_path / "again/shards")
 
 
 def test_exact_cuts_are_encoded_again_where_they_must_be(videos: Path, tmp_path: Path) -> None:
     one = videos / "one.mp4"
-    treatment = PackOptions("any", cutting=FixedLength(20, "frames"), exact=True)
-    pack([one], tmp_path / "ds", treatment=treatment, workers=1, progress=False)
+    options = PackOptions("any", cutting=FixedLength(20, "frames"), exact_cuts=True)
+    pack([one], tmp_path / "ds", options=options, workers=1, progress=False)
     found = rows(tmp_path / "ds")
     assert [row["frames"] for row in found] == [20, 20, 20, 15]
     assert all(row["packets"] == row["frames"] for row in found)
@@ -141,8 +141,8 @@ def test_exact_cuts_are_encoded_again_where_they_must_be(videos: Path, tmp_path:
         assert row["meta_start_frame"] <= number < row["meta_end_frame"]
     # Times are the video's, however odd, and the last frame's too.
     for name, exact in (("c", True), ("d", False)):
-        treatment = PackOptions("any", cutting=FixedLength(0.5), exact=exact)
-        pack([videos / "sub/two.webm"], tmp_path / name, treatment=treatment, workers=1, progress=False)
+        options = PackOptions("any", cutting=FixedLength(0.5), exact_cuts=exact)
+        pack([videos / "sub/two.webm"], tmp_path / name, options=options, workers=1, progress=False)
     encoded, copied = rows(tmp_path / "c"), rows(tmp_path / "d")
     for one_row, other in zip(encoded, copied, strict=True):
         ticks = np.array([row["time_base_num"] / row["time_base_den"] for row in (one_row, other)])
@@ -153,8 +153,8 @@ def test_exact_cuts_are_encoded_again_where_they_must_be(videos: Path, tmp_path:
         np.testing.assert_allclose(shown[0] * ticks[0], shown[1] * ticks[1], atol=0.001)
     # Cuts at key frames are copies.
     for name, exact in (("a", True), ("b", False)):
-        whole = PackOptions("any", cutting=FixedLength(30, "frames"), exact=exact)
-        pack([one], tmp_path / name, treatment=whole, workers=1, progress=False, name="same")
+        whole = PackOptions("any", cutting=FixedLength(30, "frames"), exact_cuts=exact)
+        pack([one], tmp_path / name, options=whole, workers=1, progress=False, name="same")
     assert digests(tmp_path / "a/shards") == digests(tmp_path / "b/shards")
 
 
@@ -166,12 +166,12 @@ def test_scenes(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / "a.mp4")
     starts = [25 - recipe.trim, 50 - recipe.trim, 75 - recipe.trim]
     assert scene_starts(store_clip(source, tmp_path, cut_only=False), Scenes(0.3)) == starts
-    pack([source], tmp_path / "ds", treatment=PackOptions("any", cutting=Scenes(0.3)), workers=1, progress=False)
+    pack([source], tmp_path / "ds", options=PackOptions("any", cutting=Scenes(0.3)), workers=1, progress=False)
     found = rows(tmp_path / "ds")
     assert [row["meta_start_frame"] for row in found] == [0, *starts]
     assert found[-1]["meta_end_frame"] == 100 - recipe.trim
     # Scenes shorter than wanted are no scenes.
-    assert len(scene_starts(store_clip(source, tmp_path), Scenes(shortest=60))) == 0
+    assert len(scene_starts(store_clip(source, tmp_path), Scenes(min_length=60))) == 0
 
 
 def test_scenes_without_their_library(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,16 +179,16 @@ def test_scenes_without_their_library(videos: Path, tmp_path: Path, monkeypatch:
 
     monkeypatch.setitem(sys.modules, "scenedetect", None)
     with pytest.raises(InputError, match=r"streamvid\[scenes\]"):
-        pack([videos], tmp_path / "ds", treatment=PackOptions("any", cutting=Scenes()), progress=False)
+        pack([videos], tmp_path / "ds", options=PackOptions("any", cutting=Scenes()), progress=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tail", "drop"], "give it with --clip"),
+        (["--tail", "drop"], "applies to the last clip of --clip"),
         (["--exact-cuts", "reencode"], "exact cuts without cuts"),
         (["--scenes", "--shortest-scene", "5f"], "takes seconds"),
-        (["--shortest-scene", "5s"], "give it with --scenes"),
+        (["--shortest-scene", "5s"], "applies to --scenes"),
         (["--cuts", "CUTS"], "not among the 1 videos"),
     ],
 )
@@ -208,7 +208,7 @@ def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
     pack(
         [tmp_path / "in"],
         tmp_path / "ds",
-        treatment=PackOptions("any", cutting=FixedLength(2, "frames")),
+        options=PackOptions("any", cutting=FixedLength(2, "frames")),
         progress=False,
     )
     keys = [row["key"] for row in rows(tmp_path / "ds")]
@@ -231,9 +231,9 @@ def test_a_video_almost_without_key_frames(tmp_path: Path) -> None:
     source = write(recipe, tmp_path / "a.mp4")
     cutting = FixedLength(1, "frames")
     with pytest.raises(InputError, match=r"so few key frames .* --exact-cuts reencode"):
-        pack([source], tmp_path / "ds", treatment=PackOptions("any", cutting=cutting), workers=1, progress=False)
-    treatment = PackOptions("any", cutting=cutting, exact=True)
-    pack([source], tmp_path / "ds", treatment=treatment, workers=1, progress=False)
+        pack([source], tmp_path / "ds", options=PackOptions("any", cutting=cutting), workers=1, progress=False)
+    options = PackOptions("any", cutting=cutting, exact_cuts=True)
+    pack([source], tmp_path / "ds", options=options, workers=1, progress=False)
     found = rows(tmp_path / "ds")
     assert [row["meta_start_frame"] for row in found] == list(range(80))
     assert all(row["packets"] == 1 for row in found)

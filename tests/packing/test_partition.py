@@ -1,4 +1,4 @@
-"""What decides the bytes of a dataset before anything is read: groups, names, stamps, fingerprints, keys."""
+"""Everything that is settled before a video is read: groups, shard names, fingerprints, keys."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ from hypothesis import strategies as st
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.errors import InputError
-from streamvid.packing.fingerprints import MISSING, Fingerprint, fingerprints_of
-from streamvid.packing.inputs import KEY_MAX, SourceVideo
-from streamvid.packing.job import clip_key, differences, fingerprint, plain, versions
+from streamvid.packing.fingerprints import (
+    MISSING,
+    SourceFingerprint,
+    differing_parts,
+    job_fingerprint,
+    source_fingerprints,
+    to_json,
+    versions,
+)
+from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import plan_job
-from streamvid.packing.journal import Record, chain
+from streamvid.packing.journal import Record, finished_records
+from streamvid.packing.keys import KEY_MAX, clip_key
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.partition import PARTS, Group, partition
@@ -69,8 +77,8 @@ def test_the_last_shard_takes_what_has_no_name(tmp_path: Path, monkeypatch: pyte
     write(Recipe(width=64, height=64, frames=20, gop=1, b_frames=0), tmp_path / "a.mp4")
     write(Recipe(width=64, height=64, frames=2, gop=1, b_frames=0), tmp_path / "b.mp4")
     monkeypatch.setattr("streamvid.packing.partition.PARTS", 4)
-    treatment = PackOptions(cutting=FixedLength(1, "frames"))
-    report = pack([tmp_path / "a.mp4", tmp_path / "b.mp4"], tmp_path / "ds", shard_size=1, treatment=treatment)
+    options = PackOptions(cutting=FixedLength(1, "frames"))
+    report = pack([tmp_path / "a.mp4", tmp_path / "b.mp4"], tmp_path / "ds", shard_size=1, options=options)
     assert [(entry.name, entry.clips) for entry in report.manifest.shards] == [
         ("00000000", 1), ("00000001", 1), ("00000002", 1), ("00000003", 17), ("00000004", 1), ("00000005", 1),
     ]  # fmt: skip
@@ -87,7 +95,7 @@ def record(number: int, following: tuple[int, int] | None) -> Record:
 def test_a_chain_ends_where_a_record_is_missing_or_leads_astray() -> None:
     group = Group(10, 20, 300, 100)
     whole = {300: record(300, (11, 0)), 301: record(301, (11, 4)), 302: record(302, None)}
-    found, place = chain(group, whole)
+    found, place = finished_records(group, whole)
     assert [one.number for one in found] == [300, 301, 302]
     assert place is None
     for broken, count, where in [
@@ -99,7 +107,7 @@ def test_a_chain_ends_where_a_record_is_missing_or_leads_astray() -> None:
         ({300: record(300, (9, 0))}, 0, (10, 0, 0)),
     ]:
         records = {number: one for number, one in {**whole, **broken}.items() if one is not None}
-        found, place = chain(group, records)
+        found, place = finished_records(group, records)
         assert len(found) == count
         assert place is not None
         assert (place.source, place.clip, place.part) == where
@@ -108,11 +116,11 @@ def test_a_chain_ends_where_a_record_is_missing_or_leads_astray() -> None:
 # Fingerprints
 
 SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, '{"x":1}')
-STAMP = Fingerprint(5, "t")
+STAMP = SourceFingerprint(5, "t")
 
 
-def print_of(source: SourceVideo = SOURCE, stamp: Fingerprint = STAMP, base: str = "", **options: object) -> str:
-    return fingerprint([source], [stamp], options={"a": 1, **options}, versions={"av": "1"}, base=base)
+def print_of(source: SourceVideo = SOURCE, stamp: SourceFingerprint = STAMP, base: str = "", **settings: object) -> str:
+    return job_fingerprint([source], [stamp], settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
 
 
 def test_a_fingerprint_tells_what_differs() -> None:
@@ -121,23 +129,23 @@ def test_a_fingerprint_tells_what_differs() -> None:
         print_of(replace(SOURCE, key="b")),
         print_of(replace(SOURCE, label=2)),
         print_of(replace(SOURCE, meta="{}")),
-        print_of(stamp=Fingerprint(6, "t")),
-        print_of(stamp=Fingerprint(5, "u")),
+        print_of(stamp=SourceFingerprint(6, "t")),
+        print_of(stamp=SourceFingerprint(5, "u")),
     ):
-        assert differences(print_of(), changed) == "videos"
-    assert differences(print_of(), print_of(treatment=PackOptions())) == "options"
-    one, other = (print_of(treatment=PackOptions(cutting=FixedLength(n))) for n in (1, 2))
-    assert differences(one, other) == "options"
-    assert "dataset" in differences(print_of(), print_of(base="x"))
-    assert differences(print_of(), "") == "inputs or options"
-    assert fingerprint([SOURCE], [MISSING], options={}, versions=versions(), base="").count("-") == 3
+        assert differing_parts(print_of(), changed) == "videos"
+    assert differing_parts(print_of(), print_of(options=PackOptions())) == "options"
+    one, other = (print_of(options=PackOptions(cutting=FixedLength(n))) for n in (1, 2))
+    assert differing_parts(one, other) == "options"
+    assert "dataset" in differing_parts(print_of(), print_of(base="x"))
+    assert differing_parts(print_of(), "") == "inputs or options"
+    assert job_fingerprint([SOURCE], [MISSING], settings={}, versions=versions(), base="").count("-") == 3
 
 
 def test_only_plain_values_have_a_fingerprint() -> None:
-    assert plain({"b": (1, None), "a": {2, 1}}) == {"b": [1, None], "a": ["1", "2"]}
-    assert plain(pa.schema([("x", pa.int64())])) == [["x", "int64"]]
+    assert to_json({"b": (1, None), "a": {2, 1}}) == {"b": [1, None], "a": ["1", "2"]}
+    assert to_json(pa.schema([("x", pa.int64())])) == [["x", "int64"]]
     with pytest.raises(TypeError, match="object has no fingerprint"):
-        plain(object())
+        to_json(object())
 
 
 def test_keys_of_clips_stay_short_and_apart() -> None:
@@ -157,11 +165,11 @@ def test_stamps_of_local_files_and_folders(tmp_path: Path) -> None:
         (tmp_path / f"frames/{n}.jpg").write_bytes(b"x" * n)
     (tmp_path / "v.mp4").write_bytes(b"12345")
     paths = [str(tmp_path / name) for name in ("v.mp4", "frames", "gone.mp4")]
-    file, folder, gone = fingerprints_of(paths)
+    file, folder, gone = source_fingerprints(paths)
     assert (file.size, folder.size, gone) == (5, 3, MISSING)
     os.utime(tmp_path / "v.mp4", ns=(1, 1))
     os.utime(tmp_path / "frames/1.jpg", ns=(1, 1))
-    after = fingerprints_of(paths)
+    after = source_fingerprints(paths)
     assert after[0].mark != file.mark
     assert after[1].mark != folder.mark
     assert after[1].size == 3
@@ -175,12 +183,12 @@ def test_stamps_of_remote_files(count: int) -> None:
         filesystem.write_bytes(f"{folder}/in/{n}.mp4", b"x" * n)
     filesystem.write_bytes(f"{folder}/in/deep/1.jpg", b"1234")
     paths = [f"{folder}/in/{n}.mp4" for n in range(count)] + [f"{folder}/in/none.mp4", f"{folder}/in/deep"]
-    stamps = fingerprints_of(paths)
-    assert [stamp.size for stamp in stamps] == [*range(count), 0, 4]
-    assert stamps[count] == MISSING
+    found = source_fingerprints(paths)
+    assert [stamp.size for stamp in found] == [*range(count), 0, 4]
+    assert found[count] == MISSING
     filesystem.write_bytes(f"{folder}/in/1.mp4", b"y")
-    after = fingerprints_of(paths)
-    assert [i for i, (a, b) in enumerate(zip(stamps, after, strict=True)) if a != b] == [1]
+    after = source_fingerprints(paths)
+    assert [i for i, (a, b) in enumerate(zip(found, after, strict=True)) if a != b] == [1]
 
 
 def test_stamps_on_s3(s3_bucket: str) -> None:
@@ -188,13 +196,13 @@ def test_stamps_on_s3(s3_bucket: str) -> None:
     for n in range(3):
         filesystem.write_bytes(f"{url}/{n}.mp4", b"x" * n)
     paths = [f"{url}/{name}.mp4" for name in (0, 1, 2, "none")]
-    stamps = fingerprints_of(paths)
-    assert [stamp.size for stamp in stamps] == [0, 1, 2, 0]
-    assert len({stamp.mark for stamp in stamps}) == 4
+    found = source_fingerprints(paths)
+    assert [stamp.size for stamp in found] == [0, 1, 2, 0]
+    assert len({stamp.mark for stamp in found}) == 4
     listed = filesystem.list_details(url)
-    assert [listed[f"{n}.mp4"].mark for n in range(3)] == [stamp.mark for stamp in stamps[:3]]
+    assert [listed[f"{n}.mp4"].mark for n in range(3)] == [stamp.mark for stamp in found[:3]]
     filesystem.write_bytes(f"{url}/1.mp4", b"y")
-    assert fingerprints_of(paths)[1] != stamps[1]
+    assert source_fingerprints(paths)[1] != found[1]
 
 
 @pytest.mark.parametrize("kind", ["local", "memory", "s3"])
@@ -226,7 +234,7 @@ def test_a_video_takes_little_memory_until_it_is_packed(tmp_path: Path) -> None:
             cuts=None,
             shard_size=1 << 28,
             name=None,
-            treatment=PackOptions(),
+            options=PackOptions(),
             base=None,
         )
         kept, peak = tracemalloc.get_traced_memory()
@@ -243,7 +251,7 @@ def test_a_video_takes_little_memory_until_it_is_packed(tmp_path: Path) -> None:
 def test_progress_counts_and_tells_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.progress.LOG_S", 0.0)
     with caplog.at_level("INFO", "streamvid"), PackProgress(10, 1000, enabled=True) as progress:
-        progress.already(4, 400, 8, 4_000_000, 1)
+        progress.resume(4, 400, 8, 4_000_000, 1)
         progress.advance(1, 100, 2, 2_000_000, 1)
     assert "5/10 videos · 10 clips · 6 MB" in caplog.text
     assert "2 rejected" in caplog.text

@@ -49,7 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of a pack that was never killed."""
     destination = tmp_path_factory.mktemp("whole") / "ds"
-    report = pack([videos], destination, shard_size=SHARD, treatment=CUT, workers=1)
+    report = pack([videos], destination, shard_size=SHARD, options=CUT, workers=1)
     numbers = [int(entry.name) for entry in report.manifest.shards]
     assert len({number // 100 for number in numbers}) >= 2, "several groups"
     assert any(number % 100 for number in numbers), "several shards in a group"
@@ -61,7 +61,7 @@ def whole(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 def whole_remote(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The same in fewer shards: a request takes longer than a write to disk."""
     destination = tmp_path_factory.mktemp("remote") / "ds"
-    assert len(pack([videos], destination, shard_size=REMOTE_SHARD, treatment=CUT).manifest.shards) >= 3
+    assert len(pack([videos], destination, shard_size=REMOTE_SHARD, options=CUT).manifest.shards) >= 3
     return digests(destination)
 
 
@@ -169,7 +169,7 @@ def cut_pack(videos: Path | str, destination: Path | str, shard_size: int = SHAR
         "destination": str(destination),
         "shard_size": shard_size,
         "workers": 2,
-        "treatment": CUT,
+        "options": CUT,
     }
 
 
@@ -231,7 +231,7 @@ def test_converting_killed_and_with_more_workers(
         "destination": str(tmp_path / "one" / "ds"),
         "shard_size": 1,
         "workers": 1,
-        "treatment": PackOptions(conversion=TranscodeOptions(codec=codec, short_side=32, gop=4)),
+        "options": PackOptions(transcode=TranscodeOptions(codec=codec, short_side=32, gop=4)),
     }
     assert len(pack(**pack_one).manifest.shards) == 6
     expected = digests(tmp_path / "one")
@@ -294,7 +294,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "write", fail_on_fourth)
         with pytest.raises(OSError, match="No space"):
-            pack([videos], destination, shard_size=SHARD, treatment=CUT)
+            pack([videos], destination, shard_size=SHARD, options=CUT)
     kept = digests(destination)
     records = [json.loads(path.read_text()) for path in sorted((destination / "progress").iterdir())]
     assert any(record["next"] and record["next"][1] for record in records), "none ends inside a video"
@@ -307,7 +307,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
         return submit(self, function, *args, **options)
 
     monkeypatch.setattr(run_local.Workers, "submit", note)
-    report = pack([videos], destination, shard_size=SHARD, treatment=CUT)
+    report = pack([videos], destination, shard_size=SHARD, options=CUT)
     assert 0 < report.resumed < report.clips
     assert 0 < len(asked) < len(list(videos.iterdir()))
     assert asked[0] != "0.mp4"
@@ -317,7 +317,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
 
 def test_a_damaged_or_foreign_record_is_passed_over(videos: Path, whole: dict[str, str], tmp_path: Path) -> None:
     destination = tmp_path / "ds"
-    die_before_change(25, destination, lambda: pack([videos], destination, shard_size=SHARD, treatment=CUT, workers=1))
+    die_before_change(25, destination, lambda: pack([videos], destination, shard_size=SHARD, options=CUT, workers=1))
     records = sorted((destination / "progress").glob("*.json"))
     assert len(records) >= 4
     (destination / "shards" / f"{records[3].stem}.idx").unlink()  # its shard is not whole
@@ -326,7 +326,7 @@ def test_a_damaged_or_foreign_record_is_passed_over(videos: Path, whole: dict[st
     astray = [document["next"][0] + 1, 0]
     records[1].write_text(json.dumps({**document, "fingerprint": "f" * 64, "next": astray}))
     (destination / "progress/notes.txt").write_text("mine")
-    pack([videos], destination, shard_size=SHARD, treatment=CUT)
+    pack([videos], destination, shard_size=SHARD, options=CUT)
     (destination / "progress/notes.txt").unlink()
     assert digests(destination) == whole
 
@@ -342,7 +342,7 @@ def test_the_same_again_does_nothing(videos: Path, tmp_path: Path) -> None:
     assert not first.was_there
     assert again.manifest == first.manifest
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "ds").rglob("*")} == before
-    for other in ({"shard_size": 5}, {"name": "x"}, {"treatment": CUT}):
+    for other in ({"shard_size": 5}, {"name": "x"}, {"options": CUT}):
         with pytest.raises(InputError, match="holds a dataset already"):
             pack([videos / "1.mp4"], tmp_path / "ds", **other)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from tests.support.packed import digests
 from tools.clips import Recipe, write
 
 SHARD = 12_000
-CONVERTED = PackOptions(conversion=TranscodeOptions(codec="hevc", gop=2, crf=10))
+CONVERTED = PackOptions(transcode=TranscodeOptions(codec="hevc", gop=2, crf=10))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> None:
-    report = pack([videos], tmp_path / "here" / "ds", shard_size=SHARD, treatment=CONVERTED)
+    report = pack([videos], tmp_path / "here" / "ds", shard_size=SHARD, options=CONVERTED)
     assert len({int(entry.name) // 100 for entry in report.manifest.shards}) >= 4, "too few groups"
     nodes = [cluster.add_node(wait=False, num_cpus=1, object_store_memory=100 << 20) for _ in range(2)]
     cluster.wait_for_nodes()
@@ -71,7 +71,7 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> No
     thread = threading.Thread(target=lose_one)
     thread.start()
     try:
-        on_ray = pack([videos], there, shard_size=SHARD, treatment=CONVERTED, engine="ray", address=cluster.address)
+        on_ray = pack([videos], there, shard_size=SHARD, options=CONVERTED, engine="ray", address=cluster.address)
     finally:
         thread.join()
     assert lost
@@ -81,7 +81,7 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> No
     assert on_ray.rejected == report.rejected
     assert [path.name for path in there.iterdir() if path.name.startswith(".")] == []
     # An engine is no option that decides bytes: what one has finished is there for the other.
-    assert pack([videos], there, shard_size=SHARD, treatment=CONVERTED).was_there
+    assert pack([videos], there, shard_size=SHARD, options=CONVERTED).was_there
 
 
 def test_no_cluster(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

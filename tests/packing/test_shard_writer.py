@@ -18,7 +18,7 @@ from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.schema import SCHEMA
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.pack import pack
-from streamvid.packing.shard_writer import Described, ShardWriter, tar_bytes
+from streamvid.packing.shard_writer import ClipMetadata, ShardWriter, tar_bytes
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.remux import store_clip
 from tests.support.packed import NATURAL_ORDER, make_videos
@@ -164,7 +164,7 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
     source = folder.parent / "in/slow.mp4"
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
-    described = [Described(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
+    described = [ClipMetadata(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
     with ShardWriter(3, tmp_path) as writer:
         sizes = []
         for one in described:
@@ -182,7 +182,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
     with ShardWriter(0, tmp_path / "work") as writer:
-        writer.add(clip, Described("k", "slow.mp4", None, "{}"))
+        writer.add(clip, ClipMetadata("k", "slow.mp4", None, "{}"))
         assert not (tmp_path / "ds").exists()
 
 
@@ -190,7 +190,7 @@ def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> No
     (tmp_path / "clip").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
     with ShardWriter(0, tmp_path) as writer:
-        writer.add(clip, Described("k" * 80, "s", 1, '{"a":1}'))
+        writer.add(clip, ClipMetadata("k" * 80, "s", 1, '{"a":1}'))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:
         assert tar.getnames()[1] == "k" * 80 + ".frames.npy"

@@ -127,7 +127,7 @@ def test_of_clips_as_they_are_packed(tmp_path: Path) -> None:
         for copy in range(3):
             path = tmp_path / "in" / f"{number}_{copy}.mp4"
             write(Recipe(**{**recipe.__dict__, "seed": copy, "frames": recipe.frames + 7 * copy}), path)
-    sv.pack([tmp_path / "in"], tmp_path / "set", treatment=PackOptions("any"), progress=False)
+    sv.pack([tmp_path / "in"], tmp_path / "set", options=PackOptions("any"), progress=False)
     clips = sv.Dataset.open(tmp_path / "set").clips
     assert len(clips.stsds) > len(recipes)
     kinds = bucket_keys(clips)

@@ -192,7 +192,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for copy in range(COPIES):
             path = folder / "in" / f"{copy}_{name}.{recipe.container}"
             write(Recipe(**{**recipe.__dict__, "seed": 10 * number + copy}), path)
-    sv.pack([folder / "in"], folder / "set", shard_size=30_000, treatment=PackOptions("any"), progress=False)
+    sv.pack([folder / "in"], folder / "set", shard_size=30_000, options=PackOptions("any"), progress=False)
     opened = sv.Dataset.open(folder / "set")
     assert len(opened.shards) > 3
     assert len(np.unique(bucket_keys(opened.clips))) == len(RECIPES)

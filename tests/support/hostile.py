@@ -10,47 +10,47 @@ from pathlib import Path
 
 from streamvid.errors import VideoError
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import PackOptions, Piece, Refused
+from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
 
 
-def crash_on_two(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def crash_on_two(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Die as a process does in which FFmpeg follows a wild pointer."""
     if "two" in source.name:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return process_source(source, place, treatment)
+    return process_source(source, place, options)
 
 
-def few_places(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def few_places(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
     if len(list(place.parent.glob("clip-*"))) > 2:
         raise VideoError("too many")
-    return process_source(source, place, treatment)
+    return process_source(source, place, options)
 
 
-def full_disk(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def full_disk(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Find the disk full after the first videos."""
     if source.name == "top.avi":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
-    return process_source(source, place, treatment)
+    return process_source(source, place, options)
 
 
-def reject_all(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def reject_all(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Reject everything."""
     raise VideoError("no good")
 
 
-def stuck_on_two(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def stuck_on_two(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Wait for ever, as a decoder does whose threads wait for each other."""
     if "two" in source.name:
         time.sleep(3600)
-    return process_source(source, place, treatment)
+    return process_source(source, place, options)
 
 
-def first_is_slowest(source: SourceVideo, place: Path, treatment: PackOptions) -> list[Piece | Refused]:
+def first_is_slowest(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Finish in another order than started."""
     time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
-    return process_source(source, place, treatment)
+    return process_source(source, place, options)
 
 
 def die() -> None:

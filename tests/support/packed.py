@@ -65,7 +65,7 @@ def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:
         folder / "set",
         labels=folder / "labels.csv",
         shard_size=40_000,
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         progress=False,
     )
     return folder / "set"

@@ -52,7 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def packed(sources: Path, destination: Path, suits: Purpose) -> dict[str, dict[str, object]]:
     """Key → row."""
-    report = pack([sources], destination, treatment=PackOptions(suits=suits), workers=2, progress=False)
+    report = pack([sources], destination, options=PackOptions(compatible_with=suits), workers=2, progress=False)
     assert not report.rejected
     rows = [
         row for path in sorted((destination / "shards").glob("*.parquet")) for row in pq.read_table(path).to_pylist()
@@ -218,10 +218,10 @@ def test_all_are_transcoded_on_request(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(Recipe(width=640, height=360, frames=6), tmp_path / "in/a.mp4")
     write(Recipe(codec="vp9", width=320, height=640, frames=6), tmp_path / "in/b.mp4")
-    treatment = PackOptions(conversion=TranscodeOptions("hevc", short_side=160, gop=3))
+    options = PackOptions(transcode=TranscodeOptions("hevc", short_side=160, gop=3))
     runs = [tmp_path / "one", tmp_path / "two"]
     for workers, run in enumerate(runs, 1):
-        pack([tmp_path / "in"], run, name="x", treatment=treatment, workers=workers, progress=False)
+        pack([tmp_path / "in"], run, name="x", options=options, workers=workers, progress=False)
     rows = pq.read_table(runs[0] / "shards/00000000.parquet").to_pylist()
     assert [(row["codec"], row["width"], row["height"], row["random_access"]) for row in rows] == [
         ("hevc", 288, 160, 2),

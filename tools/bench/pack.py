@@ -100,11 +100,11 @@ def timed(seconds: list[float]) -> Iterator[None]:
     seconds.append(time.perf_counter() - started)
 
 
-def pack_all(treatment: PackOptions) -> Callable[[Path, Path], None]:
+def pack_all(options: PackOptions) -> Callable[[Path, Path], None]:
     """Packing as users do it, with one worker."""
 
     def run(source: Path, target: Path) -> None:
-        report = pack([source], target, workers=1, treatment=treatment, progress=False)
+        report = pack([source], target, workers=1, options=options, progress=False)
         if report.rejected:
             raise RuntimeError(f"a clip was rejected: {report.rejected[0].reason}")
 
@@ -165,7 +165,7 @@ def _sync(path: Path) -> None:
 def measure(source: Path, folder: Path, rounds: int) -> dict[str, float]:
     """Median seconds of each way to pack a folder."""
     ways: dict[str, Callable[[Path, Path], None]] = {
-        "any": pack_all(PackOptions(suits="any")),
+        "any": pack_all(PackOptions(compatible_with="any")),
         "gpu": pack_all(PackOptions()),
         "copy": copy,
         "copy, summed": copy_summed,
