@@ -140,7 +140,9 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if not resumed:
         _clear(destination, everything=not append)
     elif state.manifest is not None and not append:
-        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # killed before it removed the dataset that it replaces
+        filesystem.remove_file(
+            filesystem.join(destination, FILE_NAME)
+        )  # killed before it did so
     return resumed
 
 

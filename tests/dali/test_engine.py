@@ -76,7 +76,7 @@ def make(folder: Path, recipes: dict[str, Recipe]) -> Packed:
         labels=folder / "labels.csv",
         shard_size=60_000,
         workers=1,
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         progress=False,
     )
     dataset = sv.Dataset.open(folder / "set")
