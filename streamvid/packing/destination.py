@@ -140,9 +140,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if not resumed:
         _clear(destination, everything=not append)
     elif state.manifest is not None and not append:
-        filesystem.remove_file(
-            filesystem.join(destination, FILE_NAME)
-        )  # killed before it did so
+        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # killed before it did so
     return resumed
 
 
