@@ -1,4 +1,4 @@
-"""The rows of a dataset as NumPy arrays, read from the shards' parquets and checked: no file is taken on trust."""
+"""The rows of a dataset and their frame indexes as NumPy arrays, read from the shards' Parquet files and validated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Int32 = npt.NDArray[np.int32]
 
 MAX_SIDE: Final = 32768
 _MAX_TICKS: Final = 1 << 53
-"""Times beyond this are refused: a float64 holds every smaller integer exactly, and sums do not overflow."""
+"""The largest time: a float64 represents every smaller integer exactly, and sums do not overflow int64."""
 _MAX_FLAGS: Final = 15
 _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
 _REMEDY: Final = "copy the shard again or run streamvid verify"
@@ -31,11 +31,11 @@ _REMEDY: Final = "copy the shard again or run streamvid verify"
 
 @dataclass(frozen=True)
 class Categories(Sequence[str]):
-    """A column of few different strings: clip *i* has ``names[codes[i]]``.
+    """A dictionary-encoded column of strings: clip *i* has ``names[codes[i]]``.
 
     Attributes:
         codes: int32 [clips].
-        names: the different strings.
+        names: the distinct strings.
     """
 
     codes: Int32
@@ -62,9 +62,9 @@ class ClipTable:
         duration: int64 [clips], ticks.
         mp4_offset, mp4_size, npy_offset, npy_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar.
         codec, profile, pix_fmt, color_space, color_range, traits: strings that many clips share.
-        key, source, meta, sha256: strings, one each per clip.
+        key, source, meta, sha256: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
         stsd_id: int32 [clips], the clip's sample description is ``stsds[stsd_id]``.
-        stsds: the different sample description boxes.
+        stsds: the distinct sample description boxes (stsd).
     """
 
     shard: Int32
@@ -125,11 +125,11 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the arrays take."""
+        """Size of the arrays in memory, in bytes."""
         return sum(a.nbytes for a in (self.starts, self.pts, self.offset, self.size, self.flags))
 
     def clip(self, row: int) -> FrameIndex:
-        """The index of the clip in that row of the shard."""
+        """The frame index of the clip in that row of the shard."""
         part = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return FrameIndex(
             self.pts[part], self.offset[part], self.size[part].astype(np.int64), self.flags[part].astype(np.int64)
@@ -137,8 +137,8 @@ class ShardIndex:
 
 
 def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
-    """The columns of a shard's parquet that hold one value per clip: those of the format, and those that came with
-    the clips, whose names begin with `FIELD_PREFIX`.
+    """The columns of a shard's Parquet file that hold one value per clip: `SCALAR_SCHEMA`, and the metadata columns,
+    whose names begin with `FIELD_PREFIX`.
 
     Args:
         source: path of a local file, or its bytes.
@@ -151,10 +151,10 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
 
 
 def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> ClipTable:
-    """Put shards' scalar columns together and check that they make sense.
+    """Concatenate the scalar columns of shards and validate them.
 
     Raises:
-        DatasetError: a value that cannot be right, such as a clip beyond the end of its shard. Names shard and clip.
+        DatasetError: a value out of range, such as a clip beyond the end of its shard's tar. Names shard and clip.
     """
     parts = [table.select(SCALAR_SCHEMA.names) for table in tables]
     table = pa.concat_tables(parts) if parts else SCALAR_SCHEMA.empty_table()
@@ -168,9 +168,9 @@ def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> Cli
         for name in ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits"):
             columns[name] = _categories(table[name])
         for name in ("key", "source", "meta", "sha256"):
-            columns[name] = _texts(table[name])
-        columns["stsd_id"], columns["stsds"] = _encode(table["stsd"])
-    except ValueError as error:  # Arrow's errors of that kind are ValueErrors, too
+            columns[name] = _string_column(table[name])
+        columns["stsd_id"], columns["stsds"] = _dictionary_encode(table["stsd"])
+    except ValueError as error:  # ArrowInvalid is a ValueError
         raise DatasetError(f"the parquets of the dataset hold text that is not UTF-8 ({error}): {_REMEDY}") from error
     clips = ClipTable(shard=shard, **columns)
     _check(clips, table, entries)
@@ -186,13 +186,13 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
     """The frame indexes of a shard.
 
     Args:
-        source: its parquet: path of a local file, or its bytes.
+        source: its Parquet file: path of a local file, or its bytes.
         entry: what dataset.json says about the shard.
         clips: the dataset's rows, with which the indexes must agree.
         first: the row of the shard's first clip.
 
     Raises:
-        DatasetError: the file cannot be read, or an index cannot be right. Names shard and clip.
+        DatasetError: the file cannot be read, or an index is invalid. Names shard and clip.
     """
     table = _read(source, entry, pa.schema([SCHEMA.field(name) for name in INDEX_TYPES]))
     columns: dict[str, npt.NDArray[Any]] = {}
@@ -205,15 +205,37 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
         values = lists.flatten()
         if values.null_count:
             raise DatasetError(f"shard {entry.name}.parquet has empty values in {name!r}: {_REMEDY}")
-        # A copy: the view would keep the whole file in memory.
+        # A copy, as a view keeps the whole file in memory.
         columns[name] = values.to_numpy(zero_copy_only=True).copy()
     index = ShardIndex(starts, **columns)
     _check_index(index, entry, clips, first)
     return index
 
 
+def packet_rules(
+    pts: Int64, offset: Int64, size: Int64 | Int32, flags: Int64 | UInt8, mp4_size: Int64 | int
+) -> dict[str, Bool]:
+    """What must hold of every packet in a frame index: for each rule, what its violation is called in messages, and
+    bool [packets], whether the packet keeps it.
+
+    Args:
+        pts, offset, size, flags: [packets], as in `FrameIndex`.
+        mp4_size: bytes of the mp4, of each packet's clip or of the one clip.
+    """
+    visible = (flags & HIDDEN) == 0
+    return {
+        "a packet does not lie within the mp4": (
+            # Not offset + size, which may overflow int64.
+            (offset >= 0) & (size >= 1) & (offset <= mp4_size) & (size <= mp4_size - offset)
+        ),
+        "a packet has an unknown flag": (flags >= 0) & (flags <= _MAX_FLAGS),
+        "a packet's time is out of range": (pts >= -_MAX_TICKS) & (pts <= _MAX_TICKS),
+        "a visible packet comes before time 0": ~visible | (pts >= 0),
+    }
+
+
 def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "") -> pa.Table:
-    """The columns of a schema, and all whose names begin with the prefix, if there is one."""
+    """The columns of a schema, and all whose names begin with the prefix, if one is given."""
     file = entry.file("parquet").rpartition("/")[2]
     try:
         with pq.ParquetFile(pa.BufferReader(source) if isinstance(source, pa.Buffer) else source) as parquet:
@@ -221,13 +243,13 @@ def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix:
                 raise DatasetError(
                     f"shard {file} has {parquet.metadata.num_rows} rows for {entry.clips} clips: {_REMEDY}"
                 )
-            there = parquet.schema_arrow
+            found = parquet.schema_arrow
             for field in schema:
-                at = there.get_field_index(field.name)
-                if at < 0 or not _same_type(there.field(at).type, field.type):
-                    kind = "no such column" if at < 0 else str(there.field(at).type)
+                at = found.get_field_index(field.name)
+                if at < 0 or not _same_type(found.field(at).type, field.type):
+                    kind = "no such column" if at < 0 else str(found.field(at).type)
                     raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {_REMEDY}")
-            names = schema.names + [name for name in there.names if prefix and name.startswith(prefix)]
+            names = schema.names + [name for name in found.names if prefix and name.startswith(prefix)]
             table = parquet.read(columns=names, use_threads=False).select(names)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {_REMEDY}") from error
@@ -239,13 +261,13 @@ def _read(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix:
     return table
 
 
-def _same_type(there: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_list(wanted):  # whatever the writer called the elements, and said of nulls
-        return bool(pa.types.is_list(there) and there.value_type == wanted.value_type)
-    return bool(there == wanted)
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_list(wanted):  # the elements' name and nullability may differ
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
+    return bool(found == wanted)
 
 
-def _texts(column: pa.ChunkedArray) -> StringColumn:
+def _string_column(column: pa.ChunkedArray) -> StringColumn:
     whole: Any = column.cast(pa.large_string()).combine_chunks()
     if isinstance(whole, pa.ChunkedArray):
         whole = whole.chunk(0) if whole.num_chunks else pa.array([], type=pa.large_string())
@@ -259,7 +281,7 @@ def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
     return np.ascontiguousarray(column.to_numpy(), dtype=kind.to_pandas_dtype())
 
 
-def _encode(column: pa.ChunkedArray) -> tuple[Int32, list[Any]]:
+def _dictionary_encode(column: pa.ChunkedArray) -> tuple[Int32, list[Any]]:
     encoded: Any = column.dictionary_encode().unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         if encoded.num_chunks == 0:
@@ -269,7 +291,7 @@ def _encode(column: pa.ChunkedArray) -> tuple[Int32, list[Any]]:
 
 
 def _categories(column: pa.ChunkedArray) -> Categories:
-    codes, names = _encode(column)
+    codes, names = _dictionary_encode(column)
     return Categories(codes, tuple(names))
 
 
@@ -294,7 +316,7 @@ def _check(clips: ClipTable, table: pa.Table, entries: Sequence[ShardEntry]) -> 
     }
     for name in ("mp4", "npy", "json"):
         offset, size = getattr(clips, f"{name}_offset"), getattr(clips, f"{name}_size")
-        # Without a sum: offset and size may be anything up to the ends of int64.
+        # Not offset + size, which may overflow int64.
         rules[f"its {name} does not lie within the tar"] = (
             (offset >= BLOCK) & (size >= 1) & (offset <= tar_size) & (size <= tar_size - np.minimum(offset, tar_size))
         )
@@ -316,21 +338,14 @@ def _check_index(index: ShardIndex, entry: ShardEntry, clips: ClipTable, first: 
     rows = slice(first, first + entry.clips)
     packets = clips.packets[rows]
     mp4_size = np.repeat(clips.mp4_size[rows], packets)
-    hidden = (index.flags & HIDDEN) != 0
-    wrong = {
-        "a packet does not lie within the mp4": (
-            (index.offset < 0) | (index.size < 1) | (index.offset > mp4_size) | (index.size > mp4_size - index.offset)
-        ),
-        "a packet has an unknown flag": index.flags > _MAX_FLAGS,
-        "a packet's time is out of range": (index.pts < -_MAX_TICKS) | (index.pts > _MAX_TICKS),
-        "a visible packet comes before time 0": ~hidden & (index.pts < 0),
-    }
-    # Every clip has a packet (`_check`), so each stretch that `reduceat` sums up is its own.
+    visible = (index.flags & HIDDEN) == 0
+    rules = packet_rules(index.pts, index.offset, index.size, index.flags, mp4_size)
+    # Every clip has packets (`_check`), so `reduceat` sums over each clip's own.
     if entry.clips:
-        for what, bad in wrong.items():
-            _require(~np.logical_or.reduceat(bad, index.starts[:-1]), what, clips, entry, first)
-        shown = np.add.reduceat((~hidden).astype(np.int64), index.starts[:-1])
-        _require(shown == clips.frames[rows], "it has not as many visible packets as frames", clips, entry, first)
+        for what, good in rules.items():
+            _require(np.logical_and.reduceat(good, index.starts[:-1]), what, clips, entry, first)
+        frames = np.add.reduceat(visible.astype(np.int64), index.starts[:-1])
+        _require(frames == clips.frames[rows], "it has not as many visible packets as frames", clips, entry, first)
 
 
 def _require(good: Bool, what: str, clips: ClipTable, entry: ShardEntry, first: int) -> None:

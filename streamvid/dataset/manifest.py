@@ -14,7 +14,7 @@ FORMAT: Final = "streamvid"
 VERSION: Final = 1
 FILE_NAME: Final = "dataset.json"
 UNFINISHED_FILE: Final = "unfinished.txt"
-"""There from the first change to the destination until dataset.json is, and a licence for the next pack to clean up."""
+"""Exists in a destination while packing has begun and dataset.json is not written: the next pack may clean up."""
 SHARD_FOLDER: Final = "shards"
 SHARD_EXTENSIONS: Final = ("tar", "idx", "parquet")
 MAX_BYTES: Final = 256 << 20
@@ -76,7 +76,7 @@ class Manifest:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            # Left out of a dataset that nothing was ever added to: it is what older readers and writers know.
+            # Left out where nothing was ever appended.
             **({"revision": self.revision} if self.revision else {}),
             "name": self.name,
             "clips": self.clips,
@@ -136,7 +136,7 @@ class Manifest:
 def _checked(document: dict[str, Any], field: str, kind: type) -> Any:
     value = document.get(field)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{field!r} is missing or not of the type that it should be")
+        raise ValueError(f"{field!r} is missing or has the wrong type")
     return value
 
 

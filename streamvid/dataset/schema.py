@@ -1,4 +1,4 @@
-"""What a shard's files look like: the names in the tar, the DALI index, the columns of the parquet."""
+"""The layout of a shard's files: names in the tar, DALI's index, columns of the Parquet file. See docs/format.md."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 import pyarrow as pa
 
 EXTENSIONS: Final = ("mp4", "frames.npy", "json")
-"""A clip's files, in the order in which they lie in the tar."""
+"""A clip's files, in tar order."""
 KINDS: Final = ("mp4", "npy", "json")
-"""What the parquet's columns call them."""
+"""The same three files in column names: ``mp4_offset`` …"""
 BLOCK: Final = 512
 """Bytes of a tar header; a file's data take whole blocks."""
 
 MAX_FILE_BYTES: Final = (8 << 30) - 1
-"""The largest size that the 11 octal digits of a USTAR header can say."""
+"""The largest size that fits the 11 octal digits of a USTAR header."""
 
 FIELD_PREFIX: Final = "meta_"
-"""What the names of the columns that came with the clips begin with in the parquet; no other column's name does."""
+"""Prefix of the metadata columns in Parquet; no other column's name begins with it."""
 
 _FILE_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     (f"{kind}_{what}", pa.int64()) for kind in KINDS for what in ("offset", "size")
@@ -46,7 +46,7 @@ SCALAR_SCHEMA: Final = pa.schema(_SCALARS)
 """The columns that hold one value per clip."""
 
 INDEX_TYPES: Final = {"pts": pa.int64(), "offset": pa.int64(), "size": pa.int32(), "flags": pa.uint8()}
-"""The columns that hold a list per clip, one value per packet, and what the lists are of."""
+"""The columns that hold a list per clip, one value per packet, and the types of the values."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -57,7 +57,7 @@ SCHEMA: Final = pa.schema(
         ],
     ]
 )
-"""The parquet of a shard, but for the columns that came with the clips."""
+"""The columns of a shard's Parquet file, without the metadata columns."""
 
 
 def idx_text(rows: Sequence[Mapping[str, object]]) -> str:

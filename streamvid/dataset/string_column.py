@@ -1,4 +1,4 @@
-"""A column of strings that become Python's only when they are looked at: a million of them would take seconds."""
+"""A column of strings in Arrow memory. Each becomes a Python string when it is looked at: a million take seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, overload
 
 import pyarrow as pa
 
-_AT_ONCE: Final = 8192
+_CHUNK: Final = 8192
 
 
 class StringColumn(Sequence[str]):
@@ -38,8 +38,8 @@ class StringColumn(Sequence[str]):
         return str(self.array[int(i)].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self.array), _AT_ONCE):
-            yield from self.array.slice(first, _AT_ONCE).to_pylist()
+        for first in range(0, len(self.array), _CHUNK):
+            yield from self.array.slice(first, _CHUNK).to_pylist()
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, StringColumn):
@@ -54,4 +54,4 @@ class StringColumn(Sequence[str]):
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(text) for text in self[:3])
-        return f"Texts([{shown}{', …' if len(self) > 3 else ''}])"
+        return f"StringColumn([{shown}{', …' if len(self) > 3 else ''}])"

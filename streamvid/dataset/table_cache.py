@@ -1,11 +1,11 @@
-"""The rows of large datasets, kept in the user's cache folder: read once from many parquets, then mapped into memory.
+"""A disk cache of consolidated tables: the rows of a large dataset are read from many Parquet files once, then mapped.
 
-One file per dataset, `<SHA-256>.rows`: an Arrow IPC file and, behind it, 32 bytes, its SHA-256. Its name is the
-SHA-256 of all that the rows depend on (dataset.json and, of local datasets, size and time of each parquet), so a file
-is never out of date; datasets that change get another one. Processes of one machine share its pages.
+One file per dataset in the user's cache folder, `<key>.rows`: an Arrow IPC file followed by its SHA-256, 32 bytes. The
+key (`streamvid.dataset.consolidated.cache_key`) is a hash of all that the rows depend on, so an entry is never stale;
+a dataset that changes gets another one. All processes of a machine share the mapped pages.
 
-It is only a copy: whatever is wrong with the folder or a file of it, the parquets are read instead. Files are renamed
-into place whole, so any number of processes may read and write at once; the last one to write wins, with the same rows.
+If the folder or an entry cannot be used, the Parquet files are read instead. Entries are renamed into place whole, so
+any number of processes may read and write at once; the last writer wins, with the same rows.
 """
 
 from __future__ import annotations
@@ -22,33 +22,29 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamvid.storage.cache_dir import user_cache_dir
+
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 8 << 30
-"""All files together; the ones used longest ago are removed for a new one."""
+"""Size of all entries; the least recently used ones are removed for a new one."""
 MIN_CLIPS: Final = 20_000
-"""Datasets of fewer clips open fast enough without."""
-_DIGEST: Final = 32
+"""Datasets of fewer clips open fast enough without the cache."""
+_DIGEST_BYTES: Final = 32
 _OURS: Final = re.compile(r"[0-9a-f]{64}\.rows|\.[0-9a-f]{16}\.tmp")
-_LEFT_BEHIND_SECONDS: Final = 3600
-"""A temporary file that nobody wrote to for so long is a dead process'."""
+_STALE_SECONDS: Final = 3600
+"""A temporary file not written to for this long was left by a process that died."""
 
 
-def folder() -> Path:
-    """Where the files are: `streamvid` in `XDG_CACHE_HOME`, which is `~/.cache` if not set."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "streamvid"
-
-
-def load(name: str) -> pa.Table | None:
-    """The table kept under that name, mapped into memory and read-only; None if there is none, or a damaged one."""
+def load(key: str) -> pa.Table | None:
+    """The table of that key, mapped into memory read-only; None if there is none, or it is damaged."""
     try:
-        path = folder() / f"{name}.rows"
+        path = user_cache_dir() / f"{key}.rows"
         with pa.memory_map(os.fspath(path)) as file:
             whole = file.read_buffer()
-        if len(whole) <= _DIGEST:
+        if len(whole) <= _DIGEST_BYTES:
             raise ValueError("too short")
-        content = whole.slice(0, len(whole) - _DIGEST)
+        content = whole.slice(0, len(whole) - _DIGEST_BYTES)
         if hashlib.sha256(content).digest() != bytes(whole.slice(len(content))):
             raise ValueError("its checksum is wrong")
         table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
@@ -56,37 +52,37 @@ def load(name: str) -> pa.Table | None:
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError, ValueError, pa.ArrowException) as error:
-        log.debug("cannot use the kept rows %s: %s", name, error)
+        log.debug("cannot use the cached table %s: %s", key, error)
         return None
     return table
 
 
-def store(name: str, table: pa.Table) -> None:
-    """Keep a table, of one chunk per column, under that name; if that cannot be done, it is not kept."""
+def store(key: str, table: pa.Table) -> None:
+    """Keep a table, of one chunk per column. It is dropped if it is larger than the cache or cannot be written."""
     temporary: Path | None = None
     try:
-        place = folder()
-        place.mkdir(parents=True, exist_ok=True)
+        folder = user_cache_dir()
+        folder.mkdir(parents=True, exist_ok=True)
         size = table.nbytes + (1 << 20)
         if size > LIMIT_BYTES:
             return
-        _make_room(place, size)
-        temporary = place / f".{secrets.token_hex(8)}.tmp"
+        _make_room(folder, size)
+        temporary = folder / f".{secrets.token_hex(8)}.tmp"
         with temporary.open("xb") as file:
             hashing = _Hashing(file)
             with pa.ipc.new_file(pa.PythonFile(hashing, "w"), table.schema) as writer:
                 writer.write_table(table)
             file.write(hashing.sha256.digest())
-        os.replace(temporary, place / f"{name}.rows")
+        os.replace(temporary, folder / f"{key}.rows")
     except (OSError, RuntimeError, pa.ArrowException) as error:
-        log.debug("cannot keep the rows %s: %s", name, error)
+        log.debug("cannot cache the table %s: %s", key, error)
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
 
 class _Hashing:
-    """What Arrow writes an IPC file to: it only ever appends."""
+    """A file object for Arrow's IPC writer, which only appends; computes the SHA-256 of what is written."""
 
     closed = False
 
@@ -111,15 +107,15 @@ class _Hashing:
         pass
 
 
-def _make_room(place: Path, size: int) -> None:
-    """Remove files, the one used longest ago first, until one of `size` bytes fits. Whoever has mapped one keeps it."""
+def _make_room(folder: Path, size: int) -> None:
+    """Remove entries, least recently used first, until one of `size` bytes fits. A process that mapped one keeps it."""
     files = []
-    for path in place.iterdir():
+    for path in folder.iterdir():
         if not _OURS.fullmatch(path.name):
             continue
         with contextlib.suppress(FileNotFoundError):
             stat = path.stat()
-            if path.suffix == ".tmp" and time.time() - stat.st_mtime < _LEFT_BEHIND_SECONDS:
+            if path.suffix == ".tmp" and time.time() - stat.st_mtime < _STALE_SECONDS:
                 continue
             files.append((path.suffix != ".tmp", stat.st_mtime, stat.st_size, path))
     total = sum(item[2] for item in files)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.dataset.clip_table import packet_rules
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
@@ -28,8 +29,6 @@ INDEX_BYTES: Final = 256 << 20
 """Memory for frame indexes of clips that were used last, per process."""
 _BYTES_PER_PACKET: Final = 48
 """Of a frame index in memory, with what it keeps of its own."""
-_MAX_TICKS: Final = 1 << 53
-_MAX_FLAGS: Final = 15
 
 
 class IndexedDataset(Dataset):
@@ -128,18 +127,10 @@ class IndexedDataset(Dataset):
             np.frombuffer(data, dtype="<i8", offset=NPY_HEADER_BYTES).reshape(packets, 4).T, dtype=np.int64
         )
         pts, offset, size, flags = columns
-        shown = (flags & HIDDEN) == 0
-        rules = {
-            "a packet does not lie within the mp4": (offset >= 0) & (size >= 1) & (offset <= mp4_size)
-            & (size <= mp4_size - offset),
-            "a packet has an unknown flag": (flags >= 0) & (flags <= _MAX_FLAGS),
-            "a packet's time is out of range": (pts >= -_MAX_TICKS) & (pts <= _MAX_TICKS),
-            "a visible packet comes before time 0": ~shown | (pts >= 0),
-        }  # fmt: skip
-        for what, good in rules.items():
+        for what, good in packet_rules(pts, offset, size, flags, mp4_size).items():
             if not good.all():
                 raise self._damaged(row, what)
-        if int(shown.sum()) != int(clips.frames[row]):
+        if int(((flags & HIDDEN) == 0).sum()) != int(clips.frames[row]):
             raise self._damaged(row, "it has not as many visible packets as frames")
         return FrameIndex(pts, offset, size, flags)
 

@@ -29,6 +29,7 @@ from streamvid.plan.permutation import SHUFFLES, Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.storage import filesystem
+from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.transform.dali_renderer import ABOUT
 from streamvid.transform.output_size import output_sizes
@@ -157,7 +158,7 @@ class StreamLoader:
         world = find_world(rank, world_size, ranks_per_node=ranks_per_node)
         self._device_id = find_device(device)
         self._cache: ShardCache | None = None
-        self._cache_options = (Path(cache_dir) if cache_dir is not None else default_cache_dir(), cache_bytes)
+        self._cache_options = (Path(cache_dir) if cache_dir is not None else user_cache_dir(), cache_bytes)
         source = open_source(dataset, self._open)
         self.dataset: ClipSource = source.dataset
         self._source = source
@@ -363,9 +364,3 @@ def _shuffle(shuffle: bool | Shuffle) -> Shuffle:
     if shuffle not in SHUFFLES:
         raise InputError(f"shuffle must be True, False, {', '.join(map(repr, SHUFFLES))}; it is {shuffle!r}")
     return shuffle
-
-
-def default_cache_dir() -> Path:
-    """`streamvid` in the user's cache folder, by the XDG Base Directory Specification."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "streamvid"

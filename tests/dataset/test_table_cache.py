@@ -185,8 +185,9 @@ def test_processes_at_once(packed: Path, folder: Path) -> None:
     script = (
         "import sys; from streamvid.dataset import table_cache; table_cache.MIN_CLIPS = 1\n"
         "from streamvid.dataset.dataset import Dataset\n"
+        "from streamvid.storage.cache_dir import user_cache_dir\n"
         "for _ in range(10):\n"
-        "    for file in table_cache.folder().glob('*.rows'): file.unlink(missing_ok=True)\n"
+        "    for file in user_cache_dir().glob('*.rows'): file.unlink(missing_ok=True)\n"
         "    assert len(Dataset.open(sys.argv[1])) == len(Dataset.open(sys.argv[1])) == 6\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(3)]
