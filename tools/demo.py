@@ -27,7 +27,7 @@ class StepFailedError(Exception):
 
 def run_demo(videos: Path | None, out: Path, console: Console) -> None:
     """Run all steps. Raises StepFailedError at the first that fails."""
-    dataset, picture = out / "dataset", out / "batch.png"
+    dataset = out / "dataset"
     if videos is None:
         videos = out / "videos"
         console.rule(f"Making clips in {videos}")
@@ -39,8 +39,10 @@ def run_demo(videos: Path | None, out: Path, console: Console) -> None:
     _run("Packing", [*streamvid, "pack", str(videos), str(dataset), *labels, "--overwrite"], console)
     _run("Verifying", [*streamvid, "verify", str(dataset), "--decode"], console)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    rank = ["--module", "tools.demo_rank", str(dataset), "--picture", str(picture)]
-    _run(f"Streaming on {RANKS} ranks", [*torchrun, *rank], console)
+    rank = [*torchrun, "--module", "tools.demo_rank", str(dataset), "--picture"]
+    _run(f"Streaming on {RANKS} ranks", [*rank, str(out / "batch.png")], console)
+    dali = [*rank, str(out / "batch-dali.png"), "--engine", "dali"]
+    _run(f"Streaming the VP9 clips on {RANKS} ranks, with DALI from end to end", dali, console)
 
 
 def _run(title: str, command: Sequence[str], console: Console) -> None:
