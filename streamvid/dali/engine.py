@@ -8,50 +8,36 @@ one are handed out. DALI's state is never needed again: an epoch goes on from th
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.fetch import plan_samples
-from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec
+from streamvid.fetch.encoded_batch import encoded_batch
+from streamvid.fetch.epoch_reader import upcoming_shards
+from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Epoch, Step
 from streamvid.plan.sample_id import rows_of
+from streamvid.sampling.padding import has_black_frames
+from streamvid.transform.render import RenderedBatch
+from streamvid.transform.spec import Transform, Views
 
 _CHUNK_CLIPS: Final = 256
 """Samples of a chunk at most, unless a step has more: the reader keeps a file open for each where all lie in different
 shards, and a process has some 1,000."""
-_STEPS_AHEAD: Final = 64
-"""How many steps ahead shards of a remote dataset are fetched, as far as the cache has room."""
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """One batch, and what it was made from.
-
-    Attributes:
-        step: what the plan asked for.
-        encoded: what was read; without its slices.
-        tensors: what came out.
-    """
-
-    step: Step
-    encoded: EncodedBatch
-    tensors: dict[str, Any]
 
 
 @dataclass
 class _OpenChunk:
     """A pipeline that works on some steps, and what keeps its shards in the cache."""
 
-    steps: list[Step]
     batches: list[ChunkBatch]
     pipeline: ChunkPipeline
     leases: ExitStack
@@ -67,7 +53,8 @@ class DaliEngine:
     Args:
         dataset: where clips come from.
         access: opens its shards.
-        recipe: what is made of every clip.
+        recipe: how samples are drawn from clips.
+        transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads of DALI.
         rotates: some clips are to be turned upright.
@@ -78,15 +65,16 @@ class DaliEngine:
         dataset: ClipSource,
         access: ShardAccess,
         recipe: SampleSpec,
+        transform: Transform | Views,
         *,
         device_id: int | None,
         num_threads: int,
         rotates: bool,
     ) -> None:
-        self._dataset, self._access, self._recipe = dataset, access, recipe
+        self._dataset, self._access, self._recipe, self._transform = dataset, access, recipe, transform
         self._device_id, self._num_threads, self._rotates = device_id, num_threads, rotates
 
-    def run(self, epoch: Epoch) -> Iterator[Delivered]:
+    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in order; an error is raised in its place."""
         chunks = self._chunks(epoch)
         working: list[Future[_OpenChunk | None]] = []
@@ -102,8 +90,8 @@ class DaliEngine:
                 working.append(pool.submit(self._open, chunks))
                 while (chunk := working[0].result()) is not None:
                     working.append(pool.submit(self._open, chunks))
-                    for step, batch, tensors in zip(chunk.steps, chunk.batches, chunk.pipeline, strict=True):
-                        yield Delivered(step, batch.encoded, tensors)
+                    for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
+                        yield RenderedBatch(batch.encoded, tensors)
                     working.pop(0)
                     chunk.close()
             finally:
@@ -120,7 +108,7 @@ class DaliEngine:
         for number in range(epoch.done, epoch.steps):
             step = epoch.step(number)
             if steps and not self._fits([*steps, step], most):
-                self._access.prefetch(self._shards_from(epoch, number))
+                self._access.prefetch(upcoming_shards(self._dataset, epoch, number))
                 yield steps
                 steps, most = [], 2 * most
             steps.append(step)
@@ -135,11 +123,6 @@ class DaliEngine:
         shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.items for step in steps]))])
         return len(self._access.groups(shards.tolist())) == 1
 
-    def _shards_from(self, epoch: Epoch, start: int) -> Iterator[int]:
-        """The shards that the steps from `start` on will read, as far ahead as is worth fetching."""
-        for number in range(start, min(start + _STEPS_AHEAD, epoch.steps)):
-            yield from self._dataset.clips.shard[rows_of(epoch.step(number).items)].tolist()
-
     def _open(self, chunks: Iterator[list[Step]]) -> _OpenChunk | None:
         """The next chunk at work, or None behind the last. Runs in the engine's thread."""
         steps = next(chunks, None)
@@ -151,18 +134,18 @@ class DaliEngine:
             batches = [self._batch(step, paths) for step in steps]
             pipeline = ChunkPipeline(
                 batches,
-                self._recipe.transform,
+                self._transform,
                 device_id=self._device_id,
                 num_threads=self._num_threads,
                 rotates=self._rotates,
-                has_blanks=self._recipe.sampling.pad in ("constant", "none"),
+                has_blanks=has_black_frames(self._recipe.sampling.pad),
             )
-            return _OpenChunk(steps, batches, pipeline, leases.pop_all())
+            return _OpenChunk(batches, pipeline, leases.pop_all())
 
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
         """Choose the frames of a step's clips, and find what is to be read for them."""
         rows = self._dataset.clips
-        samples = plan_samples.plan_samples(self._dataset, step, self._recipe)
+        samples = plan_samples(self._dataset, step, self._recipe)
         sources = [
             video_source(
                 paths[int(rows.shard[one.clip])],
@@ -175,7 +158,7 @@ class DaliEngine:
             )
             for one in samples
         ]
-        encoded = plan_samples.encoded_batch(self._dataset, samples, [], self._recipe)
+        encoded = encoded_batch(self._dataset, samples, [])
         return ChunkBatch(
             sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples]
         )

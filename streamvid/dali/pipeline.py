@@ -15,10 +15,10 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dali.reader import VideoSource, write_indexes
 from streamvid.errors import DatasetError, StreamvidError, VideoError
-from streamvid.fetch.plan_samples import EncodedBatch
-from streamvid.transform.dali_graph import fields, graph
-from streamvid.transform.dali_renderer import ABOUT, about, check_own
-from streamvid.transform.params import KINDS
+from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
+from streamvid.transform.dali_graph import build_graph, input_names
+from streamvid.transform.dali_pipeline import check_dali_part
+from streamvid.transform.params import PARAM_TYPES, batch_params
 from streamvid.transform.spec import Transform, Views, by_view
 
 
@@ -29,7 +29,7 @@ class ChunkBatch:
     Attributes:
         sources: what the reader reads, one for each sample.
         frames: per sample int64 [wanted], which frames of its video are decoded, rising.
-        encoded: labels, masks, times and the transform's inputs; its `slices` are empty.
+        encoded: all but the packets; its `slices` are empty.
         keys: the clips' keys, for error messages.
     """
 
@@ -47,7 +47,7 @@ class ChunkPipeline:
         transform: what is done to the frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads.
-        rotates, has_blanks: as in `streamvid.transform.dali_graph.graph`.
+        rotates, has_blanks: as in `streamvid.transform.dali_graph.build_graph`.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class ChunkPipeline:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        self._batches, self._views = batches, by_view(transform)
+        self._batches, self._transform, self._views = batches, transform, by_view(transform)
         self._iterator: Any = None
         self._resources = ExitStack()
         folder = self._resources.enter_context(TemporaryDirectory(prefix="streamvid-dali-"))
         files = write_indexes([source for batch in batches for source in batch.sources], Path(folder))
-        names = fields(transform, placed=False, rotates=rotates, has_blanks=has_blanks)
+        names = input_names(transform, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
         kinds = [
             (np.uint8, 1),
             (np.int32, 1),
-            *(KINDS[name.rpartition(".")[2]] for name in names),
-            *ABOUT.values(),
+            *(PARAM_TYPES[name.rpartition(".")[2]] for name in names),
+            *BATCH_COLUMNS.values(),
         ]
         on_gpu = device_id is not None
 
@@ -102,7 +102,7 @@ class ChunkPipeline:
                 fn.cat(header, *ranges, axis=0), frames=frames, device="mixed" if on_gpu else "cpu"
             )
             given = dict(zip(names, rest, strict=False))
-            shown = graph(transform, [video], given, placed=False, rotates=rotates, has_blanks=has_blanks)
+            shown = build_graph(transform, [video], given, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
             beside = rest[len(names) :]
             return *shown, *([node.gpu() for node in beside] if on_gpu else beside)
 
@@ -112,7 +112,7 @@ class ChunkPipeline:
             # The plan decides how the last batch is made; here every batch is handed on as it comes.
             self._iterator = DALIGenericIterator(
                 [pipeline],
-                [*self._views, *ABOUT],
+                [*self._views, *BATCH_COLUMNS],
                 auto_reset=False,
                 last_batch_policy=LastBatchPolicy.PARTIAL,
             )
@@ -126,12 +126,12 @@ class ChunkPipeline:
     def _feed(self, names: Sequence[str]) -> Iterator[tuple[list[Any], ...]]:
         """What the external source gives for each batch: headers, frame numbers, the transform's inputs, the rest."""
         for batch in self._batches:
-            encoded = batch.encoded
+            encoded, params = batch.encoded, batch_params(self._transform, batch.encoded)
             yield (
                 [source.header for source in batch.sources],
                 [frames.astype(np.int32) for frames in batch.frames],
-                *([np.asarray(value) for value in encoded.inputs[name]] for name in names),
-                *([np.asarray(value) for value in column] for column in about(encoded)),
+                *([np.asarray(value) for value in params[name]] for name in names),
+                *([np.asarray(value) for value in column] for column in encoded.columns().values()),
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -145,7 +145,7 @@ class ChunkPipeline:
                 raise AssertionError("DALI handed out a batch out of turn")
             for view, one in self._views.items():
                 if one.dali is not None:
-                    check_own(view, one, tensors)
+                    check_dali_part(view, one, tensors)
             yield tensors
 
     def close(self) -> None:

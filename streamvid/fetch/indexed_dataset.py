@@ -18,7 +18,7 @@ from streamvid.dataset.clip_table import packet_rules
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
-from streamvid.fetch import plan_samples
+from streamvid.fetch import encoded_batch
 from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.storage import filesystem
 from streamvid.storage.range_reader import ByteRange, RangeReader
@@ -97,8 +97,8 @@ class IndexedDataset(Dataset):
         return [found[row] for row in rows]
 
     def read_slices(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
-        """The packets of samples, read by range from wherever the shards lie; see `plan_samples.read_slices`."""
-        return plan_samples.read_slices(self, samples, self._reader, self.shard_path)
+        """The packets of samples, read by range from wherever the shards lie; see `encoded_batch.read_slices`."""
+        return encoded_batch.read_slices(self, samples, self._reader, self.shard_path)
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():

@@ -13,15 +13,15 @@ import torch.utils.data
 from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
+from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
 from streamvid.fetch.indexed_dataset import IndexedDataset, open_indexed
-from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec, encoded_batch
-from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve, same_length
-from streamvid.loader.local_decoder import LocalDecoder
+from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest
+from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
+from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.plan.inputs import Place, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.sampling.padding import has_black_frames
 from streamvid.sampling.spread import All
-from streamvid.transform.dali_renderer import ABOUT, about
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import TAKEN, Transform, Views, by_view
 from streamvid.video.packet_selection import EncodedSlice
@@ -68,14 +68,15 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number, it is {seed!r}")
         self._can_sample = sampling is not None
-        self._recipe = SampleSpec(sampling or All(), transform or Transform(layout="THWC", dtype="uint8"), seed)
+        self._transform = transform or Transform(layout="THWC", dtype="uint8")
+        self._recipe = SampleSpec(sampling or All(), seed, self._transform.num_random)
         self.dataset, self._items = _open(dataset, self._recipe)
         self._columns = self._check_columns(columns)
         # In shared memory, so that workers that stay for several epochs see it change.
         self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
         rotates = bool(self.dataset.clips.rotation.any())
         has_blanks = has_black_frames(self._recipe.sampling.pad)
-        self._decoder = LocalDecoder(self._recipe.transform, rotates=rotates, has_blanks=has_blanks)
+        self._renderer = SampleRenderer(self._transform, rotates=rotates, has_blanks=has_blanks)
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""
@@ -100,7 +101,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         slices = self.dataset.read_slices(samples)
         made = []
         for sample, part in zip(samples, slices, strict=True):
-            batch = encoded_batch(self.dataset, [sample], [part], self._recipe)
+            batch = encoded_batch(self.dataset, [sample], [part])
             self._check_sizes(batch.clips)
             made.append(self._sample(batch))
         return made
@@ -132,9 +133,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
         """
-        samples = same_length(choose(self.dataset, self.look_up(items), self._recipe, self.epoch), self._recipe)
+        samples = pad_to_longest(
+            choose(self.dataset, self.look_up(items), self._recipe, self.epoch), self._recipe.sampling.pad
+        )
         self._check_sizes(np.array([sample.clip for sample in samples], dtype=np.int64))
-        return encoded_batch(self.dataset, samples, self.dataset.read_slices(samples), self._recipe)
+        return encoded_batch(self.dataset, samples, self.dataset.read_slices(samples))
 
     def look_up(self, items: Sequence[Item]) -> list[ResolvedItem]:
         """What items stand for; errors as from `ds[…]`."""
@@ -142,8 +145,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def recipe(self) -> SampleSpec:
-        """What is made of every clip."""
+        """How samples are drawn from clips."""
         return self._recipe
+
+    @property
+    def transform(self) -> Transform | Views:
+        """What is done to the frames."""
+        return self._transform
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,9 +181,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _sample(self, batch: EncodedBatch) -> dict[str, Any]:
         """The dict of one clip."""
         row = int(batch.clips[0])
-        sample = self._decoder.run(batch)
-        sample |= {name: torch.as_tensor(column[0]) for name, column in zip(ABOUT, about(batch), strict=True)}
-        sample["epoch"] = torch.tensor(self.epoch)
+        sample: dict[str, Any] = dict(self._renderer.render(batch))
         sample["key"] = self.dataset.key(row)
         for name in self._columns:
             values = self.dataset.columns.batch(name, [row])
@@ -186,7 +192,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if isinstance(columns, str):
             raise InputError(f"columns must be a list of names, it is {columns!r}")
         for name in columns:
-            if name in {*TAKEN, *by_view(self._recipe.transform)}:
+            if name in {*TAKEN, *by_view(self._transform)}:
                 raise InputError(f"samples have {name!r} already: leave it out of columns")
             self.dataset.columns.batch(name, [0])
         return tuple(columns)
@@ -196,7 +202,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         lying = (clips.rotation[rows] % 180) != 0
         heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
         widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
-        output_sizes(self._recipe.transform, heights, widths, [clips.key[row] for row in rows.tolist()])
+        output_sizes(self._transform, heights, widths, [clips.key[row] for row in rows.tolist()])
 
 
 def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[IndexedDataset, torch.Tensor | None]:

@@ -15,7 +15,7 @@ from streamvid.fetch.indexed_dataset import IndexedDataset
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
 from streamvid.plan.permutation import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
-from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, lengthen, select
+from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
 from streamvid.storage import filesystem
 from streamvid.video.packet_selection import ranges
@@ -111,16 +111,10 @@ def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: Samp
     for one, index in zip(wanted, dataset.load_indexes([one.row for one in wanted]), strict=True):
         times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, recipe, epoch)
-        random = draws(recipe.seed, epoch, one.number, recipe.transform.num_random, purpose=AUGMENT)
-        sample = make_sample(index, one.row, True, selection, random)
+        random = draws(recipe.seed, epoch, one.number, recipe.num_random, purpose=AUGMENT)
+        sample = make_sample(index, one.row, epoch, True, selection, random)
         samples.append(_with_spans(dataset, sample))
     return samples
-
-
-def same_length(samples: Sequence[SamplePlan], recipe: SampleSpec) -> list[SamplePlan]:
-    """Pad samples to the longest of them."""
-    slots = max(len(sample.selection.frames) for sample in samples)
-    return [replace(s, selection=lengthen(s.selection, slots, recipe.sampling.pad)) for s in samples]
 
 
 def _row(dataset: IndexedDataset, clip: object) -> int:
@@ -195,5 +189,4 @@ def _with_spans(dataset: IndexedDataset, sample: SamplePlan) -> SamplePlan:
     """With the byte ranges that suit where the shard lies."""
     if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample
-    spans = ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE)
-    return SamplePlan(sample.clip, sample.valid, sample.selection, sample.random, sample.packets, spans)
+    return replace(sample, spans=ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))

@@ -2,49 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from streamvid.arrays import Int64
 from streamvid.dali import support
 from streamvid.dali.engine import DaliEngine
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.plan_samples import EncodedBatch, SampleSpec
+from streamvid.fetch.epoch_reader import read_epoch
+from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.loader.epoch_pipeline import EpochPipeline
+from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable, probe_slice
-from streamvid.plan.epoch_plan import Epoch, Step
+from streamvid.plan.epoch_plan import Epoch
+from streamvid.sampling.padding import has_black_frames
+from streamvid.transform.render import RenderedBatch, make_renderer
+from streamvid.transform.spec import Transform, Views
 
 EngineName = Literal["default", "dali"]
 ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
 
 
-class DeliveredBatch(Protocol):
-    """One batch, and what it was made from."""
-
-    @property
-    def step(self) -> Step:
-        """What the plan asked for."""
-
-    @property
-    def encoded(self) -> EncodedBatch:
-        """What was read."""
-
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """The batch's tensors, on the engine's device."""
-
-
 class Engine(Protocol):
     """Reads, decodes and transforms what a plan asks for."""
 
-    def run(self, epoch: Epoch) -> Iterator[DeliveredBatch]:
+    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in the plan's order; an error is raised in its place."""
 
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""
+
+
+class StagedEngine:
+    """Reads, decodes and transforms in stages, each ahead of the next.
+
+    Args:
+        dataset, access, recipe, batch_size: as of `streamvid.fetch.epoch_reader.read_epoch`.
+        pipeline: decodes and transforms.
+    """
+
+    def __init__(
+        self,
+        dataset: ClipSource,
+        access: ShardAccess,
+        recipe: SampleSpec,
+        pipeline: RenderPipeline,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._dataset, self._access, self._recipe, self._batch_size = dataset, access, recipe, batch_size
+        self._pipeline = pipeline
+
+    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
+        """See `Engine`."""
+        return self._pipeline.run(
+            read_epoch(self._dataset, self._access, self._recipe, epoch, batch_size=self._batch_size)
+        )
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._pipeline.close()
 
 
 def make_engine(
@@ -53,6 +72,7 @@ def make_engine(
     rows: Int64,
     access: ShardAccess,
     recipe: SampleSpec,
+    transform: Transform | Views,
     *,
     device_id: int | None,
     num_threads: int,
@@ -65,7 +85,8 @@ def make_engine(
         dataset: where clips come from.
         rows: int64 [clips], the rows that will be used.
         access: opens the dataset's shards.
-        recipe: what is made of every clip.
+        recipe: how samples are drawn from clips.
+        transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads that decode and transform.
         max_batch: clips per batch at most.
@@ -82,7 +103,16 @@ def make_engine(
         probe = partial(probe_slice, dataset, access=access)
         check_decodable(dataset, rows, device_id=device_id, probe=probe, sessions=name == "default")
     if name == "dali":
-        return DaliEngine(dataset, access, recipe, device_id=device_id, num_threads=num_threads, rotates=rotates)
-    return EpochPipeline(
-        dataset, access, recipe, device_id=device_id, threads=num_threads, max_batch=max_batch, rotates=rotates
+        return DaliEngine(
+            dataset, access, recipe, transform, device_id=device_id, num_threads=num_threads, rotates=rotates
+        )
+    make = partial(
+        make_renderer,
+        transform,
+        device_id=device_id,
+        threads=num_threads,
+        max_batch=max_batch,
+        rotates=rotates,
+        has_blanks=has_black_frames(recipe.sampling.pad),
     )
+    return StagedEngine(dataset, access, recipe, RenderPipeline(make), batch_size=max_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,21 +13,19 @@ import torch
 import torch.utils.data
 
 from streamvid.errors import InputError, StreamvidError
-from streamvid.fetch.plan_samples import EncodedBatch
-from streamvid.loader.background import Background
+from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
-from streamvid.loader.decode_and_render import DecodeAndRender
+from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.loader.stream_loader import LoaderStats
-from streamvid.loader.worker_pipeline import begin
 from streamvid.plan.epoch_plan import check_whole
 from streamvid.plan.world import find_cores, find_device
+from streamvid.sampling.padding import has_black_frames
+from streamvid.transform.render import RenderedBatch, make_renderer
 from streamvid.video.packet_selection import EncodedSlice
 
-_AHEAD: Final = 2
-"""Batches that are read ahead where there are no workers."""
 _PROBE_FRAMES: Final = 3
 
 
@@ -107,12 +105,16 @@ class GpuDataLoader:
         if device_id is not None:
             check_decodable(dataset.dataset, dataset.rows, device_id=device_id, probe=self._probe)
         self._device = torch.device("cpu" if device_id is None else f"cuda:{device_id}")
-        self._stage = DecodeAndRender(
-            dataset.recipe,
-            device_id=device_id,
-            threads=num_threads or find_cores(),
-            max_batch=batch_size,
-            rotates=bool(dataset.dataset.clips.rotation.any()),
+        self._pipeline = RenderPipeline(
+            partial(
+                make_renderer,
+                dataset.transform,
+                device_id=device_id,
+                threads=num_threads or find_cores(),
+                max_batch=batch_size,
+                rotates=bool(dataset.dataset.clips.rotation.any()),
+                has_blanks=has_black_frames(dataset.recipe.sampling.pad),
+            )
         )
         self._epoch = 0
         self._stats = LoaderStats()
@@ -143,7 +145,7 @@ class GpuDataLoader:
 
     def close(self) -> None:
         """End workers that were kept, and free threads and device memory."""
-        self._stage.close()
+        self._pipeline.close()
         _shut_down(getattr(self._loader, "_iterator", None))
         if self._loader is not None:
             self._loader._iterator = None
@@ -160,17 +162,16 @@ class GpuDataLoader:
 
     def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
         self.dataset.set_epoch(epoch)
-        batches = self._encoded()
-        delivered = self._stage.run(partial(begin, batches))
+        rendered = self._pipeline.run(self._encoded(), read_here=self._num_workers > 0)
         try:
             while True:
                 started = time.perf_counter()
-                one = next(delivered, None)
+                one = next(rendered, None)
                 waited = time.perf_counter() - started
                 if one is None:
                     self._count(wait_seconds=waited)
                     return
-                encoded, tensors = one
+                encoded = one.encoded
                 self._count(
                     batches=1,
                     clips=len(encoded.clips),
@@ -178,33 +179,28 @@ class GpuDataLoader:
                     bytes_read=encoded.bytes_read,
                     wait_seconds=waited,
                 )
-                yield self._batch(encoded, tensors, epoch)
+                yield self._batch(one)
         finally:
-            delivered.close()
-            batches.close()  # type: ignore[attr-defined]
+            rendered.close()
 
-    def _encoded(self) -> Iterator[EncodedBatch]:
-        """What the workers made, in order."""
+    def _encoded(self) -> Generator[EncodedBatch, None, None]:
+        """What PyTorch's DataLoader gives, in order."""
         iterator = iter(self._loader)
-        # Without workers nothing reads ahead but a thread. With them PyTorch's iterator belongs into this one.
-        ahead = Background(iterator, depth=_AHEAD, name="streamvid-read") if self._num_workers == 0 else None
         try:
-            for parcel in ahead or _watched(iterator):
-                batch = unpack(parcel) if isinstance(parcel, SharedBatch) else parcel
+            for shared in _watched(iterator):
+                batch = unpack(shared) if isinstance(shared, SharedBatch) else shared
                 if isinstance(batch, Exception):
                     raise batch
                 yield batch
         finally:
-            if ahead is not None:
-                ahead.close()
-            elif not getattr(self._loader, "persistent_workers", False):
+            if not getattr(self._loader, "persistent_workers", False):
                 # Not left to its destructor: an exception's traceback may hold it for long.
                 _shut_down(iterator)
 
-    def _batch(self, encoded: EncodedBatch, batch: dict[str, Any], epoch: int) -> dict[str, Any]:
+    def _batch(self, one: RenderedBatch) -> dict[str, Any]:
         """The tensors, and what else is known of their clips."""
-        source = self.dataset.dataset
-        batch["epoch"] = torch.full((len(encoded.clips),), epoch, dtype=torch.int64, device=self._device)
+        source, encoded = self.dataset.dataset, one.encoded
+        batch: dict[str, Any] = dict(one.tensors)
         batch["key"] = [source.key(row) for row in encoded.clips.tolist()]
         for name in self.dataset.columns:
             values = source.columns.batch(name, encoded.clips)

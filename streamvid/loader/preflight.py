@@ -17,11 +17,11 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.errors import InputError, VideoError
-from streamvid.fetch.plan_samples import SampleSpec, encode, plan_samples
+from streamvid.fetch.encoded_batch import read_batches
+from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.sampling.spread import Uniform
-from streamvid.transform.spec import Transform
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -123,9 +123,9 @@ def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuD
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
     """A few frames from all over a clip, read by way of whole shards."""
-    recipe = SampleSpec(Uniform(_PROBE_FRAMES), Transform(), 0)
+    recipe = SampleSpec(Uniform(_PROBE_FRAMES), seed=0, num_random=0)
     batch = plan_samples(dataset, Step(np.array([row]), np.array([0]), np.array([True])), recipe)
-    return encode(dataset, [batch], recipe, access)[0].slices[0]
+    return read_batches(dataset, [batch], access)[0].slices[0]
 
 
 def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:

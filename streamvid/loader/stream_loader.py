@@ -17,9 +17,10 @@ from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
+from streamvid.fetch.encoded_batch import BATCH_COLUMNS
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.loader.engine import DeliveredBatch, EngineName, make_engine
+from streamvid.loader.engine import EngineName, make_engine
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch_plan import LastBatch, Plan, check_whole
@@ -31,8 +32,8 @@ from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.transform.dali_renderer import ABOUT
 from streamvid.transform.output_size import output_sizes
+from streamvid.transform.render import RenderedBatch
 from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ class StreamLoader:
         if found.short:
             log.warning("%d of %d clips are too short for %s and are skipped", found.short, len(self.dataset), sampling)
         rows = found.rows()
-        self._recipe = SampleSpec(sampling, transform or Transform(layout="THWC", dtype="uint8"), seed)
+        self._transform = transform or Transform(layout="THWC", dtype="uint8")
+        self._recipe = SampleSpec(sampling, seed, self._transform.num_random)
         self._check_sizes(rows)
         self._columns = self._check_columns(columns)
         stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
@@ -189,6 +191,7 @@ class StreamLoader:
             rows,
             access,
             self._recipe,
+            self._transform,
             device_id=self._device_id,
             num_threads=num_threads or find_cores(),
             max_batch=batch_size,
@@ -260,11 +263,11 @@ class StreamLoader:
         return self._run(standing)
 
     def _run(self, standing: Cursor) -> Iterator[dict[str, Any]]:
-        delivered = self._engine.run(standing.epoch())
+        rendered = self._engine.run(standing.epoch())
         try:
             while True:
                 started = time.perf_counter()
-                one = next(delivered, None)
+                one = next(rendered, None)
                 self._count(wait_seconds=time.perf_counter() - started)
                 if one is None:
                     break
@@ -283,15 +286,14 @@ class StreamLoader:
             if self._now is standing:
                 self._now = None
         finally:
-            delivered.close()  # type: ignore[attr-defined]
+            rendered.close()
 
-    def _batch(self, one: DeliveredBatch) -> dict[str, Any]:
+    def _batch(self, one: RenderedBatch) -> dict[str, Any]:
         """The tensors, and what else is known of their clips."""
         import torch
 
-        batch, rows = one.tensors, one.encoded.clips
-        device = batch["clip"].device
-        batch["epoch"] = torch.from_numpy(one.step.passes).to(device)
+        batch: dict[str, Any] = dict(one.tensors)
+        rows, device = one.encoded.clips, one.tensors["clip"].device
         batch["key"] = [self.dataset.key(row) for row in rows.tolist()]
         if len(self._source.subsets) > 1:
             batch["dataset"] = torch.from_numpy(self._source.part_of(rows)).to(device)
@@ -322,7 +324,7 @@ class StreamLoader:
     def _check_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
         if isinstance(columns, str):
             raise InputError(f"columns must be a list of names, it is {columns!r}")
-        taken = {*ABOUT, "video", "key", "epoch", "dataset", *by_view(self._recipe.transform)}
+        taken = {*BATCH_COLUMNS, "video", "key", "dataset", *by_view(self._transform)}
         for name in columns:
             if name in taken:
                 raise InputError(f"batches have {name!r} already: leave it out of columns")
@@ -334,7 +336,7 @@ class StreamLoader:
         lying = (clips.rotation[rows] % 180) != 0
         heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
         widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
-        output_sizes(self._recipe.transform, heights, widths, _Names(clips.key, rows))
+        output_sizes(self._transform, heights, widths, _Names(clips.key, rows))
 
 
 class _Names(Sequence[str]):

@@ -1,39 +1,45 @@
-"""Where a view's picture lies in decoded frames, and making it on the CPU: cut out, resized and turned upright.
+"""Cropping, resizing and turning upright on the CPU, frame by frame, as frames are decoded.
 
-On the CPU that is done frame by frame where frames are decoded, so that frames of full size go nowhere: DALI's resize
-takes some ten times as long there. On a GPU it is part of the graph (`streamvid.transform.dali_graph`). Both filter
-alike: a triangle as wide as what a pixel of the picture covers, over the frame and what goes on behind the part that is
-shown; at the frame's edge its outermost pixels are repeated. PyTorch's resize of uint8 does the same but for pixels at
-the edge of what it is given, which are made here.
+Frames of full size then go nowhere else; DALI's resize takes some ten times as long on the CPU. On a GPU the same is
+part of the graph (`streamvid.transform.dali_graph`). Both filter alike: a triangle as wide as what an output pixel
+covers, over the frame and what lies around the part that is shown; at the frame's edge its outermost pixels are
+repeated. PyTorch's antialiased resize of uint8 does the same but for pixels at the edge of its input; those are
+computed here.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Float32, Int64, UInt8
+from streamvid.transform.params import Params
 from streamvid.transform.spec import Transform, Views, by_view
 
+if TYPE_CHECKING:
+    import torch
+
+    from streamvid.fetch.encoded_batch import EncodedBatch
+
 _NEAR: Final = 1 / 256
-"""Places this near to a whole pixel are on it: they were rounded to float32 on their way."""
+"""Coordinates this near to a whole pixel are taken to be on it: they were rounded to float32 on their way."""
 
 
 @dataclass(frozen=True)
 class CropBox:
-    """One view's picture in the frames of a clip.
+    """Which part of a clip's frames one view shows.
 
     Attributes:
         turns: quarter turns clockwise that stand a frame upright.
-        start, end: y and x of the part that is shown, in pixels of the upright frame, from its upper left corner.
-        size: height and width of the picture that it is resized to.
+        start, end: y and x of the part, in pixels of the upright frame, from its upper left corner.
+        size: height and width that it is resized to.
     """
 
     turns: int
@@ -43,68 +49,76 @@ class CropBox:
 
 
 def fits_crop_resize(transform: Transform | Views) -> bool:
-    """Whether all pictures can be made here: if nothing is resized, or with the linear filter.
+    """Whether all views can be cropped and resized here: those that are not resized, or with the linear filter.
 
-    PyTorch's cubic filter cuts values off between its two passes, and DALI's does not. Where two pixels are as near,
-    the nearest one is the other's."""
+    PyTorch's cubic filter clips values between its two passes, and DALI's does not; their nearest pixels differ where
+    two are equally near."""
     return all(
         one.interpolation == "bilinear" or not (one.resize or one.random_short_side or one.random_resized_crop)
         for one in by_view(transform).values()
     )
 
 
-def crop_boxes(
-    transform: Transform | Views, inputs: Mapping[str, npt.NDArray[np.generic]], sizes: Sequence[tuple[int, int]]
-) -> list[list[CropBox]]:
-    """Per clip, where the picture of each view lies.
+def crop_boxes(transform: Transform | Views, params: Params, heights: Int64, widths: Int64) -> list[list[CropBox]]:
+    """Per clip, the box of each view.
 
     Args:
         transform: what is done to frames.
-        inputs: what `streamvid.transform.params.inputs` made for these clips.
-        sizes: height and width of each clip's decoded frames, before they stand upright.
+        params: its parameters for these clips (`streamvid.transform.params`).
+        heights, widths: int64 [clips], of decoded frames, before they stand upright.
     """
-    placed = []
-    for n, (height, width) in enumerate(sizes):
-        turns = round(-float(inputs["angle"][n]) / 90) % 4
+    boxes = []
+    for n, (height, width) in enumerate(zip(heights.tolist(), widths.tolist(), strict=True)):
+        turns = round(-float(params["angle"][n]) / 90) % 4
         upright = (width, height) if turns % 2 else (height, width)
-        mine = []
+        views = []
         for view in by_view(transform):
-            size, start, end = (_pair(inputs.get(f"{view}.{name}"), n) for name in ("size", "start", "end"))
+            size, start, end = (_pair(params.get(f"{view}.{name}"), n) for name in ("size", "start", "end"))
             size = size or upright
             if end is None:
                 # A crop alone leaves pixels as large as they are.
                 end = (start[0] + size[0], start[1] + size[1]) if start else upright
-            mine.append(CropBox(turns, start or (0, 0), end, (round(size[0]), round(size[1]))))
-        placed.append(mine)
-    return placed
+            views.append(CropBox(turns, start or (0, 0), end, (round(size[0]), round(size[1]))))
+        boxes.append(views)
+    return boxes
 
 
 def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None:
     return None if values is None else (float(values[n, 0]), float(values[n, 1]))
 
 
-def resize_alone() -> None:
-    """Have PyTorch use no other threads for what the calling thread asks for: each of many has work of its own, and
-    helpers that wait for more of it take a tenth of a resize's time."""
+def crop_resize_sinks(
+    transform: Transform | Views, batch: EncodedBatch, params: Params, scratch: Scratch
+) -> list[CropResizeSink]:
+    """For each clip of a batch, what takes its frames from the decoder and crops and resizes them."""
+    boxes = crop_boxes(transform, params, batch.heights, batch.widths)
+    return [
+        CropResizeSink(views, height=encoded.height, width=encoded.width, count=len(encoded.frames), scratch=scratch)
+        for views, encoded in zip(boxes, batch.slices, strict=True)
+    ]
+
+
+def resize_in_one_thread() -> None:
+    """Have PyTorch use no other threads for what the calling thread asks for: the caller is one of many threads with
+    work of their own, and PyTorch's helpers, which spin while they wait, take a tenth of a resize's time."""
     import torch
 
     others = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Threads that begin later would follow. What another one says counts for those, and not here any more.
-    usual = threading.Thread(target=torch.set_num_threads, args=(others,))
-    usual.start()
-    usual.join()
+    # `set_num_threads` also sets what later threads begin with. Set from another thread, it does that alone.
+    restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
+    restoring.start()
+    restoring.join()
 
 
 class Scratch(threading.local):
-    """Memory of each thread that is written again and again: the system takes longer to hand out fresh memory than a
-    resize lasts."""
+    """Buffers of each thread that are used again and again: allocating fresh memory takes longer than a resize."""
 
     def __init__(self) -> None:
         self._memory: dict[str, UInt8] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> UInt8:
-        """An array of that shape, uint8, with anything in it; good until the thread takes another of that name."""
+        """A uint8 array of that shape with arbitrary contents, valid until the thread takes another of that name."""
         size = math.prod(shape)
         memory = self._memory.get(name)
         if memory is None or len(memory) < size:
@@ -113,26 +127,26 @@ class Scratch(threading.local):
 
 
 class CropResizer:
-    """Makes one view's pictures of frames of one size, in any thread.
+    """Crops, resizes and turns frames of one size for one view, in any thread.
 
     Args:
-        placement: where the picture lies.
+        box: which part of the frame the view shows.
         height, width: of the decoded frames, which may lie on their side.
         scratch: memory to work in.
     """
 
-    def __init__(self, placement: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
-        # What is made of a frame as it lies is turned afterwards, when there is less to turn.
-        lying = _as_decoded(placement, height, width)
-        self._turns, self._scratch = placement.turns, scratch
+    def __init__(self, box: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
+        # Resized as decoded, and turned afterwards, when there is less to turn.
+        lying = _as_decoded(box, height, width)
+        self._turns, self._scratch = box.turns, scratch
         self._rows, self._columns = (
             _Axis(source, start, end, out)
             for source, start, end, out in zip((height, width), lying.start, lying.end, lying.size, strict=True)
         )
 
     def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
-        """The picture's red, green and blue, uint8 [height, width] each, of those of a frame as decoded; they may be
-        views of these."""
+        """Red, green and blue of a decoded frame → those of the view, uint8 [height, width] each; they may be views of
+        the frame's."""
         rows, columns = self._rows, self._columns
         if rows.cuts and columns.cuts:
             made = [plane[rows.origin : rows.stop, columns.origin : columns.stop] for plane in planes]
@@ -141,17 +155,17 @@ class CropResizer:
         return [np.rot90(plane, -self._turns) for plane in made]
 
     def _resized(self, planes: Sequence[UInt8]) -> UInt8:
-        """uint8 [3, height, width], as the frame lies."""
+        """uint8 [3, height, width], in the orientation of the decoded frame."""
         import torch
 
         rows, columns = self._rows, self._columns
         across = columns.stop - columns.origin
-        # PyTorch is fast where colours lie together. Lines of pixels can be mixed as they are: there is less to put
-        # together afterwards.
+        # PyTorch's resize is fast on interleaved colours. Rows are filtered before they are interleaved: planes can be
+        # filtered vertically as they are, and fewer rows are left to interleave.
         block = self._scratch.take("colours", (rows.made, across, 3))
         for channel, plane in enumerate(planes):
             lines = plane[rows.origin : rows.stop, columns.origin : columns.stop]
-            block[..., channel] = self._fewer_lines(lines)[:, :across]
+            block[..., channel] = self._resized_vertically(lines)[:, :across]
         pixels = torch.from_numpy(block)[None].permute(0, 3, 1, 2)
         made = _resize(pixels, (rows.made, columns.made), (1.0, columns.scale))
         out: UInt8 = made[0, :, rows.lead : rows.lead + rows.out, columns.lead : columns.lead + columns.out].numpy()
@@ -161,8 +175,8 @@ class CropResizer:
             out[:, :, columns.border] = _lines([plane.T for plane in planes], columns, rows).transpose(0, 2, 1)
         return out
 
-    def _fewer_lines(self, lines: UInt8) -> UInt8:
-        """Resized from top to bottom alone: uint8 [made, width, rounded up to a multiple of 4]."""
+    def _resized_vertically(self, lines: UInt8) -> UInt8:
+        """A plane, resized vertically alone: uint8 [made, width, rounded up to a multiple of 4]."""
         import torch
 
         height, width = lines.shape
@@ -170,74 +184,75 @@ class CropResizer:
             copy = self._scratch.take("lines", (height, -(-width // 4) * 4))
             copy[:, :width] = lines
             lines = copy
-        # As four colours of a picture a fourth as wide.
+        # Viewed as four channels of a picture a fourth as wide.
         pixels = torch.from_numpy(lines).view(1, height, -1, 4).permute(0, 3, 1, 2)
         made = _resize(pixels, (self._rows.made, pixels.shape[3]), (self._rows.scale, 1.0))
         return np.asarray(made.permute(0, 2, 3, 1).numpy()).reshape(self._rows.made, -1)
 
 
-def _resize(pixels: Any, size: tuple[int, int], scales: tuple[float, float]) -> Any:
+def _resize(pixels: torch.Tensor, size: tuple[int, int], scales: tuple[float, float]) -> torch.Tensor:
     """uint8 tensor [1, channels, height, width] → the same of another size, from the upper left corner on.
 
     What torch.nn.functional.interpolate(antialias=True) calls, which takes a size or scales, not both.
     """
     import torch
 
-    return torch.ops.aten._upsample_bilinear2d_aa(pixels, list(size), False, 1 / scales[0], 1 / scales[1])
+    resize: Callable[..., torch.Tensor] = torch.ops.aten._upsample_bilinear2d_aa
+    return resize(pixels, list(size), False, 1 / scales[0], 1 / scales[1])
 
 
 class CropResizedFrames:
-    """The pictures of a clip's views.
+    """Makes the pictures of all views of a clip.
 
     Args:
-        placements: of each view.
+        boxes: of each view.
         height, width: of the decoded frames.
         scratch: memory to work in.
     """
 
-    def __init__(self, crop_boxes: Sequence[CropBox], *, height: int, width: int, scratch: Scratch) -> None:
-        self._placements = crop_boxes
-        # Views that lie alike are made once.
-        self._placers = {one: CropResizer(one, height=height, width=width, scratch=scratch) for one in crop_boxes}
+    def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, scratch: Scratch) -> None:
+        self._boxes = boxes
+        # Views with the same box share one picture.
+        self._resizers = {box: CropResizer(box, height=height, width=width, scratch=scratch) for box in boxes}
 
     def of(self, planes: Sequence[UInt8]) -> list[list[UInt8]]:
-        """Of a decoded frame's red, green and blue, uint8 [height, width] each, those of each view."""
-        made = {one: place(planes) for one, place in self._placers.items()}
-        return [made[one] for one in self._placements]
+        """Per view red, green and blue, uint8 [height, width] each, of those of a decoded frame."""
+        made = {box: resize(planes) for box, resize in self._resizers.items()}
+        return [made[box] for box in self._boxes]
 
 
 class CropResizeSink:
-    """A canvas (`streamvid.decode.base.FrameSink`) of the pictures of a clip's views.
+    """Keeps the pictures of all views of a clip (`streamvid.decode.base.FrameSink`).
 
     Args:
-        pictures: makes them.
-        sizes: height and width of each view's.
+        boxes, height, width, scratch: as of `CropResizedFrames`.
         count: how many frames there are.
 
     Attributes:
-        frames: uint8 [frames, height, width, 3] of each view.
+        frames: of each view, uint8 [count, height, width, 3].
     """
 
-    def __init__(self, pictures: CropResizedFrames, sizes: Sequence[tuple[int, int]], count: int) -> None:
-        self._pictures = pictures
-        self.frames = [np.empty((count, *size, 3), dtype=np.uint8) for size in sizes]
+    def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, count: int, scratch: Scratch) -> None:
+        self._pictures = CropResizedFrames(boxes, height=height, width=width, scratch=scratch)
+        self.frames: list[UInt8] = [np.empty((count, *box.size, 3), dtype=np.uint8) for box in boxes]
 
     def write(self, row: int, planes: Sequence[UInt8]) -> None:
+        """See `streamvid.decode.base.FrameSink`."""
         for frames, picture in zip(self.frames, self._pictures.of(planes), strict=True):
             for channel, plane in enumerate(picture):
                 frames[row, ..., channel] = plane
 
 
 class _Axis:
-    """One direction of resizing: `out` pixels of the part of `source` ones from `start` to `end`.
+    """Resizing along one axis: the part of `source` pixels from `start` to `end` becomes `out` pixels.
 
     Attributes:
-        scale: pixels of the frame to one of the picture.
-        cuts: nothing is to be resized.
-        origin, stop: the pixels of the frame that PyTorch gets.
-        lead: how many pixels it makes before those that are wanted: its first one begins at a whole pixel.
+        scale: source pixels per output pixel.
+        cuts: the part is only cut out, not resized.
+        origin, stop: the source pixels that PyTorch gets.
+        lead: how many output pixels it makes before those that are wanted, as its input begins at a whole pixel.
         made: how many it makes in all.
-        border: int64 [n], pixels of the picture that see more of the frame than PyTorch does.
+        border: int64 [n], output pixels whose filter reaches beyond what PyTorch gets.
     """
 
     def __init__(self, source: int, start: float, end: float, out: int) -> None:
@@ -250,7 +265,7 @@ class _Axis:
             self.border: Int64 = np.empty(0, dtype=np.int64)
             return
         reach = max(self.scale, 1.0)
-        # A part of a picture that is resized as a whole begins so many pixels of the picture from the frame's edge.
+        # PyTorch resizes from a whole source pixel on: so many output pixels before the first wanted one begins one.
         leads = np.arange(int(start / self.scale + 0.5) + 1)
         begins = start - leads * self.scale
         whole = np.abs(begins - np.rint(begins)) < _NEAR
@@ -258,7 +273,7 @@ class _Axis:
         self.origin = max(0, round(start - self.lead * self.scale))
         self.stop = min(source, math.ceil(end + reach))
         self.made = self.lead + out
-        # PyTorch resizes nothing where there are as many pixels before as after.
+        # PyTorch copies its input where the output has as many pixels.
         self.made += self.made == self.stop - self.origin
         centres = start + (np.arange(out) + 0.5) * self.scale
         sees_more = (centres - reach < self.origin - 0.5) | (centres + reach > self.stop + 0.5)
@@ -266,7 +281,7 @@ class _Axis:
 
     @cached_property
     def taps(self) -> tuple[Int64, Float32]:
-        """Pixels of the frame that each of the picture is made of, int64 [out, taps], and their weights, float32."""
+        """Per output pixel the source pixels that its filter covers, int64 [out, taps], and their weights, float32."""
         reach = max(self.scale, 1.0)
         centres = self.start + (np.arange(self.out) + 0.5) * self.scale
         at = np.floor(centres - reach)[:, None] + np.arange(math.ceil(2 * reach) + 1)
@@ -276,18 +291,18 @@ class _Axis:
 
     @cached_property
     def beyond(self) -> tuple[Int64, Float32]:
-        """Pixels of the frame that those of `border` are made of, int64 [n], and their weights, float32 [border, n]."""
+        """Source pixels that the filters of `border` cover, int64 [n], and their weights, float32 [border, n]."""
         every, shares = self.taps
         at, weights = every[self.border], shares[self.border]
         wanted, inverse = np.unique(at, return_inverse=True)
         mixed = np.zeros((len(at), len(wanted)), dtype=np.float32)
-        # The frame's last pixel stands for those behind it: one place has several weights.
+        # The edge pixel is repeated beyond the edge, so its weights add up.
         np.add.at(mixed, (np.arange(len(at))[:, None], inverse.reshape(at.shape)), weights)
         return wanted, mixed
 
 
 def _lines(planes: Sequence[UInt8], across: _Axis, along: _Axis) -> UInt8:
-    """The picture's lines at `across.border`, uint8 [3, lines, along.out], of planes whose first axis is `across`."""
+    """Output lines at `across.border`, uint8 [3, lines, along.out], of planes whose first axis is `across`."""
     wanted, mixed = across.beyond
     band = np.stack([plane[wanted] for plane in planes]).astype(np.float32)
     at, weights = along.taps
@@ -295,10 +310,10 @@ def _lines(planes: Sequence[UInt8], across: _Axis, along: _Axis) -> UInt8:
     return np.asarray(np.clip(np.rint(values), 0, 255), dtype=np.uint8)
 
 
-def _as_decoded(placement: CropBox, height: int, width: int) -> CropBox:
-    """The same part in the coordinates of the frame as it was decoded; its picture is turned afterwards."""
-    (top, left), (bottom, right), (high, wide) = placement.start, placement.end, placement.size
-    match placement.turns:
+def _as_decoded(box: CropBox, height: int, width: int) -> CropBox:
+    """The same box in the coordinates of the frame as decoded; its picture is to be turned afterwards."""
+    (top, left), (bottom, right), (high, wide) = box.start, box.end, box.size
+    match box.turns:
         case 1:
             start, end, size = (height - right, top), (height - left, bottom), (wide, high)
         case 2:
@@ -306,5 +321,5 @@ def _as_decoded(placement: CropBox, height: int, width: int) -> CropBox:
         case 3:
             start, end, size = (left, width - bottom), (right, width - top), (wide, high)
         case _:
-            return placement
+            return box
     return CropBox(0, start, end, size)

@@ -6,28 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import InputError
-from streamvid.transform.params import field_names
+from streamvid.transform.params import param_names
 from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
-_DONE: Final = ("angle", "size", "start", "end")
-"""Which inputs frames need no more that are placed."""
+_CROP_RESIZE_PARAMS: Final = ("angle", "size", "start", "end")
+"""Parameters that frames which are upright, cropped and resized need no more."""
 
 
-def fields(transform: Transform | Views, *, placed: bool, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
-    """Names of the graph's inputs beside frames: those of `streamvid.transform.params.inputs` that are left to do."""
-    names = field_names(transform, rotates=rotates, has_blanks=has_blanks)
-    return tuple(name for name in names if not (placed and name.rpartition(".")[2] in _DONE))
+def input_names(
+    transform: Transform | Views, *, crop_resized: bool, rotates: bool, has_blanks: bool
+) -> tuple[str, ...]:
+    """Names of the graph's inputs beside frames: the parameters (`streamvid.transform.params`) that it uses."""
+    names = param_names(transform, rotates=rotates, has_blanks=has_blanks)
+    return tuple(name for name in names if not (crop_resized and name.rpartition(".")[2] in _CROP_RESIZE_PARAMS))
 
 
-def graph(
+def build_graph(
     transform: Transform | Views,
     frames: Sequence[DataNode],
     given: Mapping[str, DataNode],
     *,
-    placed: bool,
+    crop_resized: bool,
     rotates: bool,
     has_blanks: bool,
 ) -> list[DataNode]:
@@ -36,15 +38,15 @@ def graph(
     Args:
         transform: what to do.
         frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
-        given: what `fields` names, as nodes of the graph.
-        placed: they are of each view, upright, resized and cropped.
-        rotates: some clips are to be turned; without, the graph has no operator for it.
-        has_blanks: some slots may show a black picture; likewise.
+        given: what `input_names` names, as nodes of the graph.
+        crop_resized: the frames are those of each view, upright, cropped and resized.
+        rotates: some clips are to be turned upright; without, the graph has no operator for it.
+        has_blanks: some frame positions may show a black picture; likewise.
     """
     from nvidia.dali import fn, types
 
     names = by_view(transform)
-    if not placed:
+    if not crop_resized:
         (whole,) = frames
         if rotates:
             whole = fn.rotate(whole, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
@@ -55,16 +57,16 @@ def graph(
     views = []
     for (view, one), pictures in zip(names.items(), frames, strict=True):
         mine = {name.partition(".")[2]: node for name, node in given.items() if name.startswith(f"{view}.")}
-        if not placed:
-            pictures = _placed(one, pictures, mine)
+        if not crop_resized:
+            pictures = _crop_resize(one, pictures, mine)
         pictures = _recoloured(one, _rotated(pictures, mine), mine)
-        # Each decoded frame went through the above once, however many slots show it.
+        # Each decoded frame went through the above once, however many frame positions show it.
         pictures = fn.sequence_rearrange(pictures, new_order=given["gather"])
         views.append(_finished(one, pictures, mine, shown))
     return views
 
 
-def _placed(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+def _crop_resize(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
     """Resized and cropped."""
     from nvidia.dali import fn, types
 

@@ -1,6 +1,7 @@
-"""The plan's random numbers → what the graph takes per clip, for a whole batch at once, in NumPy.
+"""The random numbers of a batch → the parameters of its transform per clip, for all clips at once, in NumPy.
 
-Nothing else in a run draws anything: a clip looks the same in an epoch wherever and whenever it is decoded.
+The random numbers come from the plan, and nothing else is random: a clip looks the same in an epoch wherever and
+whenever it is decoded.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Float64, Int64
+from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.output_size import resized
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view, pair
 
-Fields = dict[str, npt.NDArray[np.generic]]
+Params = dict[str, npt.NDArray[np.generic]]
 
-KINDS: dict[str, tuple[type[np.generic], int]] = {
+PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
     # What all views share.
     "gather": (np.int32, 1),
     "shown": (np.uint8, 4),
@@ -35,10 +37,10 @@ KINDS: dict[str, tuple[type[np.generic], int]] = {
     "mirror": (np.int32, 0),
     "upside_down": (np.int32, 0),
 }
-"""What the graph takes: dtype and number of dimensions per clip.
+"""Parameters by name: dtype and number of dimensions per clip.
 
-- `gather` [slots]: which decoded frame each slot shows.
-- `shown` [slots, 1, 1, 1]: 1, or 0 for a slot that shows a black picture instead.
+- `gather` [frames]: which decoded frame each frame position shows.
+- `shown` [frames, 1, 1, 1]: 1, or 0 for a frame position that shows a black picture instead.
 - `angle`: degrees counterclockwise that stand the frames upright.
 - `size` [2]: height and width of what comes out.
 - `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
@@ -51,7 +53,7 @@ KINDS: dict[str, tuple[type[np.generic], int]] = {
 
 
 def needed(transform: Transform) -> tuple[str, ...]:
-    """Names of what the graph of one view takes, beside what all views share."""
+    """Names of the parameters that one view needs, beside those that all views share."""
     resizes = (
         transform.resize is not None
         or transform.random_short_side is not None
@@ -72,30 +74,39 @@ def needed(transform: Transform) -> tuple[str, ...]:
     return tuple(name for name, used in uses.items() if used)
 
 
-def field_names(transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
-    """Names of all fields that the graph takes; arguments as for `streamvid.transform.dali_graph.graph`."""
+def param_names(transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
+    """Names of all parameters of a transform; arguments as for `streamvid.transform.dali_graph.build_graph`."""
     shared = ("gather", *(("shown",) if has_blanks else ()), *(("angle",) if rotates else ()))
     return (*shared, *(f"{view}.{name}" for view, one in by_view(transform).items() for name in needed(one)))
 
 
-def inputs(
+def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
+    """The parameters of a batch's clips: see `compute_params`."""
+    return compute_params(
+        transform,
+        heights=batch.heights,
+        widths=batch.widths,
+        rotations=batch.rotations,
+        gather=batch.gather,
+        random=batch.random,
+    )
+
+
+def compute_params(
     transform: Transform | Views, *, heights: Int64, widths: Int64, rotations: Int64, gather: Int64, random: Float64
-) -> Fields:
-    """The graph's inputs for a batch.
+) -> Params:
+    """The parameters of a batch's clips.
 
     Args:
         transform: what to do.
-        heights, widths: int64 [batch], of decoded frames, before rotation.
-        rotations: int64 [batch], degrees clockwise that stand them upright: 0, 90, 180 or 270.
-        gather: int64 [batch, slots], which decoded frame each slot shows; -1 for a black picture.
-        random: float64 [batch, transform.num_random], uniform in [0, 1).
+        heights, widths, rotations, gather, random: as in `streamvid.fetch.encoded_batch.EncodedBatch`.
 
     Returns:
-        [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `KINDS`.
+        [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `PARAM_TYPES`.
     """
     lying = rotations % 180 != 0
     upright = np.stack([np.where(lying, widths, heights), np.where(lying, heights, widths)], axis=1)
-    fields: Fields = {
+    fields: Params = {
         "gather": np.maximum(gather, 0).astype(np.int32),
         "shown": (gather >= 0).astype(np.uint8)[:, :, None, None, None],
         "angle": (-rotations % 360).astype(np.float32),
@@ -104,7 +115,7 @@ def inputs(
         mine = random[:, number * DRAWS : (number + 1) * DRAWS]
         made = _of_one_view(one, upright, mine)
         # In C's order: DALI takes no rows with gaps.
-        fields |= {f"{view}.{name}": made[name].astype(KINDS[name][0], order="C") for name in needed(one)}
+        fields |= {f"{view}.{name}": made[name].astype(PARAM_TYPES[name][0], order="C") for name in needed(one)}
     return fields
 
 

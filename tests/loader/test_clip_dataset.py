@@ -92,8 +92,7 @@ def stored(opened: sv.Dataset, row: int, path: Path) -> Path:
 
 def test_dali_is_left_alone_where_it_has_nothing_to_do(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all ways to a clip give the same numbers still, upright and normalised."""
-    monkeypatch.setattr("streamvid.loader.local_decoder._Synchronous", None)
-    monkeypatch.setattr("streamvid.loader.decode_and_render.TorchBatches", None)
+    monkeypatch.setattr("streamvid.transform.render.DaliRenderer", None)
     options: dict[str, Any] = {
         "sampling": sv.Window(4),
         "transform": sv.Transform(

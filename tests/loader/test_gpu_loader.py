@@ -233,7 +233,7 @@ def test_a_decode_thread_that_dies_is_noticed(dataset: Path, monkeypatch: pytest
     def die(*_: object) -> None:
         raise Died
 
-    monkeypatch.setattr(CpuDecoder, "submit", die)
+    monkeypatch.setattr(CpuDecoder, "write", die)
     with (
         sv.GpuDataLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=2, num_workers=1, device="cpu") as proxy,
         pytest.raises(Died),

@@ -21,6 +21,7 @@ import torch
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
+from streamvid.fetch import epoch_reader
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -498,7 +499,6 @@ def test_a_shard_that_is_not_whole(packed: Packed, tmp_path: Path, change: str) 
 
 TRUNCATED_LATER = """
 import os, sys, pathlib
-from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.sampling.spread import All
@@ -603,7 +603,7 @@ def test_a_loader_can_be_used_after_close(packed: Packed) -> None:
         assert same(list(one), list(two))
 
 
-@pytest.mark.parametrize("stage", ["plan_samples", "encode", "decode"])
+@pytest.mark.parametrize("stage", ["plan_samples", "read_batches", "decode"])
 def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
@@ -617,9 +617,7 @@ def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, mon
 
         return failing
 
-    from streamvid.fetch import plan_samples
-
-    owner, name = (CpuDecoder, "submit") if stage == "decode" else (plan_samples, stage)
+    owner, name = (CpuDecoder, "write") if stage == "decode" else (epoch_reader, stage)
     monkeypatch.setattr(owner, name, fail(getattr(owner, name)))
     with loader(packed, batch_size=2) as batches:
         with pytest.raises(ZeroDivisionError, match=stage):
@@ -676,17 +674,18 @@ def test_turned_clips_stand_upright(mixed: Path) -> None:
 
 
 def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    from streamvid.fetch.encoded_batch import read_batches
     from streamvid.fetch.plan_samples import SampleSpec as What
-    from streamvid.fetch.plan_samples import encode, plan_samples
+    from streamvid.fetch.plan_samples import plan_samples
     from streamvid.fetch.shard_access import ShardAccess
     from streamvid.plan.epoch_plan import Step
 
     dataset = Dataset.open(path)
-    what = What(Frames([0, 5]), RAW, 0)
+    what = What(Frames([0, 5]), seed=0, num_random=0)
     step = Step(np.array([row]), np.array([0]), np.array([True]))
 
-    (batch,) = encode(
-        dataset, [plan_samples(dataset, step, what)], what, ShardAccess(dataset, cache=None, limit_bytes=0)
+    (batch,) = read_batches(
+        dataset, [plan_samples(dataset, step, what)], ShardAccess(dataset, cache=None, limit_bytes=0)
     )
     return decode_with_pyav(batch.slices[0])
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from streamvid.fetch.plan_samples import EncodedBatch
-from streamvid.transform.cpu_crop_resize import CropResizedFrames, CropResizeSink, Scratch, crop_boxes, fits_crop_resize
-from streamvid.transform.dali_renderer import DecodedBatch, TorchBatches
-from streamvid.transform.params import Fields, inputs
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.cpu_crop_resize import CropResizeSink, Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
+from streamvid.transform.params import Params, batch_params
 from streamvid.transform.spec import DRAWS, Transform, Views
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,16 +41,9 @@ def clip(
     return Clip(frames, list(range(decoded)) if gather is None else gather, draws(seed), rotation)
 
 
-def fields(transform: Transform | Views, batch: Sequence[Clip]) -> Fields:
-    """What the graph takes for those clips."""
-    return inputs(
-        transform,
-        heights=np.array([one.frames.shape[1] for one in batch]),
-        widths=np.array([one.frames.shape[2] for one in batch]),
-        rotations=np.array([one.rotation for one in batch]),
-        gather=np.array([one.gather for one in batch]),
-        random=np.stack([one.random for one in batch]),
-    )
+def params(transform: Transform | Views, batch: Sequence[Clip]) -> Params:
+    """The parameters of those clips."""
+    return batch_params(transform, encoded_batch(batch))
 
 
 def torch_batches(
@@ -58,26 +51,24 @@ def torch_batches(
     *batches: Sequence[Clip],
     has_blanks: bool | None = None,
     device_id: int | None = None,
-    placed: bool | None = None,
+    crop_resized: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """What comes out of DALI's graph for each batch, on the CPU. There frames are placed as far as can be, as the CPU's
-    decoder hands them on, unless `placed` says no."""
-    if placed is None:
-        placed = device_id is None and fits_crop_resize(transform)
+    """What comes out of DALI's pipeline for each batch. On the CPU, frames are cropped and resized before it where that
+    is possible, unless `crop_resized` says no."""
+    if crop_resized is None:
+        crop_resized = device_id is None and fits_crop_resize(transform)
     every = [one for batch in batches for one in batch]
-    runner = TorchBatches(
+    runner = DaliPipeline(
         transform,
         device_id=device_id,
         max_batch=max(len(batch) for batch in batches),
         threads=2,
-        placed=placed,
+        crop_resized=crop_resized,
         rotates=any(one.rotation for one in every),
         has_blanks=any(-1 in one.gather for one in every) if has_blanks is None else has_blanks,
     )
-    return [
-        {name: value.cpu().clone() for name, value in batch.items()}
-        for batch in runner.over(iter([_decoded(transform, batch, device_id, placed) for batch in batches]))
-    ]
+    decoded = (_decoded(transform, batch, device_id, crop_resized) for batch in batches)
+    return [{name: value.cpu().clone() for name, value in made.items()} for _, made in runner.run(decoded)]
 
 
 def video(transform: Transform, batch: Sequence[Clip], **options: Any) -> Array:
@@ -86,36 +77,49 @@ def video(transform: Transform, batch: Sequence[Clip], **options: Any) -> Array:
     return made["video"].numpy()  # type: ignore[no-any-return]
 
 
-def encoded_batch(transform: Transform | Views, batch: Sequence[Clip]) -> EncodedBatch:
+def encoded_batch(batch: Sequence[Clip]) -> EncodedBatch:
     """A batch of those clips, without anything to decode."""
-    slots = len(batch[0].gather)
+    count, length = len(batch), len(batch[0].gather)
     return EncodedBatch(
         slices=[],
-        inputs=fields(transform, batch),
-        clips=np.arange(len(batch)),
-        labels=np.zeros(len(batch), dtype=np.int64),
-        valid=np.ones(len(batch), dtype=bool),
-        mask=np.ones((len(batch), slots), dtype=bool),
-        seconds=np.zeros((len(batch), slots)),
+        clips=np.arange(count),
+        epochs=np.zeros(count, dtype=np.int64),
+        labels=np.zeros(count, dtype=np.int64),
+        valid=np.ones(count, dtype=bool),
+        mask=np.ones((count, length), dtype=bool),
+        seconds=np.zeros((count, length)),
+        heights=np.array([one.frames.shape[1] for one in batch]),
+        widths=np.array([one.frames.shape[2] for one in batch]),
+        rotations=np.array([one.rotation for one in batch]),
+        gather=np.array([one.gather for one in batch]),
+        random=np.stack([one.random for one in batch]),
         bytes_read=0,
     )
 
 
-def _decoded(transform: Transform | Views, batch: Sequence[Clip], device_id: int | None, placed: bool) -> DecodedBatch:
-    encoded = encoded_batch(transform, batch)
-    frames = [np.ascontiguousarray(one.frames) for one in batch]
+def _decoded(
+    transform: Transform | Views, batch: Sequence[Clip], device_id: int | None, crop_resized: bool
+) -> DecodedBatch:
+    encoded = encoded_batch(batch)
+    params = batch_params(transform, encoded)
+    clips = [np.ascontiguousarray(one.frames) for one in batch]
+    if crop_resized:
+        return DecodedBatch(encoded, params, _crop_resized(transform, clips, encoded, params))
     if device_id is not None:
-        return DecodedBatch(encoded, [torch.from_numpy(one).to(f"cuda:{device_id}") for one in frames])
-    return DecodedBatch(encoded, _placed(transform, frames, encoded.inputs) if placed else frames)
+        return DecodedBatch(encoded, params, [[torch.from_numpy(one).to(f"cuda:{device_id}") for one in clips]])
+    return DecodedBatch(encoded, params, [clips])
 
 
-def _placed(transform: Transform | Views, clips: Sequence[Array], inputs: Fields) -> list[list[Array]]:
-    """As the CPU's decoder hands frames on."""
-    placed = []
-    for views, frames in zip(crop_boxes(transform, inputs, [one.shape[1:3] for one in clips]), clips, strict=True):
-        pictures = CropResizedFrames(views, height=frames.shape[1], width=frames.shape[2], scratch=Scratch())
-        canvas = CropResizeSink(pictures, [view.size for view in views], len(frames))
+def _crop_resized(
+    transform: Transform | Views, clips: Sequence[Array], encoded: EncodedBatch, params: Params
+) -> list[list[Array]]:
+    """Per view the frames of each clip, as the CPU's decoder writes them."""
+    sinks = []
+    boxes = crop_boxes(transform, params, encoded.heights, encoded.widths)
+    for views, frames in zip(boxes, clips, strict=True):
+        count, height, width, _ = frames.shape
+        sink = CropResizeSink(views, height=height, width=width, count=count, scratch=Scratch())
         for row, frame in enumerate(frames):
-            canvas.write(row, [frame[..., channel] for channel in range(3)])
-        placed.append(canvas.frames)
-    return placed
+            sink.write(row, [frame[..., channel] for channel in range(3)])
+        sinks.append(sink)
+    return [list(view) for view in zip(*(sink.frames for sink in sinks), strict=True)]

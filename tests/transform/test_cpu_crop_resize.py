@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, fits_crop_resize, resize_alone
+from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.spec import Transform, Views
 from tests.support.views import Array, Clip, clip, torch_batches, video
 
@@ -138,7 +138,7 @@ def test_views_are_those_of_dalis_graph(options: dict[str, Any], rotates: bool) 
     transform = Transform(**options, **RAW)
     sizes = [(60, 81), (81, 60), (60, 81), (81, 60)] if rotates else [(60, 81)] * 4
     batch = [clip(*size, seed=n, rotation=90 * n if rotates else 0) for n, size in enumerate(sizes)]
-    got, wanted = video(transform, batch), video(transform, batch, placed=False)
+    got, wanted = video(transform, batch), video(transform, batch, crop_resized=False)
     assert np.abs(got.astype(int) - wanted).max() <= (
         "resize" in options or "random_short_side" in options or len(options) == 2
     )
@@ -153,7 +153,7 @@ def test_several_views_of_one_frame() -> None:
     })  # fmt: skip
     batch = [Clip(one.frames, one.gather, np.tile(one.random, 4)) for one in (clip(60, 80, seed=n) for n in range(3))]
     (got,) = torch_batches(views, batch)
-    (wanted,) = torch_batches(views, batch, placed=False)
+    (wanted,) = torch_batches(views, batch, crop_resized=False)
     for view in views.transforms:
         # Hue may turn one level of a channel into two of another.
         assert (got[view].int() - wanted[view].int()).abs().max() <= (0 if view in ("whole", "again") else 3)
@@ -190,7 +190,7 @@ def test_what_is_left_to_dali() -> None:
         assert not fits_crop_resize(Views({"a": Transform(), "b": Transform(resize=8, interpolation=filter_)}))
 
 
-def test_only_threads_that_decode_resize_alone() -> None:
+def test_only_threads_that_decode_resize_in_one_thread() -> None:
     """What PyTorch does elsewhere, now and later, is none of our business."""
     import torch
 
@@ -209,7 +209,7 @@ def test_only_threads_that_decode_resize_alone() -> None:
     usual = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert seen(resize_alone) == 1
+        assert seen(resize_in_one_thread) == 1
         assert torch.get_num_threads() == 3
         assert seen() == 3
     finally:

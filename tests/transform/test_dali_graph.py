@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.transform.output_size import output_size, resized
-from streamvid.transform.params import inputs
+from streamvid.transform.params import compute_params
 from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
 from tests.support.views import Array, Clip, clip, draws, torch_batches
 
@@ -134,7 +134,7 @@ def test_one_draw_for_all_frames_of_a_clip() -> None:
 
 def test_half_of_the_clips_are_flipped() -> None:
     many = 1000
-    made = inputs(
+    made = compute_params(
         Transform(horizontal_flip=0.5),
         heights=np.full(many, 8),
         widths=np.full(many, 8),

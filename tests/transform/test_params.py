@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.transform.output_size import output_size
-from streamvid.transform.params import boxes, field_names, needed
+from streamvid.transform.params import boxes, needed, param_names
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views
-from tests.support.views import Array, Clip, clip, draws, fields, video
+from tests.support.views import Array, Clip, clip, draws, params, video
 
 RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}
 EVERYTHING: dict[str, Any] = {
@@ -37,7 +37,7 @@ def many(transform: Transform | Views, count: int = 2000, height: int = 60, widt
     """What is drawn for that many clips of one size."""
     frames = np.broadcast_to(np.uint8(0), (1, height, width, 3))
     views = transform.num_random // DRAWS
-    return dict(fields(transform, [Clip(frames, [0], draws(n, views)) for n in range(count)]))
+    return dict(params(transform, [Clip(frames, [0], draws(n, views)) for n in range(count)]))
 
 
 def one(transform: Transform, frames: Clip) -> Array:
@@ -67,7 +67,7 @@ def test_only_what_is_asked_for_is_in_the_graph() -> None:
 @pytest.mark.parametrize("rotates", [True, False])
 def test_the_fields_are_the_ones_that_the_graph_takes(rotates: bool) -> None:
     for transform in (Transform(**EVERYTHING), Transform(), Views({"a": Transform(**EVERYTHING), "b": Transform()})):
-        names = field_names(transform, rotates=rotates, has_blanks=True)
+        names = param_names(transform, rotates=rotates, has_blanks=True)
         assert set(names) | {"angle"} == set(many(transform, 2))
 
 
@@ -253,7 +253,7 @@ def _by_torch(frames: Array, size: tuple[int, int], mode: str) -> Array:
 def test_a_random_resized_crop_is_that_part_resized(rotation: int) -> None:
     transform = Transform(random_resized_crop=(0.2, 0.7), crop=(33, 40), **RAW)
     batch = [clip(60, 80, seed=n, rotation=rotation) for n in range(4)]
-    got, made = video(transform, batch), fields(transform, batch)
+    got, made = video(transform, batch), params(transform, batch)
     for n, part in enumerate(batch):
         (top, left), (bottom, right) = made["video.start"][n].astype(int), made["video.end"][n].astype(int)
         upright = np.rot90(part.frames, k=-rotation // 90, axes=(1, 2))
@@ -317,7 +317,7 @@ def _rotated(frames: Array, degrees: float) -> Array:
 def test_colours(options: dict[str, Any]) -> None:
     transform = Transform(**options, **RAW)
     batch = [clip(20, 30, seed=n) for n in range(4)]
-    got, made = video(transform, batch), fields(transform, batch)
+    got, made = video(transform, batch), params(transform, batch)
     exact = set(options) <= {"brightness", "contrast"}
     for n, noise in enumerate(batch):
         drawn = {name: float(made[f"video.{name}"][n]) for name in ("brightness", "contrast", "saturation", "hue")}
@@ -374,7 +374,7 @@ def test_erased() -> None:
     """The box is black on all frames, and all else as it was."""
     transform = Transform(erase=0.6, crop=(30, 40), **RAW)
     batch = [clip(60, 80, seed=n) for n in range(8)]
-    got, made = video(transform, batch), fields(transform, batch)
+    got, made = video(transform, batch), params(transform, batch)
     untouched = video(Transform(crop=(30, 40), **RAW), batch)
     shares = []
     for n in range(8):

@@ -32,10 +32,11 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.decode.cpu import ReusableCodecContext, decode_frames, split_at_keyframes
 from streamvid.decode.decode_job import split_at_idr
 from streamvid.fetch import plan_samples
+from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from streamvid.plan.epoch_plan import Step
-from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, resize_alone
+from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, resize_in_one_thread
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.reference import slice_of
 from tools.bench import decode_clips as clips
@@ -85,7 +86,7 @@ def resizing(name: str, folder: Path, work: Path, rounds: int) -> Row:
     whole = CropBox(0, (0.0, 0.0), (float(clip.height), float(clip.width)), (SIDE, SIDE))
     placer = CropResizer(whole, height=clip.height, width=clip.width, scratch=Scratch())
     cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(cores) as helped, ThreadPoolExecutor(cores, initializer=resize_alone) as alone:
+    with ThreadPoolExecutor(cores) as helped, ThreadPoolExecutor(cores, initializer=resize_in_one_thread) as alone:
 
         def resize(pool: ThreadPoolExecutor) -> None:
             list(pool.map(lambda _: placer(planes), range(FRAMES)))
@@ -108,7 +109,7 @@ def frames(name: str, folder: Path, work: Path, rounds: int) -> list[Row]:
             if planes is not None and stages > 2:
                 placer(planes)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=resize_alone) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=resize_in_one_thread) as pool:
 
         def run(stages: int) -> None:
             list(pool.map(lambda part: draw(part, stages), parts))
@@ -138,14 +139,14 @@ def reading(name: str, folder: Path, work: Path, rounds: int) -> Row:
     packed = work / "packed"
     pack([clips.source(name, folder)], packed, progress=False)
     dataset = Dataset.open(str(packed))
-    recipe = plan_samples.SampleSpec(sv.Window(len(WINDOW)), sv.Transform(), 0)
+    recipe = plan_samples.SampleSpec(sv.Window(len(WINDOW)), seed=0, num_random=0)
     access = ShardAccess(dataset, cache=None, limit_bytes=0)
 
     def batch(number: int) -> None:
         # The first sample of the first clip, each in another pass.
         items = np.zeros(BATCH, dtype=np.int64)
         step = Step(items, number * BATCH + np.arange(BATCH), items == 0)
-        (encoded,) = plan_samples.encode(dataset, [plan_samples.plan_samples(dataset, step, recipe)], recipe, access)
+        (encoded,) = read_batches(dataset, [plan_samples.plan_samples(dataset, step, recipe)], access)
         split_at_idr(encoded.slices, [(None, 0)] * BATCH)
 
     (taken,) = in_turn([lambda: [batch(number) for number in range(4)]], rounds)

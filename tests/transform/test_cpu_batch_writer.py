@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from streamvid.fetch.plan_samples import EncodedBatch
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch
-from streamvid.transform.cpu_renderer import CpuBatchWriter, fits_cpu_renderer
 from streamvid.transform.spec import Draw, Transform, Views, by_view
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.views import Clip, clip, encoded_batch, torch_batches
 
 
 def finished(transform: Transform | Views, clips: list[Clip]) -> dict[str, Any]:
-    """The views, frames given to the canvases in any order."""
-    views = CpuBatchWriter(transform, _with_slices(encoded_batch(transform, clips), clips), Scratch())
-    for canvas, one in zip(views.canvases, clips, strict=True):
+    """The views, frames given to the sinks in any order."""
+    writer = CpuBatchWriter(transform, _with_slices(encoded_batch(clips), clips), Scratch())
+    for sink, one in zip(writer.sinks, clips, strict=True):
         for row in np.random.default_rng(0).permutation(len(one.frames)).tolist():
-            canvas.write(row, [one.frames[row, ..., channel] for channel in range(3)])
-    return views.tensors
+            sink.write(row, [one.frames[row, ..., channel] for channel in range(3)])
+    return {view: torch.from_numpy(array) for view, array in writer.arrays.items()}
 
 
 def _with_slices(batch: EncodedBatch, clips: list[Clip]) -> EncodedBatch:
@@ -90,9 +91,9 @@ def test_several_views() -> None:
     ],
 )  # fmt: skip
 def test_what_is_left_to_dali(options: dict[str, Any]) -> None:
-    assert not fits_cpu_renderer(Transform(**options))
-    assert not fits_cpu_renderer(Views({"a": Transform(), "b": Transform(**options)}))
+    assert not fits_batch_writer(Transform(**options))
+    assert not fits_batch_writer(Views({"a": Transform(), "b": Transform(**options)}))
     for one in by_view(
         Views({"a": Transform(), "b": Transform(resize=8, crop=8, horizontal_flip=0.5, vertical_flip=0.5)})
     ).values():
-        assert fits_cpu_renderer(one)
+        assert fits_batch_writer(one)

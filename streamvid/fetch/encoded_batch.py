@@ -1,0 +1,163 @@
+"""Sample plans → encoded batches: read the byte ranges, cut the packets out, and put them with what rendering needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.arrays import Bool, Float64, Int64, UInt8
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.fetch.shard_access import ShardAccess
+from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.video.packet_selection import EncodedSlice, extract_packets
+from streamvid.video.stored_clip import UNORDERED
+
+BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
+    "mask": (np.bool_, 1),
+    "pts": (np.float64, 1),
+    "label": (np.int64, 0),
+    "clip": (np.int64, 0),
+    "valid": (np.bool_, 0),
+    "epoch": (np.int64, 0),
+}
+"""What a batch for the training loop holds beside the frames: dtype and number of dimensions per clip."""
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A batch, read but not decoded: all that decoding and rendering need, as arrays.
+
+    Attributes:
+        slices: per clip, what to decode. Empty where somebody else reads the packets.
+        clips: int64 [batch], row numbers.
+        epochs: int64 [batch], in which pass over its dataset each clip comes.
+        labels: int64 [batch], -1 for none.
+        valid: bool [batch], False for clips that only fill the batch.
+        mask: bool [batch, frames], True for real frames, False for padding.
+        seconds: float64 [batch, frames], from the clip's first frame; -1 for a black picture.
+        heights, widths: int64 [batch], of decoded frames, before rotation.
+        rotations: int64 [batch], degrees clockwise that stand them upright: 0, 90, 180 or 270.
+        gather: int64 [batch, frames], which decoded frame each frame position shows; -1 for a black picture.
+        random: float64 [batch, num_random], uniform in [0, 1), for the transform.
+        bytes_read: from the shards, for this batch.
+    """
+
+    slices: list[EncodedSlice]
+    clips: Int64
+    epochs: Int64
+    labels: Int64
+    valid: Bool
+    mask: Bool
+    seconds: Float64
+    heights: Int64
+    widths: Int64
+    rotations: Int64
+    gather: Int64
+    random: Float64
+    bytes_read: int
+
+    def columns(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays that `BATCH_COLUMNS` names, in its order."""
+        values = (self.mask, self.seconds, self.labels, self.clips, self.valid, self.epochs)
+        return dict(zip(BATCH_COLUMNS, values, strict=True))
+
+
+def read_batches(
+    dataset: ClipSource, batches: Sequence[Sequence[SamplePlan]], access: ShardAccess
+) -> list[EncodedBatch]:
+    """Read the packets of several batches together, by way of shards in the cache.
+
+    Raises:
+        DatasetError: a shard cannot be read.
+    """
+    flat = [sample for batch in batches for sample in batch]
+    shards = dataset.clips.shard[[sample.clip for sample in flat]]
+    slices: dict[int, EncodedSlice] = {}
+    for group in access.groups(np.unique(shards).tolist()):
+        members = np.flatnonzero(np.isin(shards, group)).tolist()
+        with access.open(group) as paths:
+            path_of = dict(zip(group, paths, strict=True))
+            # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
+            read = read_slices(dataset, [flat[n] for n in members], RangeReader(), path_of.__getitem__)
+        slices.update(zip(members, read, strict=True))
+    encoded, first = [], 0
+    for batch in batches:
+        encoded.append(encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))]))
+        first += len(batch)
+    return encoded
+
+
+def read_slices(
+    dataset: ClipSource, samples: Sequence[SamplePlan], reader: RangeReader, path_of: Callable[[int], str]
+) -> list[EncodedSlice]:
+    """Read the byte ranges of samples in one call of the reader, and cut their packets out.
+
+    Args:
+        dataset: whose clips they are.
+        samples: in any order; their shards may differ.
+        reader: reads local paths and URLs.
+        path_of: gives the path or URL of a shard's tar by its number.
+
+    Raises:
+        DatasetError: a shard cannot be read. Names the shard.
+    """
+    wanted = []
+    for sample in samples:
+        path, origin = path_of(int(dataset.clips.shard[sample.clip])), int(dataset.clips.mp4_offset[sample.clip])
+        wanted += [ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
+    blocks = iter(reader.read(wanted))
+    slices = []
+    for sample in samples:
+        own = [next(blocks) for _ in range(len(sample.spans))]
+        slices.append(encoded_slice(dataset, sample, extract_packets(sample.packets, sample.spans, own)))
+    return slices
+
+
+def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> EncodedSlice:
+    """A sample's packets and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
+    rows, clip, part = dataset.clips, sample.clip, sample.packets
+    return EncodedSlice(
+        name=rows.key[clip],
+        codec=rows.codec[clip],
+        stsd=rows.stsds[rows.stsd_id[clip]],
+        width=int(rows.width[clip]),
+        height=int(rows.height[clip]),
+        full_range=rows.color_range[clip] == "pc",
+        data=data,
+        sizes=part.sizes,
+        display_order=part.display_order,
+        frames=part.frames,
+        starts=part.starts,
+        in_order=UNORDERED not in rows.traits[clip].split(","),
+    )
+
+
+def encoded_batch(dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice]) -> EncodedBatch:
+    """A batch of samples, all of as many frame positions, and their slices."""
+    rows = dataset.clips
+    clips = np.array([sample.clip for sample in samples], dtype=np.int64)
+    gathers = []
+    for sample in samples:
+        frames = sample.selection.frames
+        unique = np.unique(frames[frames >= 0])
+        gathers.append(np.where(frames >= 0, np.searchsorted(unique, frames), -1))
+    return EncodedBatch(
+        slices=slices,
+        clips=clips,
+        epochs=np.array([sample.epoch for sample in samples], dtype=np.int64),
+        labels=rows.label[clips],
+        valid=np.array([sample.valid for sample in samples]),
+        mask=np.stack([sample.selection.mask for sample in samples]),
+        seconds=np.stack([sample.selection.seconds for sample in samples]),
+        heights=rows.height[clips].astype(np.int64),
+        widths=rows.width[clips].astype(np.int64),
+        rotations=rows.rotation[clips].astype(np.int64),
+        gather=np.stack(gathers),
+        random=np.stack([sample.random for sample in samples]),
+        bytes_read=sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples),
+    )

@@ -1,0 +1,68 @@
+"""One sample at a time, decoded and transformed on the CPU in the calling thread: what a DataLoader's worker does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from streamvid.errors import VideoError
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.render import Renderer, make_renderer
+from streamvid.transform.spec import Transform, Views
+
+if TYPE_CHECKING:
+    import torch
+
+_INHERITED: Final[list[Renderer]] = []
+"""Renderers that came with a fork. DALI's threads did not, and destroying its pipeline would wait for them for ever: so
+they are kept."""
+
+
+class SampleRenderer:
+    """Renders batches of one clip with a StreamLoader's renderer for the CPU, so the pixels are the same.
+
+    It may be pickled, and used in a process that was forked: each process opens a renderer of its own.
+
+    Args:
+        transform, rotates, has_blanks: as of `streamvid.transform.render.make_renderer`.
+    """
+
+    def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
+        self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
+        self._pid = os.getpid()
+        self._renderer: Renderer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"transform": self._transform, "rotates": self._rotates, "has_blanks": self._has_blanks}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def render(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
+        """The tensors of a batch of one clip, without the batch's dimension: see
+        `streamvid.transform.render.RenderedBatch`.
+
+        Raises:
+            VideoError: the clip does not decode to its frames, or cannot be transformed.
+        """
+        if self._renderer is not None and self._pid != os.getpid():
+            _INHERITED.append(self._renderer)
+            self._renderer = None
+        if self._renderer is None:
+            self._pid = os.getpid()
+            self._renderer = make_renderer(
+                self._transform,
+                device_id=None,
+                threads=0,
+                max_batch=1,
+                rotates=self._rotates,
+                has_blanks=self._has_blanks,
+            )
+        try:
+            tensors = self._renderer.render_sample(batch)
+        except RuntimeError as error:
+            self._renderer = None  # DALI's pipeline is of no use after an error
+            reason = " ".join(str(error).split())[:300]
+            raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason}") from error
+        return {name: tensor[0] for name, tensor in tensors.items()}

@@ -1,0 +1,240 @@
+"""The transform as a DALI pipeline that is fed with decoded batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamvid.decode.base import Frames
+from streamvid.errors import InputError
+from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
+from streamvid.transform.dali_graph import build_graph, input_names
+from streamvid.transform.params import PARAM_TYPES, Params
+from streamvid.transform.spec import Transform, Views, by_view
+
+if TYPE_CHECKING:
+    import torch
+    from nvidia.dali.data_node import DataNode
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A batch and its decoded frames.
+
+    Attributes:
+        encoded: what it was decoded from.
+        params: of the transform, for its clips.
+        frames: what the graph takes: per input, per clip, uint8 [decoded, height, width, 3]. The inputs are one of
+            frames as decoded; or one for each view, of frames that are upright, cropped and resized.
+    """
+
+    encoded: EncodedBatch
+    params: Params
+    frames: Sequence[Sequence[Frames]]
+
+
+class DaliPipeline:
+    """Runs the transform's graph over decoded batches.
+
+    Args:
+        transform: what to do with the frames.
+        device_id: the GPU's number, or None for the CPU.
+        max_batch: clips per batch at most.
+        threads: CPU threads.
+        crop_resized, rotates, has_blanks: as in `streamvid.transform.dali_graph.build_graph`.
+        depth: batches that DALI works on at once: 2 for `run`, 1 for `run_once`.
+    """
+
+    def __init__(
+        self,
+        transform: Transform | Views,
+        *,
+        device_id: int | None,
+        max_batch: int,
+        threads: int,
+        crop_resized: bool,
+        rotates: bool,
+        has_blanks: bool,
+        depth: int = 2,
+    ) -> None:
+        from nvidia.dali import pipeline_def
+
+        self._views = by_view(transform)
+        names = input_names(transform, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks)
+        self._feed = feed = _Feed(names, frame_inputs=len(self._views) if crop_resized else 1)
+        on_gpu = device_id is not None
+        # On the CPU DALI takes three times as long to write float16 as float32; PyTorch converts in next to no time.
+        self._halve = [view for view, one in self._views.items() if one.dtype == "float16" and not on_gpu]
+        graph_views = Views({**self._views, **{v: replace(self._views[v], dtype="float32") for v in self._halve}})
+
+        @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=depth)
+        def pipeline() -> tuple[DataNode, ...]:
+            frames, params, columns = feed.inputs(on_gpu)
+            views = build_graph(
+                graph_views, frames, params, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks
+            )
+            return *views, *([node.gpu() for node in columns] if on_gpu else columns)
+
+        self._pipeline = pipeline()
+        self._pipeline.build()
+        self._iterator: DALIGenericIterator | None = None
+        self._ended = False
+
+    def run(self, batches: Iterator[DecodedBatch]) -> Iterator[tuple[EncodedBatch, Tensors]]:
+        """The tensors of an epoch's batches, views and `BATCH_COLUMNS`, in order; some are worked on ahead.
+
+        After an epoch that was left early or that failed, this object is of no use any more.
+        """
+        iterator = self._start(batches)
+        while True:
+            try:
+                (tensors,) = next(iterator)
+            except StopIteration:
+                self._ended = True
+                return
+            encoded = self._feed.inside.popleft()
+            # Not on a GPU: comparing would wait for all that the training loop has queued there.
+            if not tensors["clip"].is_cuda and tensors["clip"].tolist() != encoded.clips.tolist():
+                raise AssertionError("DALI handed out a batch out of turn")
+            yield encoded, self._finished(tensors)
+
+    def run_once(self, batch: DecodedBatch) -> Tensors:
+        """The tensors of one batch of one clip on the CPU, without working ahead."""
+        import torch
+
+        self._feed.start(iter([batch]))
+        outputs = self._pipeline.run()
+        names = [*self._views, *BATCH_COLUMNS]
+        return self._finished({
+            name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in zip(names, outputs, strict=True)
+        })  # fmt: skip
+
+    def _start(self, batches: Iterator[DecodedBatch]) -> DALIGenericIterator:
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        self._feed.start(batches)
+        if self._iterator is None:
+            # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
+            self._iterator = DALIGenericIterator(
+                [self._pipeline],
+                [*self._views, *BATCH_COLUMNS],
+                auto_reset=False,
+                last_batch_policy=LastBatchPolicy.PARTIAL,
+                prepare_first_batch=False,
+            )
+        if self._ended:
+            # Resetting starts the pipeline, which takes the first batches from the source at once.
+            self._iterator.reset()
+            self._ended = False
+        return self._iterator
+
+    def _finished(self, tensors: Tensors) -> Tensors:
+        for view in self._halve:
+            tensors[view] = tensors[view].half()
+        for view, one in self._views.items():
+            if one.dali is not None:
+                check_dali_part(view, one, tensors)
+        return tensors
+
+
+class _Feed:
+    """Splits batches over the pipeline's external sources: one takes frames, on the GPU if they are there, the other
+    the rest, on the CPU.
+
+    An object of its own, as DALI's pipeline refers to it: a pipeline that referred to its owner would be freed by the
+    garbage collector, maybe in a forked process, which does not have DALI's threads.
+
+    Args:
+        param_names: what the graph takes beside frames.
+        frame_inputs: how many inputs the frames come in.
+
+    Attributes:
+        inside: batches that DALI works on, in order.
+    """
+
+    def __init__(self, param_names: Sequence[str], *, frame_inputs: int) -> None:
+        self._param_names, self._frame_inputs = param_names, frame_inputs
+        self._source: Iterator[DecodedBatch] = iter(())
+        # Of each external source, the batches that the other has taken already.
+        self._for_frames: deque[DecodedBatch] = deque()
+        self._for_rest: deque[DecodedBatch] = deque()
+        self._held: deque[DecodedBatch] = deque(maxlen=3)
+        self.inside: deque[EncodedBatch] = deque()
+
+    def inputs(self, on_gpu: bool) -> tuple[list[DataNode], dict[str, DataNode], list[DataNode]]:
+        """The frames, the parameters by name, and the columns, as nodes of the pipeline being defined."""
+        from nvidia.dali import fn, types
+
+        kinds = [PARAM_TYPES[name.rpartition(".")[2]] for name in self._param_names] + list(BATCH_COLUMNS.values())
+        frames = fn.external_source(
+            source=self._next_frames,
+            batch=True,
+            num_outputs=self._frame_inputs,
+            device="gpu" if on_gpu else "cpu",
+            dtype=types.UINT8,
+            ndim=4,
+            layout="FHWC",
+        )
+        rest = fn.external_source(
+            source=self._next_rest,
+            batch=True,
+            num_outputs=len(kinds),
+            dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
+            ndim=[ndim for _, ndim in kinds],
+        )
+        params = dict(zip(self._param_names, rest, strict=False))
+        return list(frames), params, list(rest[len(self._param_names) :])
+
+    def start(self, batches: Iterator[DecodedBatch]) -> None:
+        """Take batches from there from now on."""
+        self._source = batches
+        for queue in (self._for_frames, self._for_rest, self.inside):
+            queue.clear()
+
+    def _pull(self, asking: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
+        if not asking:
+            batch = next(self._source)
+            self.inside.append(batch.encoded)
+            asking.append(batch)
+            other.append(batch)
+        return asking.popleft()
+
+    def _next_frames(self) -> Sequence[Sequence[Frames]]:
+        batch = self._pull(self._for_frames, self._for_rest)
+        # DALI copies frames on the GPU after this returns. When it asks for the next but one, the copy has been made:
+        # the pipeline works on two batches at a time.
+        self._held.append(batch)
+        return tuple(batch.frames)
+
+    def _next_rest(self) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]], ...]:
+        batch = self._pull(self._for_rest, self._for_frames)
+        return (
+            *([np.asarray(value) for value in batch.params[name]] for name in self._param_names),
+            *([np.asarray(value) for value in column] for column in batch.encoded.columns().values()),
+        )
+
+
+def check_dali_part(view: str, transform: Transform, batch: Mapping[str, torch.Tensor]) -> None:
+    """Check that the user's part of the graph, `Transform(dali)`, kept frames, channels and dtype.
+
+    Raises:
+        InputError: it did not.
+    """
+    video, mask = batch[view], batch["mask"]
+    at = 1 + transform.layout.index("T")
+    colours = 1 + transform.layout.index("C")
+    if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
+        raise InputError(
+            f"Transform(dali) must leave one picture of three channels for each of {mask.shape[1]} frames, "
+            f"but batch[{view!r}] has the shape {tuple(video.shape)}"
+        )
+    if str(video.dtype) != f"torch.{transform.dtype}":
+        raise InputError(f"Transform(dali) must return uint8, but batch[{view!r}] comes out as {video.dtype}")

@@ -1,0 +1,236 @@
+"""Encoded batches → tensors: decoding and the transform, in the form that fits the transform and the device.
+
+`make_renderer` decides which: `CpuRenderer` needs no DALI, `DaliRenderer` runs the transform's graph on either device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from streamvid.decode.base import Decoder, Pending
+from streamvid.decode.cpu import CpuDecoder
+from streamvid.decode.gpu import GpuDecoder
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
+from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize, resize_in_one_thread
+from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
+from streamvid.transform.params import batch_params
+from streamvid.transform.spec import Transform, Views
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RenderedBatch:
+    """A batch as tensors.
+
+    Attributes:
+        encoded: what it was made from.
+        tensors: by name, [batch, …] on the renderer's device: each view in its transform's layout and dtype, then
+            `streamvid.fetch.encoded_batch.BATCH_COLUMNS`.
+    """
+
+    encoded: EncodedBatch
+    tensors: dict[str, torch.Tensor]
+
+
+class BatchSource(Protocol):
+    """An iterator over encoded batches that another thread makes."""
+
+    def __next__(self) -> EncodedBatch: ...
+
+    def ready(self) -> bool:
+        """Whether `next` returns without waiting."""
+
+
+class RunAhead(Protocol):
+    """Has an iterator's items made in a thread of its own, some of them ahead of who takes them."""
+
+    def __call__(self, items: Iterator[T], /) -> Iterator[T]: ...
+
+
+class Renderer(Protocol):
+    """Decodes batches and makes their tensors; for one iteration at a time."""
+
+    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+        """The tensors of batches, in order; an error is raised in its batch's place.
+
+        Args:
+            batches: taken as far ahead as decoding needs, in the thread of `run_ahead`.
+            run_ahead: puts decoding into a thread of its own.
+        """
+
+    def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
+        """The tensors of a batch of one clip, decoded in the calling thread.
+
+        Raises:
+            VideoError: the clip does not decode to its frames.
+            RuntimeError: DALI cannot transform them; the renderer is of no use then.
+        """
+
+    def close(self) -> None:
+        """Free threads and device memory."""
+
+
+def make_renderer(
+    transform: Transform | Views,
+    *,
+    device_id: int | None,
+    threads: int,
+    max_batch: int,
+    rotates: bool,
+    has_blanks: bool,
+) -> Renderer:
+    """The renderer for a transform. DALI is imported only if it is needed.
+
+    Args:
+        transform: what to do with the frames.
+        device_id: the GPU's number, or None for the CPU.
+        threads: CPU threads that decode and transform; 0 for `render_sample` alone, in the calling thread.
+        max_batch: clips per batch at most.
+        rotates: some clips are to be turned upright.
+        has_blanks: some frame positions may show a black picture.
+    """
+    if device_id is None and fits_batch_writer(transform):
+        return CpuRenderer(transform, threads=threads)
+    return DaliRenderer(
+        transform,
+        device_id=device_id,
+        threads=threads,
+        max_batch=max_batch,
+        rotates=rotates,
+        has_blanks=has_blanks,
+    )
+
+
+class CpuRenderer:
+    """Writes frames into the batch as they are decoded: see `streamvid.transform.cpu_batch_writer`.
+
+    Args:
+        transform, threads: as of `make_renderer`.
+    """
+
+    def __init__(self, transform: Transform | Views, *, threads: int) -> None:
+        self._transform, self._scratch = transform, Scratch()
+        self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
+
+    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+        """See `Renderer`."""
+        return run_ahead(decoded_in_order(batches, self._submit))
+
+    def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
+        """See `Renderer`."""
+        return self._submit(batch).result().tensors
+
+    def close(self) -> None:
+        """Free the decoder's threads."""
+        self._decoder.close()
+
+    def _submit(self, batch: EncodedBatch) -> Pending[RenderedBatch]:
+        writer = CpuBatchWriter(self._transform, batch, self._scratch)
+        written = self._decoder.write(batch.slices, writer.sinks)
+
+        def rendered() -> RenderedBatch:
+            import torch
+
+            written.result()
+            views = {view: torch.from_numpy(array) for view, array in writer.arrays.items()}
+            # Copies: the arrays of a batch may be memory that is shared with a worker.
+            columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
+            return RenderedBatch(batch, {**views, **columns})
+
+        return Pending(rendered)
+
+
+class DaliRenderer:
+    """Decodes, on the CPU crops and resizes each frame as it is decoded where that is possible, and leaves the rest of
+    the transform to DALI (`streamvid.transform.dali_pipeline`).
+
+    Args:
+        all: as of `make_renderer`.
+    """
+
+    def __init__(
+        self,
+        transform: Transform | Views,
+        *,
+        device_id: int | None,
+        threads: int,
+        max_batch: int,
+        rotates: bool,
+        has_blanks: bool,
+    ) -> None:
+        self._transform, self._scratch = transform, Scratch()
+        self._cpu_decoder: CpuDecoder | None = None
+        self._decoder: Decoder
+        if device_id is not None:
+            self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
+        else:
+            self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
+            if fits_crop_resize(transform):
+                self._cpu_decoder = self._decoder
+        self._pipeline = DaliPipeline(
+            transform,
+            device_id=device_id,
+            max_batch=max_batch,
+            threads=max(1, threads),
+            crop_resized=self._cpu_decoder is not None,
+            rotates=rotates,
+            has_blanks=has_blanks,
+            depth=2 if threads else 1,
+        )
+
+    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+        """See `Renderer`."""
+        for encoded, tensors in self._pipeline.run(run_ahead(decoded_in_order(batches, self._submit))):
+            yield RenderedBatch(encoded, tensors)
+
+    def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
+        """See `Renderer`."""
+        return self._pipeline.run_once(self._submit(batch).result())
+
+    def close(self) -> None:
+        """Free threads and device memory."""
+        self._decoder.close()
+
+    def _submit(self, batch: EncodedBatch) -> Pending[DecodedBatch]:
+        params = batch_params(self._transform, batch)
+        if self._cpu_decoder is None:
+            frames = self._decoder.submit(batch.slices)
+            return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
+        sinks = crop_resize_sinks(self._transform, batch, params, self._scratch)
+        written = self._cpu_decoder.write(batch.slices, sinks)
+
+        def decoded() -> DecodedBatch:
+            written.result()
+            return DecodedBatch(
+                batch, params, [list(view) for view in zip(*(sink.frames for sink in sinks), strict=True)]
+            )
+
+        return Pending(decoded)
+
+
+def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pending[T]]) -> Iterator[T]:
+    """The results of batches, in order.
+
+    One batch is submitted ahead of the one that is waited for, if it has been read: the engines of a GPU that are done
+    with their part of a batch go on with the next. An error comes after the results of all batches before its own.
+    """
+    begun: deque[Pending[T]] = deque()
+    end: Exception | None = None
+    while begun or end is None:
+        if end is None and (not begun or (len(begun) == 1 and batches.ready())):
+            try:
+                begun.append(submit(next(batches)))
+            except Exception as error:  # StopIteration is one of them
+                end = error
+        else:
+            yield begun.popleft().result()
+    if not isinstance(end, StopIteration):
+        raise end

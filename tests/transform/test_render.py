@@ -1,0 +1,97 @@
+"""Renderers: batches in order, one submitted ahead; and what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamvid.decode.base import Pending
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.render import CpuRenderer, DaliRenderer, decoded_in_order, make_renderer
+from streamvid.transform.spec import Transform
+from tests.support.views import clip, encoded_batch
+
+BATCH = encoded_batch([clip(8, 8)])
+
+
+class Source:
+    """Batches by number; those up to `read` are there without waiting."""
+
+    def __init__(self, count: int, *, read: int, error: Exception | None = None) -> None:
+        self._count, self._read, self._error, self._next = count, read, error, 0
+
+    def ready(self) -> bool:
+        return self._next < self._read
+
+    def __next__(self) -> EncodedBatch:
+        if self._next == self._count:
+            raise self._error or StopIteration
+        self._next += 1
+        return replace(BATCH, bytes_read=self._next)
+
+
+def decoded(source: Source, log: list[str]) -> Iterator[int]:
+    def submit(batch: EncodedBatch) -> Pending[int]:
+        number = batch.bytes_read
+        log.append(f"submit {number}")
+
+        def result() -> int:
+            log.append(f"result {number}")
+            return number
+
+        return Pending(result)
+
+    return decoded_in_order(source, submit)
+
+
+def test_one_batch_is_submitted_ahead_if_it_has_been_read() -> None:
+    log: list[str] = []
+    assert list(decoded(Source(3, read=9), log)) == [1, 2, 3]
+    assert log == ["submit 1", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
+    log.clear()
+    assert list(decoded(Source(3, read=0), log)) == [1, 2, 3]
+    assert log == ["submit 1", "result 1", "submit 2", "result 2", "submit 3", "result 3"]
+
+
+@pytest.mark.parametrize("read", [0, 9])
+def test_an_error_comes_behind_the_batches_before_it(read: int) -> None:
+    results = decoded(Source(2, read=read, error=ZeroDivisionError()), [])
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"resize": 8, "horizontal_flip": 0.5}, CpuRenderer),
+        ({"rotate": 5}, DaliRenderer),
+        ({"interpolation": "bicubic", "resize": 8}, DaliRenderer),
+    ],
+)
+def test_renderers_on_the_cpu(options: dict[str, Any], kind: type) -> None:
+    renderer = make_renderer(
+        Transform(**options), device_id=None, threads=0, max_batch=1, rotates=False, has_blanks=False
+    )
+    assert isinstance(renderer, kind)
+    renderer.close()
+
+
+def test_a_pipeline_is_freed_with_its_last_reference() -> None:
+    """Not by the garbage collector, which may run in a forked process, where DALI's threads are not."""
+    renderer = DaliRenderer(
+        Transform(rotate=5), device_id=None, threads=0, max_batch=1, rotates=False, has_blanks=False
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        freed = weakref.ref(renderer._pipeline._pipeline)
+        del renderer
+        assert freed() is None
+    finally:
+        gc.enable()
