@@ -1,4 +1,4 @@
-"""Which clips take part, and how often: by a condition, by keys, by weights. docs/selecting.md has examples."""
+"""Selects clips by a condition or by keys, and weighs them. docs/selecting.md has examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[[ClipSource, Int6
 
 BALANCED: Final = "balanced"
 MAX_WEIGHT: Final = 2000
-"""The largest weight. Items count repeats up to `streamvid.plan.sample_id.MAX_REPEATS`, a little more."""
+"""The largest weight. Sample ids count repeats up to `streamvid.plan.sample_id.MAX_REPEATS`, which is a little more."""
 _NO_FIELD = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
@@ -39,22 +39,22 @@ def select_rows(
     where: str | pc.Expression | None = None,
     keys: Sequence[str] | str | os.PathLike[str] | None = None,
 ) -> Int64:
-    """The clips that fulfil a condition and are in a list, as far as either is given.
+    """The clips that match a condition and whose keys are in a list; without either, all clips.
 
     Args:
-        dataset: one dataset or several joined.
-        where: a condition on columns: text such as ``'label in (0, 3) and seconds >= 2.5'``, in which every question
-            about a missing value is false; or a pyarrow.compute expression, with Arrow's rules for null.
+        dataset: one dataset or several concatenated.
+        where: a condition on columns: text such as ``'label in (0, 3) and seconds >= 2.5'``, in which a comparison
+            with a missing value is false; or a pyarrow.compute expression, with Arrow's rules for null.
         keys: a list of keys, or the path or URL of a file of them: .csv or .parquet with a column `key`, else text
-            with one key per line. It does not matter how often, and in which order, a key comes.
+            with one key per line. Order and repetitions do not matter.
 
     Returns:
-        int64 [clips], row numbers, rising; there may be none.
+        int64 [selected], row numbers, ascending; possibly empty.
 
     Raises:
-        InputError: the condition cannot be understood or names a column that is not there; a key is not in the
-            dataset; the file cannot be read. Quotes the part or the key.
-        DatasetError: the condition needs the metadata, and those of a clip are damaged.
+        InputError: the condition cannot be parsed or names a column that does not exist; a key is not in the dataset;
+            the file cannot be read. Quotes the part or the key.
+        DatasetError: the condition needs a column whose types contradict each other between shards or datasets.
     """
     chosen = np.ones(len(dataset), dtype=bool)
     if keys is not None:
@@ -65,7 +65,7 @@ def select_rows(
 
 
 def matches(dataset: ClipSource, where: str | pc.Expression) -> Bool:
-    """bool [clips]: which clips fulfil a condition; as `select_rows`."""
+    """bool [clips]: which clips match a condition; see `select_rows`."""
     if isinstance(where, str):
         return evaluate(where, dataset.columns)
     if isinstance(where, pc.Expression):
@@ -74,15 +74,15 @@ def matches(dataset: ClipSource, where: str | pc.Expression) -> Bool:
 
 
 def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
-    """How often each clip comes in an epoch, on average.
+    """Expected number of times that each clip comes in an epoch.
 
     Args:
-        dataset: one dataset or several joined.
-        rows: int64 [n], the clips that take part.
+        dataset: one dataset or several concatenated.
+        rows: int64 [n], the selected clips.
         weights: one of
 
-            - a mapping from class names or label numbers to weights; 1 for labels not named and for clips without
-              one, for which the key None stands;
+            - a mapping from class names or label numbers to weights, 1 for labels not named; the key None is for clips
+              without a label;
             - "balanced": 1 / (clips with the label), scaled so that the mean over `rows` is 1;
             - the name of a column of numbers;
             - an array with one number per clip **of the dataset**, [len(dataset)];
@@ -94,7 +94,7 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
     Raises:
         InputError: a weight is missing, negative, not finite or too large; a label, class or column is not there;
             the shape is wrong; all weights are 0.
-        DatasetError: metadata are needed, and those of a clip are damaged.
+        DatasetError: the column's types contradict each other between shards or datasets.
     """
     if isinstance(weights, str):
         result = _balanced(dataset, rows) if weights == BALANCED else _column(dataset, rows, weights)
@@ -137,7 +137,7 @@ def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]
 
 def _unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> str:
     some = ", ".join(repr(key[:100]) for key in unknown[:3]) + (", …" if len(unknown) > 3 else "")
-    # Of several datasets joined, a key that two have is written with the dataset's name.
+    # In a concatenated dataset, a key that two parts have has the part's name before it.
     longer = [key for key in dataset.clips.key if key.endswith(f"/{unknown[0]}")]
     remedy = f"write {' or '.join(map(repr, longer[:3]))}" if longer else "correct them or drop them"
     return f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}"
@@ -180,14 +180,14 @@ def _by_expression(where: pc.Expression, columns: Columns) -> Bool:
         except pa.ArrowInvalid as error:
             if not _NO_FIELD.search(str(error)):
                 raise
-        # A column is missing, so the metadata have to be read.
+        # It names a metadata column. These come second, as one of them may be unusable.
         return _filtered(where, columns, columns.names)
     except (pa.ArrowException, TypeError) as error:
         missing = _NO_FIELD.search(str(error))
         if missing:
             name = missing.group(1)
             raise InputError(f"there is no column {name!r} for {where}: {columns.hint(name)}") from error
-        raise InputError(f"the expression {where} does not fit: {str(error).splitlines()[0]}") from error
+        raise InputError(f"the expression {where} cannot be evaluated: {str(error).splitlines()[0]}") from error
 
 
 def _filtered(where: pc.Expression, columns: Columns, names: Sequence[str]) -> Bool:

@@ -1,4 +1,4 @@
-"""Shards as local files: where they lie, or out of the cache of a remote dataset."""
+"""Shards as local files: of a local dataset in place, of a remote one through the shard cache."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
 
 _SHARE: Final = 16
-"""A rank holds and fetches ahead at most this part of the cache each, so that the ranks of a node fit it together."""
+"""A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
 
 
 class ShardAccess:
     """Opens a dataset's shards.
 
     Args:
-        dataset: local or remote, or several of both kinds.
-        cache: for remote ones.
+        dataset: local, remote, or several of both.
+        cache: for remote shards.
         limit_bytes: the cache's limit.
     """
 
@@ -29,7 +29,7 @@ class ShardAccess:
         self._share = limit_bytes // _SHARE
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
-        """The shards in groups that may be open at the same time: all of a local dataset, some of a remote one."""
+        """Split shards into groups that may be open at the same time: remote ones by this rank's share of the cache."""
         groups: list[list[int]] = []
         taken = 0
         for number in shards:
@@ -43,10 +43,10 @@ class ShardAccess:
 
     @contextlib.contextmanager
     def open(self, shards: Sequence[int]) -> Iterator[list[str]]:
-        """Local paths of the shards, which stay there inside the `with`.
+        """Local paths of the shards, valid inside the `with` block.
 
         Raises:
-            DatasetError: one of a remote dataset cannot be fetched, or is damaged.
+            DatasetError: a remote shard cannot be downloaded, or is damaged.
         """
         with contextlib.ExitStack() as leases:
             paths = []
@@ -59,7 +59,7 @@ class ShardAccess:
             yield paths
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Start fetching shards in the order of need, as many as this rank's share of the cache holds."""
+        """Start to download shards, given in the order of need, as many as this rank's share of the cache holds."""
         if self._cache is None:
             return
         taken = 0
@@ -73,6 +73,6 @@ class ShardAccess:
                 self._cache.prefetch(self._dataset.shard_path(number), size=size, sha256=entry.sha256)
 
     def _fetched_bytes(self, number: int) -> int:
-        """What opening a shard takes of the cache: nothing for a local one."""
+        """Bytes of the cache that opening a shard takes; 0 for a local one."""
         local = self._cache is None or filesystem.is_local(self._dataset.shard_path(number))
         return 0 if local else self._dataset.shards[number].bytes

@@ -1,4 +1,4 @@
-"""Bytes for Arrow to read in its own threads."""
+"""Buffers that Arrow's threads can free without Python's interpreter lock."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import pyarrow as pa
 
 
 def arrow_reader(data: bytes) -> pa.BufferReader:
-    """A file in memory that Arrow's threads can read, and let go of, without the interpreter.
+    """The bytes as a file in Arrow's own memory (a copy).
 
-    Arrow reads CSV, JSON and Parquet in threads of its own, and some of them may still hold the file when the call has
-    returned. If that is a Python object, such as `io.BytesIO` or `bytes`, they need the interpreter's lock to let go of
-    it; while the interpreter ends there is none to be had, and the process aborts ("terminate called without an active
-    exception", https://github.com/apache/arrow/issues/34314) or hangs (https://github.com/apache/arrow/issues/50482).
-    So Arrow gets a copy that is its own.
+    Arrow reads CSV, JSON and Parquet in threads of its own, which may still hold the file when the call has returned.
+    To free a Python object such as `io.BytesIO` or `bytes` they need the interpreter lock (GIL); at interpreter
+    shutdown they do not get it, and the process aborts ("terminate called without an active exception",
+    https://github.com/apache/arrow/issues/34314) or hangs (https://github.com/apache/arrow/issues/50482).
     """
     with pa.BufferOutputStream() as stream:
         stream.write(data)

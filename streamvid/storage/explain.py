@@ -1,4 +1,4 @@
-"""What went wrong with a file, in one sentence that says what to do, whichever library says so in its own words."""
+"""Translates the exceptions of fsspec, botocore, aiohttp and the OS into one-sentence errors that say what to do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class StorageUnavailable(DatasetError):  # noqa: N818
 
 @contextlib.contextmanager
 def explained(path: AnyPath, action: str) -> Iterator[None]:
-    """Turn what the block raises into one sentence on `path`; defects of the code pass unchanged."""
+    """Translate exceptions of the block into InputError, DatasetError or StorageUnavailable about `path`. Those that
+    no user can cause, such as a TypeError, pass unchanged."""
     try:
         yield
     except StreamvidError:
@@ -65,14 +66,14 @@ def explained(path: AnyPath, action: str) -> Iterator[None]:
             raise
         kind, what = reason
         error = kind(f"Cannot {action} {redact(text)}: {what}.")
-        # The original exception's text may hold the URL as it was given.
+        # Without the original exception if its text may contain secrets of the URL.
         raise error from (exc if redact(text) == text else None)
 
 
 def true_cause(exc: BaseException) -> BaseException:
-    """The exception that tells most: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
+    """The cause of a FileNotFoundError, which fsspec's HTTP file system raises for any failure; else `exc` itself."""
     cause = exc.__cause__
-    # A KeyError is how a file system in memory finds out.
+    # fsspec's memory file system raises it from a KeyError where a file is missing.
     if not isinstance(exc, FileNotFoundError) or cause is None or isinstance(cause, KeyError):
         return exc
     return cause if status_of(cause) != 404 and _code(cause) is None else exc
@@ -93,13 +94,13 @@ def _code(exc: BaseException) -> str | None:
 
 
 def status_of(exc: BaseException) -> int | None:
-    """The HTTP status that an exception tells of, if it does."""
+    """The HTTP status of the response behind an exception; None if there is none."""
     status = getattr(exc, "status", None) or _response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status if isinstance(status, int) else None
 
 
 def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:
-    """The class of error and the end of its sentence, or None for what is a defect and no user's doing."""
+    """The class of error and the end of its sentence; None for exceptions that no user can cause."""
     names = {cls.__name__ for cls in type(exc).__mro__}
     third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
     code, status = _code(exc), status_of(exc)
@@ -109,7 +110,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if isinstance(exc, ImportError):
         return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
     if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
-        known = "local paths, s3:// and whatever else fsspec knows can be used"
+        known = "use a local path, s3:// or another protocol that fsspec knows"
         return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"

@@ -1,16 +1,16 @@
-"""Files wherever they are: fsspec behind a few typed functions, so that `s3://bucket/x` is only another path.
+"""Files by path or URL: typed functions over fsspec, the same for local files and for `s3://bucket/x`.
 
 A path is a local path or any URL that fsspec knows. Credentials and endpoints come from the environment
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`, or `FSSPEC_…`), never through
 arguments. Packages such as s3fs are imported when the first URL that needs them is used.
 
-Every failure that a user can cause comes out as one sentence: InputError where the path itself cannot be used,
-StorageUnavailable (a DatasetError) where trying again may help, DatasetError for the rest.
+Failures that a user can cause raise errors of one sentence: InputError where the path itself cannot be used,
+StorageUnavailable (a DatasetError) where trying again may help, DatasetError otherwise.
 
-Fork: a forked child gets an event loop and connections of its own from fsspec. Two things stay dangerous. Files from
-`open_read` must not cross a fork: s3fs raises "This class is not fork-safe". And a process must not fork while another
-of its threads makes its first remote call: fsspec's loop lock would be copied as held, and the child's first call would
-hang. Fork first, or call any of these functions once before, or use spawn.
+Fork: fsspec gives a forked child an event loop and connections of its own. Two things are not fork-safe. Files from
+`open_read` must not be used in a child: s3fs raises "This class is not fork-safe". And a process must not fork while
+another of its threads makes its first remote call: the child would inherit fsspec's loop lock as held, and its first
+call would hang. Fork first, or call one of these functions before, or use spawn.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ __all__ = [
     "write_bytes",
 ]
 
-# s3fs's own blocks are 50 MiB and ten of them are held in memory at once for every file being fetched; 8 MiB ranges
-# are as fast. Its listings are remembered for good unless told otherwise.
+# By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
+# fast. Its cache of listings never expires.
 _S3_OPTIONS = {"default_block_size": 8 * 2**20, "use_listings_cache": False}
 _OPTIONS: dict[str, dict[str, Any]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 
-# Remote file systems in use, kept from the garbage collector of forked children. fsspec drops its own references
-# there; s3fs then closes the inherited connections, which takes them out of the epoll set that child and parent
-# share: the parent's next request would wait 15 s for an answer that it cannot see.
+# References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
+# inherited connections, which removes them from the epoll set that child and parent share, and the parent's next
+# request waits 15 s for an answer that it cannot see.
 _kept: dict[int, Any] = {}
 
 
@@ -76,7 +76,7 @@ def read_bytes(path: AnyPath) -> bytes:
 
 
 def read_ranges(ranges: Sequence[tuple[AnyPath, int, int]]) -> list[bytes]:
-    """Bytes [start, end) of files, asked for side by side where the storage can; shorter where a file ends before.
+    """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
 
     Args:
         ranges: path, start and end of each.
@@ -106,7 +106,7 @@ def read_ranges(ranges: Sequence[tuple[AnyPath, int, int]]) -> list[bytes]:
 def open_read(path: AnyPath) -> BinaryIO:
     """The file opened for reading and seeking; close it after use.
 
-    Raises DatasetError or InputError. What fails later, while reading from it, is the file system's own exception.
+    Raises DatasetError or InputError; reading from it later raises the file system's own exceptions.
     """
     with explained(path, "read"):
         fs, name = _locate(path)
@@ -114,23 +114,23 @@ def open_read(path: AnyPath) -> BinaryIO:
 
 
 def size(path: AnyPath) -> int:
-    """The file's size in bytes. Raises InputError, or DatasetError, also for a folder or where nobody tells."""
+    """The file's size in bytes. Raises InputError or DatasetError, also if it is a folder or has no known size."""
     with explained(path, "read"):
         info = _info(path)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not isinstance(info.get("size"), int):
-            raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not say it.")
+            raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
         return cast(int, info["size"])
 
 
 def exists(path: AnyPath) -> bool:
-    """Whether there is a file or folder. False only if it is known to be missing: other failures raise as elsewhere."""
+    """Whether there is a file or folder. Raises DatasetError or InputError if the storage cannot tell."""
     with explained(path, "read"):
         try:
             _info(path)
         except FileNotFoundError as exc:
-            # fsspec's HTTP says "not found" for any failure; the reason is then in the cause.
+            # fsspec's HTTP raises FileNotFoundError for any failure; the cause is the real one.
             if true_cause(exc) is not exc:
                 raise
             return False
@@ -153,12 +153,12 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
 
 @dataclass(frozen=True)
 class Details:
-    """What a storage tells of a file without its being opened.
+    """Metadata of a file, from its storage.
 
     Attributes:
-        size: bytes; 0 where nobody tells, and for folders.
-        mark: changes whenever the content does: an etag, a checksum or a time of writing.
-        is_folder: it is a folder.
+        size: in bytes; 0 for folders, and if the storage does not say.
+        mark: an etag, checksum or modification time: different whenever the content is.
+        is_folder: whether it is a folder.
     """
 
     size: int
@@ -178,7 +178,7 @@ def details(path: AnyPath) -> Details | None:
 
 
 def list_details(folder: AnyPath) -> dict[str, Details]:
-    """The details of all that lies directly in a folder, by name; nothing if there is no such folder."""
+    """The details of a folder's entries, by name; empty if there is no such folder."""
     with explained(folder, "list"):
         fs, name = _locate(folder)
         fs.invalidate_cache()
@@ -186,7 +186,7 @@ def list_details(folder: AnyPath) -> dict[str, Details]:
             found = fs.ls(name, detail=True)
         except FileNotFoundError:
             return {}
-        # Object stores may list the folder itself among what is in it.
+        # Object stores may list the folder itself among its entries.
         inside = [info for info in found if info["name"].rstrip("/") != name.rstrip("/")]
         return {info["name"].rstrip("/").rpartition("/")[2]: _details(info) for info in inside}
 
@@ -201,7 +201,7 @@ def glob(pattern: AnyPath) -> list[str]:
 
 
 def write_bytes(path: AnyPath, data: bytes) -> None:
-    """Write a file whole or not at all, making missing folders. A file that is there is replaced.
+    """Write a file atomically, making missing folders. An existing file is replaced.
 
     Local: a temporary file beside it, synced, then renamed. Elsewhere: one put. Raises DatasetError or InputError.
     """
@@ -216,7 +216,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 
 
 def create_bytes(path: AnyPath, data: bytes) -> bool:
-    """Write a small file unless it is there: of several writers at once one succeeds. Returns whether this one did.
+    """Write a small file unless it exists. Of several concurrent writers one succeeds; returns whether this one did.
 
     S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
     """
@@ -231,14 +231,14 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as exc:
-            if status_of(exc) not in (409, 412):  # another was first, or is about to be
+            if status_of(exc) not in (409, 412):  # another writer was first, or is writing
                 raise
             return False
         return True
 
 
 def _create(name: str, data: bytes) -> None:
-    """A local file, whole from the moment that it is there. Raises FileExistsError."""
+    """Create a local file atomically. Raises FileExistsError."""
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
@@ -252,14 +252,14 @@ def _create(name: str, data: bytes) -> None:
         except OSError as exc:
             if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
                 raise
-            os.replace(temporary, name)  # a file system without links: as good as it gets
+            os.replace(temporary, name)  # no hard links here, so no atomic way
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
 def put_file(local: AnyPath, path: AnyPath) -> None:
-    """Copy a local file to `path`, whole or not at all, as `write_bytes` does but without holding it in memory."""
+    """Copy a local file to `path` atomically, as `write_bytes` but without holding it in memory."""
     with contextlib.ExitStack() as stack:
         with explained(local, "read"):
             source = stack.enter_context(open(local, "rb"))
@@ -274,7 +274,7 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
 
 
 def get_file(path: AnyPath, local: AnyPath) -> None:
-    """Copy `path` into the local file `local`, in ranges side by side where the storage can.
+    """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
 
     `local` is written in place and may be left in part after an error. Raises DatasetError or InputError.
     """
@@ -284,7 +284,7 @@ def get_file(path: AnyPath, local: AnyPath) -> None:
 
 
 def move_file(local: Path, path: str) -> None:
-    """Move a finished local file to `path`, whole or not at all. A file that is there is replaced.
+    """Move a finished local file to `path` atomically. An existing file is replaced.
 
     Args:
         local: on the same file system as `path`, if that is local, so that nothing is copied.
@@ -324,7 +324,7 @@ def remove_file(path: str) -> None:
 
 
 def _locate(path: AnyPath) -> tuple[Any, str]:
-    """fsspec's file system and the name in it. Local names with `::` or the like are no URLs and stay as they are."""
+    """fsspec's file system and the name in it. A local name with `::` is not taken for a chained URL."""
     text = os.fspath(path)
     if not text:
         raise InputError("An empty path was given; name a file or folder.")
@@ -344,7 +344,7 @@ def _info(path: AnyPath) -> dict[str, Any]:
 
 def _details(info: Mapping[str, Any]) -> Details:
     size = info.get("size")
-    # Every kind of storage has its own name for what tells one content from another.
+    # Each storage has its own name for it.
     marks = (info.get(name) for name in ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "created"))
     mark = next((str(mark) for mark in marks if mark is not None), "")
     return Details(size if isinstance(size, int) else 0, mark, info.get("type") == "directory")
@@ -356,10 +356,10 @@ def _full(fs: Any, path: AnyPath, name: str) -> str:
 
 @contextlib.contextmanager
 def _replacing(name: str) -> Iterator[BinaryIO]:
-    """A temporary file beside `name` that takes its place if all goes well, and vanishes if not."""
+    """A temporary file beside `name`, renamed to it at the end of the block, and removed after an exception."""
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
-    # Not tempfile: its files are readable by their owner alone, and a dataset is to be read by others.
+    # Not the module tempfile, whose files only their owner can read.
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:

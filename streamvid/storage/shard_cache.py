@@ -1,17 +1,17 @@
 """A bounded cache of whole shard files on local disk, shared by all processes of one node.
 
-There is no state but the folder, so that a killed process leaves nothing that others must repair:
+The folder is the only state, so a killed process leaves nothing to repair:
 
-    <sha256>                 a published file: whole, checked, renamed into place
+    <sha256>                 a published file: complete, verified, renamed into place
     <sha256>.<bytes>.part    a file being fetched; its name reserves that many bytes of the limit
     locks/<sha256>.lock      held while a file is fetched: one download per file and node
-    locks/folder.lock        held for moments, while room is made and reserved
+    locks/folder.lock        held briefly, while files are evicted and bytes reserved
 
-A lease is a shared flock on the published file itself, eviction needs an exclusive one. The kernel drops both when a
-process dies. A part belongs to whoever holds its file's lock; one whose lock is free is left from a dead process.
+A lease is a shared flock on the published file; eviction needs an exclusive one. The kernel releases both when a
+process dies. A part belongs to the process that holds its file's lock; if nobody does, that process has died.
 
-The locks are taken in one order, a file's before the folder's, and while the folder's is held the others are only
-tried, so that no two processes wait for each other.
+Lock order: a file's lock before the folder's. While the folder's lock is held, file locks are taken without waiting, so
+there is no deadlock.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _CORRUPT_ATTEMPTS = 2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
-    """A whole, checked file that no process evicts until `release`, which leaving a `with` block does too."""
+    """A complete, verified file that is not evicted until `release`, or the end of a `with` block."""
 
     path: Path
     _file: BinaryIO = dataclasses.field(repr=False)
 
     def release(self) -> None:
-        """Let the file be evicted. The path must not be used any more; a second call does nothing."""
+        """Allow eviction. The path must not be used any more; a second call does nothing."""
         if not self._file.closed:
-            # Closing would not do: a child forked in the meantime has a copy of the descriptor, and with it the lock.
+            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
@@ -70,13 +70,13 @@ class Lease:
 
 
 class ShardCache:
-    """Whole files from anywhere, kept in a local folder of at most `limit_bytes`.
+    """Copies of remote files in a local folder of at most `limit_bytes`.
 
-    Any number of processes and threads may use the same folder at once, each process through a ShardCache of its own:
-    an object does not work in a forked child. Use it as a context manager, or call `close`.
+    Thread-safe. Any number of processes may share a folder, each with a ShardCache of its own; an object must not be
+    used in a forked child. Use it as a context manager, or call `close`.
 
-    The limit holds for published files and those being fetched, by all processes, as long as not everything is in use;
-    then it is exceeded rather than waiting for what may never be released, and a warning is logged once.
+    The limit covers published files and downloads of all processes. If all files are leased it is exceeded, since
+    waiting for their release might deadlock, and a warning is logged once.
     """
 
     def __init__(self, root: Path, *, limit_bytes: int) -> None:
@@ -97,24 +97,31 @@ class ShardCache:
                 self._in_flight(own=None)
 
     def lease(self, url: str, *, size: int, sha256: str) -> Lease:
-        """The file at `url`, fetched if need be; returns once it is whole and checked against `size` and `sha256`.
+        """A lease on the file at `url`, downloaded if it is not cached, and verified.
 
-        Raises InputError if the file is larger than the limit, StorageUnavailable if the storage stays away, and
-        DatasetError if the file is missing or is not the one that size (bytes) and sha256 (lower-case hex) describe.
+        Args:
+            url: of a remote file.
+            size: in bytes.
+            sha256: lower-case hexadecimal.
+
+        Raises:
+            InputError: the file is larger than the limit.
+            StorageUnavailable: the storage did not answer, also when tried again.
+            DatasetError: the file is missing, or has another size or SHA-256.
         """
         self._check(url, size, sha256)
         with self._mutex:
             future = self._prefetches.pop(sha256, None)
-        # One that still waits for a thread is taken over; one that runs, or failed, is joined, and its error raised.
+        # A prefetch that has not begun is cancelled; one that runs is waited for; the error of one that failed raised.
         if future is not None and not future.cancel():
             future.result()
         return self._lease(url, size, sha256)
 
     def prefetch(self, url: str, *, size: int, sha256: str) -> None:
-        """Start to fetch the file in the background; of several for the same file one counts.
+        """Start to download the file in the background; further calls for the same file do nothing.
 
-        Raises InputError or DatasetError for arguments that `lease` refuses at once. All other errors are raised by
-        the next `lease` of the file; the one after that tries afresh.
+        Raises InputError or DatasetError for arguments that `lease` refuses at once. Errors of the download are raised
+        by the next `lease` of the file; the one after that downloads again.
         """
         self._check(url, size, sha256)
         with self._mutex:
@@ -127,12 +134,12 @@ class ShardCache:
         future.add_done_callback(lambda done: self._forget(sha256, done))
 
     def read_through(self, url: str, *, size: int, sha256: str) -> bytes:
-        """The contents of a small file, kept in the cache like any other. Raises as `lease` does."""
+        """The content of a small file, cached like any other; errors as from `lease`."""
         with self.lease(url, size=size, sha256=sha256) as lease, self._usable():
             return lease.path.read_bytes()
 
     def close(self) -> None:
-        """Drop the prefetches that have not begun and wait for those that have. Leases stay valid until released."""
+        """Cancel prefetches that have not begun and wait for the others. Leases stay valid until released."""
         self._closed.set()
         with self._mutex:
             pool, self._pool = self._pool, None
@@ -148,7 +155,7 @@ class ShardCache:
         self.close()
 
     def _check(self, url: str, size: int, sha256: str) -> None:
-        """Refuse what must not become a file name or a reservation; all of it comes from a dataset unvouched for."""
+        """Validate arguments, which come from an untrusted dataset.json and become file names and reservations."""
         if self._pid != os.getpid():
             raise RuntimeError("this ShardCache was made before a fork; make one in the child, on the same folder")
         if self._closed.is_set():
@@ -166,14 +173,14 @@ class ShardCache:
             )
 
     def _forget(self, sha256: str, done: Future[None]) -> None:
-        """Keep a failed prefetch for the next lease to raise, and no other."""
+        """Forget a prefetch unless it failed; then the next lease raises its error."""
         if done.cancelled() or done.exception() is None:
             with self._mutex:
                 if self._prefetches.get(sha256) is done:
                     del self._prefetches[sha256]
 
     def _fetch_ahead(self, url: str, size: int, sha256: str) -> None:
-        # A main thread that ended without close() is not kept waiting for files that nobody will read.
+        # If the main thread ended without close(), nobody will read the file.
         if not self._closed.is_set() and threading.main_thread().is_alive():
             self._lease(url, size, sha256).release()
 
@@ -186,13 +193,13 @@ class ShardCache:
                 return self._pin(size, sha256) or self._fetch(url, size, sha256)
 
     def _pin(self, size: int, sha256: str) -> Lease | None:
-        """A lease on the published file, or None if there is none or it is damaged."""
+        """A lease on the published file; None if there is none, or it has another size."""
         path = self._root / sha256
         try:
             file = open(path, "rb")  # noqa: SIM115  the lease closes it
         except FileNotFoundError:
             return None
-        # Shared locks wait only for an eviction that is about to unlink the file.
+        # Waits only for an eviction that is about to unlink the file.
         fcntl.flock(file, fcntl.LOCK_SH)
         if not _is_at(file, path):
             file.close()  # evicted between open and flock
@@ -205,7 +212,7 @@ class ShardCache:
         return Lease(path, file)
 
     def _fetch(self, url: str, size: int, sha256: str) -> Lease:
-        """Download, check and publish; the caller holds the file's lock. The lease is taken before anyone can evict."""
+        """Download, verify and publish; the caller holds the file's lock. The lease is taken before publishing."""
         path = self._root / sha256
         part = self._root / f"{sha256}.{size}.part"
         self._reserve(part, size, sha256)
@@ -218,7 +225,7 @@ class ShardCache:
                     if found == sha256 and os.fstat(file.fileno()).st_size == size:
                         fcntl.flock(file, fcntl.LOCK_SH)
                         _touch(file)
-                        # So that after a power failure a name never stands for blocks that were not written.
+                        # Else after a power failure the name might exist without the content.
                         os.fsync(file.fileno())
                         os.replace(part, path)
                         return Lease(path, file)
@@ -252,10 +259,10 @@ class ShardCache:
         retrying(attempt, sleep=self._closed.wait)
 
     def _reserve(self, part: Path, size: int, sha256: str) -> None:
-        """Evict the least recently used files that nobody leases until `size` fits, and reserve it with a part file."""
+        """Evict unleased files, least recently used first, until `size` bytes fit; reserve them with a part file."""
         with self._lock("folder"):
             used = self._in_flight(own=sha256)
-            # A damaged file of that name. Who leases it still has its inode.
+            # If there is one, it has the wrong size. Processes that lease it keep its inode.
             (self._root / sha256).unlink(missing_ok=True)
             published = self._published()
             used += sum(stat.st_size for _, stat in published)
@@ -278,9 +285,9 @@ class ShardCache:
             )
 
     def _in_flight(self, *, own: str | None) -> int:
-        """Bytes reserved by other downloads; removes the parts of dead ones. The caller holds the folder's lock.
+        """Bytes reserved by other downloads; removes parts of processes that died. The caller holds the folder's lock.
 
-        `own` is the file whose lock the caller holds: a part of it is left from before.
+        `own` is the file whose lock the caller holds: a part of it was left by an earlier download.
         """
         reserved = 0
         for path in self._root.glob("*.part"):
@@ -308,7 +315,7 @@ class ShardCache:
         return found
 
     def _evict(self, path: Path) -> bool:
-        """Remove a published file unless a process leases it; whether it is gone."""
+        """Remove a published file unless a process leases it. Returns whether it is gone."""
         try:
             file = open(path, "rb")  # noqa: SIM115  closed below
         except FileNotFoundError:
@@ -318,7 +325,7 @@ class ShardCache:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            # Published anew between open and flock: not the file that was weighed.
+            # Replaced between open and flock: another file than the one chosen.
             if not _is_at(file, path):
                 return False
             path.unlink()
@@ -327,14 +334,14 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """The lock of a file or of the folder, as one of many processes. Raises filelock.Timeout if not to wait."""
+        """Hold the lock of a file or of the folder. Raises filelock.Timeout if it is taken and `wait` is False."""
         lock = FileLock(self._root / "locks" / f"{name}.lock", timeout=-1 if wait else 0)
         with lock:
             yield
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Say in one sentence what is wrong with the cache folder itself."""
+        """Translate an OSError into an InputError about the cache folder."""
         try:
             yield
         except OSError as exc:
@@ -356,8 +363,8 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 
 def _touch(file: BinaryIO) -> None:
-    """Mark as used now. With the full clock: the file system's own is coarse, and ties would make the order chance."""
+    """Set the time of last use. Explicitly, as the file system's own clock is coarse and would make ties."""
     now = time.time_ns()
-    # Only the file's owner may; for others the order of eviction is a little worse.
+    # Only the file's owner may set it; of other users the eviction order is less exact.
     with contextlib.suppress(PermissionError):
         os.utime(file.fileno(), ns=(now, now))
