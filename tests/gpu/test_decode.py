@@ -24,6 +24,9 @@ ON_GPU = [
     "vp9", "vp9_vfr", "vp8", "mpeg4",
 ]  # fmt: skip
 
+QUICK = ("h264_pyramid", "h264_one_gop", "hevc_10bit", "hevc_open_gop", "vp9", "vp8")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in ON_GPU]
+
 
 def stored(name: str, folder: Path) -> tuple[Recipe, StoredClip]:
     recipe = HARD[name]
@@ -47,7 +50,7 @@ def stock(clip: StoredClip) -> npt.NDArray[np.uint8]:
     return arrays(out)[0]
 
 
-@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("name", NAMES)
 def test_slices_give_the_frames_of_a_sequential_decode(name: str, tmp_path: Path) -> None:
     recipe, clip = stored(name, tmp_path)
     shown = recipe.shown()
@@ -69,6 +72,7 @@ def test_slices_give_the_frames_of_a_sequential_decode(name: str, tmp_path: Path
         assert difference.max() <= 8
 
 
+@pytest.mark.full
 def test_batches_of_mixed_clips_over_and_over(tmp_path: Path) -> None:
     """Codecs and sizes side by side, in changing order, through one decoder: nothing depends on what came before."""
     names = ["h264", "hevc", "hevc_10bit", "vp9", "h264_portrait", "h264_2997", "hevc_open_gop", "h264_mkv"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +18,13 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import whole
+from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
 
 HARD = hard_recipes()
-ALONE = """
-import sys
-from pathlib import Path
-import numpy as np
-from streamvid.decode.gpu import GpuDecoder
-from streamvid.video.remux import store_clip
-from tests.reference import whole
-from tools.gpu_survey import arrays
-clip = store_clip(Path(sys.argv[1]), Path(sys.argv[2]))
-np.save(sys.argv[3], arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([whole(clip)]))[0])
-"""
+FULL = pytest.mark.full
 
 
 def packed(names: Sequence[str], folder: Path) -> str:
@@ -43,19 +35,18 @@ def packed(names: Sequence[str], folder: Path) -> str:
     return str(folder / "dataset")
 
 
-def alone(source: Path, folder: Path) -> np.ndarray:
-    """All frames of a clip, decoded on the GPU by a process that decodes nothing else."""
-    target = folder / f"{source.stem}.npy"
-    inner = folder / f"{source.stem}-stored"
-    inner.mkdir()
-    subprocess.run([sys.executable, "-c", ALONE, str(source), str(inner), str(target)], check=True)
-    return np.load(target)
+def stored(sources: Iterable[Path], folder: Path) -> list[StoredClip]:
+    """As packing stores them."""
+    for source in (sources := list(sources)):
+        (folder / "stored" / source.stem).mkdir(parents=True)
+    return [store_clip(source, folder / "stored" / source.stem) for source in sources]
 
 
 def test_every_frame_through_all_stages(tmp_path: Path) -> None:
     names = ["h264", "hevc", "hevc_10bit", "vp9", "h264_vfr", "hevc_open_gop", "h264_trimmed", "h264_five_frames"]
     dataset = packed(names, tmp_path)
-    reference = {name: alone(tmp_path / "videos" / f"{name}.{HARD[name].container}", tmp_path) for name in names[:4]}
+    clips = stored((tmp_path / "videos" / f"{name}.{HARD[name].container}" for name in names[:4]), tmp_path)
+    reference = dict(zip(names, stock_frames(clips), strict=False))
     with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(8, fps=10), device="cuda") as loader:
         for _ in range(2):
             seen = []
@@ -72,7 +63,7 @@ def test_every_frame_through_all_stages(tmp_path: Path) -> None:
             assert sorted(seen) == sorted(names)
 
 
-@pytest.mark.parametrize("codec", ["h264", "hevc", "vp8", "mpeg4"])
+@pytest.mark.parametrize("codec", [pytest.param("h264", marks=FULL), pytest.param("hevc", marks=FULL), "vp8", "mpeg4"])
 def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
     """Clips of 192 rows beside clips of 180, which are coded with 192: none comes out stretched, in any order."""
     (tmp_path / "videos").mkdir()
@@ -95,15 +86,15 @@ for epoch in range(4):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # Decoders that stay open take these, if they are installed, and mix nothing up.
+    # Persistent decode sessions take these, if PyNvVideoCodec is installed, and mix nothing up.
     by_dali = codec not in NAL_SYNTAX or importlib.util.find_spec("PyNvVideoCodec") is None
     assert ("are decoded on the CPU" in done.stderr) == by_dali
-    for key, source in sources.items():
+    clips = stored(sources.values(), tmp_path)
+    for key, clip, frames in zip(sources, clips, stock_frames(clips), strict=True):
         height = int(key.split("-")[1])
         top = (height - 176) // 2
-        on_gpu = alone(source, tmp_path)[[0, 7, 19], top : top + 176]
-        (inner := tmp_path / f"{key}-cpu").mkdir()
-        on_cpu = decode_with_pyav(whole(store_clip(source, inner)))[[0, 7, 19], top : top + 176]
+        on_gpu = frames[[0, 7, 19], top : top + 176]
+        on_cpu = decode_with_pyav(whole(clip))[[0, 7, 19], top : top + 176]
         for epoch in range(4):
             got = np.load(tmp_path / f"{epoch}-{key}.npy")
             # In DALI the four lower clips outvote the three of 192 rows, which therefore come from the CPU.
@@ -116,20 +107,23 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_gpu_cannot_decode_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
-    dataset = packed(["h264", name], tmp_path)
+def test_what_the_gpu_cannot_decode_is_refused_at_the_start(tmp_path: Path) -> None:
+    dataset = packed(["h264", *REFUSED], tmp_path)
     size = sv.Transform(resize=(64, 64))
     with pytest.raises(sv.InputError) as error:
         sv.StreamLoader(dataset, batch_size=1, sampling=sv.Frames([0]), transform=size, device="cuda")
-    assert name in str(error.value)
-    assert "device='cpu'" in str(error.value)
-    assert "\n" not in str(error.value)
+    message = str(error.value)
+    # A clause for each, and none for the one that can be decoded.
+    assert message.count(" such as ") == len(REFUSED)
+    for name in REFUSED:
+        assert f"such as {name} (" in message
+    assert "device='cpu'" in message
+    assert "\n" not in message
     with sv.StreamLoader(dataset, batch_size=1, sampling=sv.Frames([0]), transform=size, device="cpu") as loader:
-        assert sorted(key for batch in loader for key in batch["key"]) == sorted(["h264", name])
+        assert sorted(key for batch in loader for key in batch["key"]) == sorted(["h264", *REFUSED])
 
 
-@pytest.mark.parametrize("pad", ["edge", "constant"])
+@pytest.mark.parametrize("pad", [pytest.param("edge", marks=FULL), "constant"])
 def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
     names = ["h264", "hevc", "vp9", "h264_rotated_90", "h264_rotated_180", "h264_rotated_270", "h264_five_frames"]
     dataset = packed(names, tmp_path)
@@ -163,6 +157,7 @@ def test_same_seed_same_batches(tmp_path: Path) -> None:
     assert not torch.equal(runs[0][0], runs[0][2])
 
 
+@FULL
 def test_the_demo(tmp_path: Path) -> None:
     """Packs, verifies, and streams on two ranks; on one GPU they share it."""
     done = subprocess.run(

@@ -33,7 +33,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "set")
 
 
-@pytest.mark.parametrize(("num_workers", "start"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("num_workers", "start"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.full)]
+)
 def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, start: Any) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     with (
@@ -65,7 +67,7 @@ def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, cap
     np.testing.assert_array_equal(batch["video"][0].cpu().numpy(), decode_with_pyav(plain.encoded(items[0])))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", [pytest.param("fork", marks=pytest.mark.full), "spawn"])
 def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
     """Workers that decode and transform on the CPU, started by a process that has used CUDA, and DALI on it."""
     ds = sv.ClipDataset(dataset, **OPTIONS)

@@ -65,6 +65,7 @@ def run(ranks: int, dataset: Path, folder: Path, state: str, steps: int) -> list
     return [(epoch, clip) for log in logs for step in log for epoch, clip, valid in step["rows"] if valid]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (2, 2), (4, 2), (2, 4)])
 def test_ranks_on_gpus_of_their_own(first: int, second: int, tmp_path: Path) -> None:
     if torch.cuda.device_count() < max(first, second):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,25 +26,15 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of, whole
+from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe, write
 from tools.damage import lie_about_order
 from tools.gpu_survey import arrays
 
 pytest.importorskip("PyNvVideoCodec")
 
+FULL = pytest.mark.full
 SIZES = ((320, 180), (320, 192), (1920, 1080), (1920, 1088), (640, 272), (176, 144))
-STOCK = """
-import sys, numpy as np
-from nvidia.dali import fn, pipeline_def
-@pipeline_def(batch_size=1, num_threads=1, device_id=0, prefetch_queue_depth=1)
-def graph():
-    return fn.decoders.video(fn.external_source(name="mp4", ndim=1), device="mixed")
-pipe = graph()
-pipe.build()
-pipe.feed_input("mp4", [np.fromfile(sys.argv[1], dtype=np.uint8)])
-(out,) = pipe.run()
-np.save(sys.argv[2], np.array(out.as_cpu().at(0)))
-"""
 
 
 def stored(recipe: Recipe, folder: Path) -> StoredClip:
@@ -55,28 +42,25 @@ def stored(recipe: Recipe, folder: Path) -> StoredClip:
     return store_clip(write(recipe, folder / f"source.{recipe.container}"), folder)
 
 
-def stock(clip: StoredClip) -> npt.NDArray[np.uint8]:
-    """The whole mp4 by DALI alone, in a fresh process: its decoder cache has seen nothing else."""
-    out = clip.mp4.with_suffix(".npy")
-    subprocess.run([sys.executable, "-c", STOCK, str(clip.mp4), str(out)], check=True, timeout=120)
-    frames: npt.NDArray[np.uint8] = np.load(out)
-    return frames
-
-
 Stocked = tuple[StoredClip, npt.NDArray[np.uint8]]
 
 
+Make = Callable[[Sequence[Recipe]], list[Stocked]]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Stocked]:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Clips and what stock DALI makes of them, each once."""
     folder = tmp_path_factory.mktemp("clips")
+    known: dict[Recipe, Stocked] = {}
 
-    @cache
-    def make(recipe: Recipe) -> Stocked:
-        clip = stored(recipe, folder / str(make.cache_info().misses))
-        return clip, stock(clip)
+    def made(recipes: Sequence[Recipe]) -> list[Stocked]:
+        new = [recipe for recipe in recipes if recipe not in known]
+        clips = [stored(recipe, folder / str(len(known) + n)) for n, recipe in enumerate(new)]
+        known.update(zip(new, zip(clips, stock_frames(clips), strict=True), strict=True))
+        return [known[recipe] for recipe in recipes]
 
-    return make
+    return made
 
 
 @pytest.fixture
@@ -86,7 +70,10 @@ def sessions() -> NvdecSessionPool:
     return opened
 
 
-@pytest.fixture(params=[(1, 0), (7, 0), (0, 3), (2, 3)], ids=["one", "all", "cpu", "both"])
+@pytest.fixture(
+    params=[*(pytest.param(counts, marks=FULL) for counts in ((1, 0), (7, 0), (0, 3))), (2, 3)],
+    ids=["one", "all", "cpu", "both"],
+)
 def workers(request: pytest.FixtureRequest) -> NvdecSessionPool:
     """NVDEC engines alone, CPU workers alone, and both at once."""
     engines, cpu_workers = request.param
@@ -110,7 +97,7 @@ def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds:
     sessions.close()
 
 
-def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocked], workers: NvdecSessionPool) -> None:
+def test_whoever_decodes_the_pixels_are_the_same(make: Make, workers: NvdecSessionPool) -> None:
     recipes = [
         Recipe(frames=40, gop=10, b_frames=3, crf=28),
         Recipe(frames=40, gop=40, b_frames=2, width=416, height=180, crf=40),
@@ -122,46 +109,45 @@ def test_whoever_decodes_the_pixels_are_the_same(made: Callable[[Recipe], Stocke
             for w, h in ((640, 272), (644, 268), (324, 180))
         ),
     ]
-    clips = [made(replace(recipe, seed=n)) for n, recipe in enumerate(recipes)]
+    clips = make([replace(recipe, seed=n) for n, recipe in enumerate(recipes)])
     assert {decode_route(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips} == {Route.NVDEC}
     agree(workers, clips, each=3, rounds=4, seed=5)
 
 
-def test_streams_that_keep_more_pictures_get_a_decoder_for_them(
-    made: Callable[[Recipe], Stocked], workers: NvdecSessionPool
-) -> None:
-    """Parameter sets differ in all that may matter; the kinds are few."""
+def test_streams_with_a_larger_dpb_get_a_session_for_it(make: Make, workers: NvdecSessionPool) -> None:
+    """Parameter sets differ in all that may matter; the decoder configurations are few."""
     params: list[tuple[tuple[str, str], ...]] = [
         (("ref", "1"),), (("ref", "4"), ("cabac", "0")), (("ref", "16"), ("b-pyramid", "normal")), (("8x8dct", "0"),),
         (("ref", "6"), ("weightp", "0")), (("ref", "2"), ("constrained-intra", "1")), (("ref", "9"), ("sps-id", "3")),
         (("deblock", "3:3"), ("chroma-qp-offset", "4")),
     ]  # fmt: skip
-    clips = [
+    recipes = [
         # The rate gets into the VUI.
-        made(Recipe(frames=40, gop=20, b_frames=n % 8, params=more, seed=n, crf=30, fps=Fraction(24 + n)))
+        Recipe(frames=40, gop=20, b_frames=n % 8, params=more, seed=n, crf=30, fps=Fraction(24 + n))
         for n, more in enumerate(params)
     ]
     more_hevc: list[tuple[tuple[str, str], ...]] = [
         (("ref", "1"),), (("ref", "6"),), (("ctu", "16"), ("max-tu-size", "16")), (("min-cu-size", "16"),),
         (("level-idc", "5.1"),), (("sao", "0"), ("amp", "1"), ("rect", "1")),
     ]  # fmt: skip
-    clips += [
-        made(Recipe(codec="hevc", frames=40, gop=20, b_frames=n % 4, params=more, seed=n, fps=Fraction(24 + n)))
+    recipes += [
+        Recipe(codec="hevc", frames=40, gop=20, b_frames=n % 4, params=more, seed=n, fps=Fraction(24 + n))
         for n, more in enumerate(more_hevc)
     ]
+    clips = make(recipes)
     assert len({clip.stsd for clip, _ in clips}) >= 13
-    kinds = {session_key(clip.codec, clip.stsd, clip.width, clip.height)[0] for clip, _ in clips}
-    assert len(kinds) <= 3
+    keys = {session_key(clip.codec, clip.stsd, clip.width, clip.height)[0] for clip, _ in clips}
+    assert len(keys) <= 3
     agree(workers, clips, each=2, rounds=3, seed=9)
 
 
-@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("codec", ["h264", pytest.param("hevc", marks=FULL)])
 def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clips = [
         stored(Recipe(codec=codec, width=w, height=h, frames=12, gop=6, seed=n, crf=20), tmp_path / f"{w}x{h}")  # type: ignore[arg-type]
         for n, (w, h) in enumerate(SIZES)
     ]
-    references = [stock(clip) for clip in clips]
+    references = stock_frames(clips)
     rng = np.random.default_rng(7)
     for _ in range(6):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 3))
@@ -172,19 +158,20 @@ def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, ses
     sessions.close()
 
 
+@FULL
 def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
-    """One decoder takes streams of one size whose numbers of reference frames, profiles and GOPs differ."""
-    kinds = [
+    """One session takes streams of one size whose numbers of reference frames, profiles and GOPs differ."""
+    recipes = [
         Recipe(frames=40, gop=40, b_frames=0, params=(("ref", "1"),), crf=20),
         Recipe(frames=40, gop=40, b_frames=8, params=(("ref", "16"), ("b-pyramid", "normal")), crf=30),
         Recipe(frames=40, gop=10, b_frames=2, options=(("profile", "main"),)),
         Recipe(frames=40, gop=20, b_frames=0, options=(("profile", "baseline"),)),
         Recipe(frames=40, gop=15, b_frames=3, full_range=True),
     ]
-    clips = [stored(replace(recipe, seed=n), tmp_path / str(n)) for n, recipe in enumerate(kinds)]
+    clips = [stored(replace(recipe, seed=n), tmp_path / str(n)) for n, recipe in enumerate(recipes)]
     assert len({clip.stsd for clip in clips}) == len(clips)
-    references = [stock(clip) for clip in clips]
-    # A single engine: all go through the same decoder.
+    references = stock_frames(clips)
+    # A single engine: all go through the same sessions.
     sessions = NvdecSessionPool(device_id=0, engines=1)
     rng = np.random.default_rng(3)
     for _ in range(5):
@@ -198,7 +185,7 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
 
 def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clip = stored(Recipe(frames=48, gop=12), tmp_path / "clip")
-    reference = stock(clip)
+    (reference,) = stock_frames([clip])
     starts = [[n + k for k in range(9)] for n in range(0, 32, 4)]
     begun = [sessions.submit([slice_of(clip, np.arange(s, s + 8)) for s in batch]) for batch in starts]
     for batch, pending in zip(starts, begun, strict=True):
@@ -212,18 +199,20 @@ def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: NvdecSe
     good = whole(clip)
     cut = replace(good, name="cut", frames=np.append(good.frames, 1000))
     torn = replace(good, name="torn", data=np.zeros_like(good.data))
+    (expected,) = stock_frames([clip])
     for bad in (cut, torn):
         with pytest.raises(VideoError, match=bad.name):
             sessions.submit([bad]).result()
         (pictures,) = sessions.submit([good]).result()
-        np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
+        np.testing.assert_array_equal(pictures.cpu().numpy(), expected)
     sessions.close()
 
 
+@FULL
 def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A core gives such a run back: frames must not depend on who was free."""
+    """A CPU worker gives such a job back: frames must not depend on who was free."""
     clip = stored(Recipe(width=1280, height=720, frames=40, gop=40, b_frames=0, style="texture"), tmp_path / "clip")
     good = whole(clip)
     middle = int(np.cumsum(good.sizes)[9]) + int(good.sizes[10]) // 2
@@ -234,7 +223,8 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     (reference,) = alone.submit([torn]).result()
     expected = reference.cpu()
     alone.close()
-    assert not np.array_equal(expected.numpy(), stock(clip)), "nothing is damaged"
+    (undamaged,) = stock_frames([clip])
+    assert not np.array_equal(expected.numpy(), undamaged), "nothing is damaged"
     both = NvdecSessionPool(device_id=0, engines=1, cpu_workers=3)
     with caplog.at_level(logging.DEBUG, logger="streamvid.decode.cpu_assist"):
         got = both.submit([torn] * 12 + [good] * 2).result()
@@ -242,19 +232,20 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     for pictures in got[:12]:
         np.testing.assert_array_equal(pictures.cpu().numpy(), expected.numpy())
     for pictures in got[12:]:
-        np.testing.assert_array_equal(pictures.cpu().numpy(), stock(clip))
+        np.testing.assert_array_equal(pictures.cpu().numpy(), undamaged)
     both.close()
 
 
+@FULL
 def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs are taken together: the frames of those before are lost as well."""
+    """Jobs are taken together: frames of the ones before are lost as well."""
     clips = [
         stored(Recipe(width=1280, height=720, frames=12, gop=12, b_frames=2, seed=n), tmp_path / str(n))
         for n in range(4)
     ]
-    expected = [stock(clip) for clip in clips]
+    expected = stock_frames(clips)
     convert, calls = CpuAssistWorker._convert, count(1)
 
     def fails_at_times(core: CpuAssistWorker) -> None:
@@ -283,19 +274,20 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     assert not np.array_equal(shown, np.arange(30))
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
     got = arrays(decoder.decode([whole(good), replace(whole(lying), in_order=False)] * 2))
+    (expected,) = stock_frames([good])
     for pictures in got[::2]:
-        np.testing.assert_array_equal(pictures, stock(good))
+        np.testing.assert_array_equal(pictures, expected)
     for pictures in got[1::2]:
         np.testing.assert_array_equal(pictures, reference[shown])
     decoder.close()
 
 
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("twice", [pytest.param(False, marks=FULL), True])
 def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
-    made: Callable[[Recipe], Stocked], monkeypatch: pytest.MonkeyPatch, twice: bool
+    make: Make, monkeypatch: pytest.MonkeyPatch, twice: bool
 ) -> None:
-    """Frames are told apart by their order: one too few or too many must not go unnoticed."""
-    clips = [made(Recipe(frames=n, gop=12, b_frames=2, seed=n)) for n in (20, 30, 40)]
+    """Frames are matched by their order: one too few or too many must not go unnoticed."""
+    clips = make([Recipe(frames=n, gop=12, b_frames=2, seed=n) for n in (20, 30, 40)])
     opened, calls = NvdecWorker._open, count(1)
 
     class Lossy:
@@ -304,12 +296,12 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
 
         def Decode(self, packet: Any) -> list[Any]:  # noqa: N802
             frames = list(self._decoder.Decode(packet))
-            # Not where a run is tried again, packet by packet.
+            # Not in a retry, which feeds packet by packet.
             if len(frames) > 5 and next(calls) in (1, 4, 9):
                 frames[-1:] = [frames[-1]] * 2 if twice else []
             return frames
 
-    monkeypatch.setattr(NvdecWorker, "_open", lambda engine, kind: Lossy(opened(engine, kind)))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Lossy(opened(worker, key)))
     sessions = NvdecSessionPool(device_id=0, engines=1)
     for _ in range(4):
         got = sessions.submit([whole(clip) for clip, _ in clips]).result()
@@ -328,6 +320,6 @@ def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> Non
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
     assert not any(decoder.uses_dali(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips)
     got = arrays(decoder.decode([whole(clip) for clip in clips]))
-    for clip, pictures in zip(clips, got, strict=True):
-        np.testing.assert_array_equal(pictures, stock(clip))
+    for expected, pictures in zip(stock_frames(clips), got, strict=True):
+        np.testing.assert_array_equal(pictures, expected)
     decoder.close()
