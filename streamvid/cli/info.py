@@ -18,14 +18,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command and its options."""
     command = commands.add_parser("info", help="show what is in a dataset", description="Show what is in a dataset.")
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
-    command.add_argument("--frames", type=int, metavar="N", help="also what windows of so many frames cost")
-    command.add_argument("--stride", type=int, metavar="N", help="with --frames: every N-th frame")
-    command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: so many frames a second")
+    command.add_argument("--frames", type=int, metavar="N", help="estimate the cost of sampling windows of N frames")
+    command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
+    command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
     command.set_defaults(run=_run)
 
 
-# The rest is imported when the command runs, so that a wrong option is reported at once.
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _window(arguments: argparse.Namespace) -> Window | None:
     if arguments.frames is None:
         if arguments.stride is not None or arguments.fps is not None:
-            raise InputError("--stride and --fps say how --frames are taken: give --frames, too")
+            raise InputError("--stride and --fps apply to --frames: give --frames, too")
         return None
     from streamvid.sampling.windows import Window
 

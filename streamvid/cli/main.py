@@ -21,19 +21,42 @@ from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE,
 from streamvid.errors import StreamvidError
 
 _AGAIN_SECONDS: Final = 0.05
-"""After which a signal that was lost is sent once more."""
+"""Delay before a lost signal is sent again."""
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Of Python's own exceptions it cannot be told when they are gone."""
+    """Ctrl-C. A class of our own, as instances of built-in exceptions do not support weak references."""
 
 
 class _Terminated(SystemExit):
-    """SIGTERM: left as on Ctrl-C, so that temporary files are removed and worker processes end."""
+    """SIGTERM as an exception, so that temporary files are removed and worker processes end, as on Ctrl-C."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong option in one sentence, without the usage. Subcommands get parsers of the same class."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(fail(f"{message}; see {self.prog} --help", UNUSABLE))
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse unknown options here: argparse would leave those of a subcommand to the main parser."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit code: 0, 1 if `verify` found problems, 2 for an error, 130 for Ctrl-C."""
+    """Run the command.
+
+    Returns:
+        The exit code: 0, 1 if `verify` found problems, 2 for an error, 130 for Ctrl-C, 141 for a closed pipe.
+
+    Raises:
+        SystemExit: wrong options (2), --help or --version (0), SIGTERM (143).
+    """
     arguments = _parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.WARNING,
@@ -50,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python must not try to flush the rest of it on exit.
+        # The reader closed the pipe. /dev/null in its place, or Python would fail to flush the rest on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except StreamvidError as error:
@@ -67,46 +90,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
+    parser = _Parser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"streamvid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (pack, info, verify):
         command.add_parser(commands)
     for subparser in commands.choices.values():
-        subparser.add_argument("--verbose", action="store_true", help="say more on stderr")
+        subparser.add_argument("--verbose", action="store_true", help="log details on stderr")
     return parser
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise exceptions that are not lost.
+    """Make SIGINT and SIGTERM raise exceptions that end the command even if one is swallowed.
 
-    They are raised wherever the main thread is. In a finaliser or a callback Python drops them, and so does some code
-    in C anywhere. So once such an exception is gone, and nobody has left, the signal is sent again.
+    The exception is raised wherever the main thread is. Python drops exceptions of finalisers and callbacks, and some
+    extension modules drop any. So when the exception object is deleted before the command has ended, the signal is
+    sent again.
     """
     leaving = False
 
     def again(number: int) -> None:
-        # Not at once: that would be in the same finaliser, or in this callback.
+        # Not at once: the exception would be dropped by the same finaliser.
         time.sleep(_AGAIN_SECONDS)
         if not leaving:
             os.kill(os.getpid(), number)
 
     def watched(number: int) -> BaseException:
         error = _Interrupted() if number == signal.SIGINT else _Terminated(TERMINATED)
-        # A thread by hand: what it interrupts may hold the locks of `threading`.
+        # Not threading.Thread: the interrupted code may hold the locks of `threading`.
         weakref.finalize(error, _thread.start_new_thread, again, (number,)).atexit = False
         return error
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise watched(number)  # without a name here, which would keep it alive
+        raise watched(number)  # not assigned to a name, which would keep it alive
 
     hook = sys.unraisablehook
     sys.unraisablehook = lambda dropped: (
         None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
     )
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # not if the shell ignores it for a background job
         before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the commands share: plain output, exit codes, and how an error is said."""
+"""Output of the commands: plain text, exit codes, error messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.console import Console
 from streamvid.text import printable
 
 SHOWN: Final = 20
-"""Rejected videos or problems that are printed one by one."""
+"""Rejected videos or problems that are printed; the others are counted."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 FAILED, UNUSABLE, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 130, 143, 141
-"""Exit codes: problems found by verify; an error; and what shells expect of Ctrl-C, SIGTERM and SIGPIPE."""
+"""Exit codes: problems found by verify, an error, and 128 + the number of SIGINT, SIGTERM and SIGPIPE."""
 
 
 def parse_size(text: str) -> int:
@@ -33,18 +33,18 @@ def parse_size(text: str) -> int:
 
 
 def console() -> Console:
-    """Plain text: nothing in a name is markup, and where nobody watches, nothing is folded to a screen's width."""
-    seen = sys.stdout.isatty()
-    return _Output(markup=False, emoji=False, highlight=False, soft_wrap=not seen, width=None if seen else 200)
+    """A console for plain text: no markup in names, and no wrapping unless stdout is a terminal."""
+    tty = sys.stdout.isatty()
+    return _Output(markup=False, emoji=False, highlight=False, soft_wrap=not tty, width=None if tty else 200)
 
 
 class _Output(Console):
     def on_broken_pipe(self) -> None:
-        # rich would exit with 1, which is how `verify` says that a dataset is damaged.
+        # rich would exit with 1, the exit code of `verify` for a damaged dataset.
         raise BrokenPipeError
 
 
 def fail(text: str, code: int) -> int:
-    """Say on stderr what went wrong; returns the exit code."""
+    """Print an error on stderr; returns the exit code."""
     print(f"streamvid: {printable(text)}", file=sys.stderr)
     return code

@@ -22,25 +22,34 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "inputs", nargs="+", metavar="INPUT", help="file, folder, 'glob', or list (.csv, .jsonl, .parquet)"
     )
     command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix to pack into")
-    command.add_argument("--labels", metavar="LIST", help=".csv, .jsonl or .parquet with columns path and label")
+    command.add_argument("--labels", metavar="LIST", help="a .csv, .jsonl or .parquet with columns path and label")
     command.add_argument(
-        "--metadata", metavar="LIST", action="append", default=[], help="list of further columns; may be given again"
+        "--metadata",
+        metavar="LIST",
+        action="append",
+        default=[],
+        help="a list with a column path and any others; repeatable",
     )
     command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
-    command.add_argument("--name", help="name of the dataset; by default that of its folder")
-    command.add_argument("--workers", type=int, metavar="N", help="processes; by default one per core")
-    command.add_argument("--engine", choices=("local", "ray"), default="local", help="where to pack; default local")
+    command.add_argument("--name", help="name of the dataset; default: its folder's")
+    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     command.add_argument(
-        "--address", metavar="HOST:PORT", help="of the Ray cluster; by default the one of this machine"
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes on this machine (local, the default) or tasks on a Ray cluster",
     )
-    command.add_argument("--overwrite", action="store_true", help="replace what is there")
-    command.add_argument("--append", action="store_true", help="add the videos to the dataset that is there")
+    command.add_argument(
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or this machine's"
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
     add_cut_options(command)
     add_transcode_options(command)
     command.set_defaults(run=_run)
 
 
-# The rest is imported when the command runs, so that a wrong option is reported at once.
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -97,7 +106,7 @@ def _print_summary(report: PackReport) -> None:
     else:
         out.print(f"packed {whole}, at {shown} in {in_time(report.elapsed)}")
     if report.resumed:
-        out.print(f"{counted(report.resumed, 'clip')} of these had been packed before it was broken off")
+        out.print(f"{counted(report.resumed, 'clip')} of these had been packed by an interrupted run")
     if report.skipped:
         out.print(f"skipped {counted(report.skipped, 'video')} that the dataset had already")
     for one in report.joins:

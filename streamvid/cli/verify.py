@@ -20,10 +20,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
     command.add_argument("--decode", action="store_true", help="decode every frame as well")
     command.add_argument(
-        "--sample", type=parse_share, metavar="SHARE", help="check so many of the clips, such as 1%%, drawn at random"
+        "--sample", type=parse_share, metavar="SHARE", help="check a random share of the clips, such as 1%%"
     )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample: other numbers, other clips")
-    command.add_argument("--workers", type=int, metavar="N", help="processes; by default one per core")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random sample; default 0")
+    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     command.set_defaults(run=_run)
 
 
@@ -36,7 +36,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-# The rest is imported when the command runs, so that a wrong option is reported at once.
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -91,7 +91,7 @@ def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
 def _in_threads(function: Callable[[str], T], paths: Sequence[str]) -> Iterable[T]:
     if not paths:
         return []
-    first = function(paths[0])  # before the threads: see `streamvid.storage` on concurrent first requests
+    first = function(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as threads:
         return [first, *threads.map(function, paths[1:])]
 

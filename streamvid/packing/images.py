@@ -1,4 +1,4 @@
-"""Folders of numbered images are clips too: JPEGs are copied into Motion JPEG, other images are encoded."""
+"""Image sequences: folders of numbered images as sources. JPEGs are copied into Motion JPEG, other images encoded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMES_FILES: Final = ("timestamps.csv", "timestamps.txt")
-"""Seconds at which the images of a folder are shown, a line for each, in the order of their numbers."""
+"""Files with the presentation times of a folder's images: seconds, a line each, in order of the image numbers."""
 _DECODERS: Final = {
     ".jpg": "mjpeg", ".jpeg": "mjpeg", ".png": "png", ".webp": "webp", ".bmp": "bmp", ".tif": "tiff", ".tiff": "tiff",
     ".ppm": "ppm", ".pgm": "pgm",
@@ -43,25 +43,25 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 _MAX_BYTES: Final = 1 << 28
 _FETCHED_AT_ONCE: Final = 16
 _NO_TIMES: Final = (
-    "how fast are the images in {} shown? give --fps, "
+    "the images in {} have no frame rate: give --fps, "
     f"or put a {TIMES_FILES[0]} with a line of seconds for each image beside them"
 )
 _MICROSECONDS: Final = Fraction(1, 1_000_000)
 
 
 def is_sequence(path: str) -> bool:
-    """Whether a source's path stands for a folder of images: those end in '/'."""
+    """Whether a source is a folder of images: its path ends in '/'."""
     return path.endswith("/")
 
 
 def find_sequence(names: Sequence[str]) -> list[str]:
-    """The images of a folder in order of their numbers, or nothing if its files are no image sequence.
+    """The images of a folder in order of their numbers (`img2.jpg` before `img10.jpg`); empty if it is no sequence.
 
-    They are one if all of them, hidden files and TIMES_FILES aside, are images whose names are alike but for a number
-    at the end, and there are two at least. So `img2.jpg` comes before `img10.jpg`; numbers may be missing.
+    A sequence has at least two images of one format whose names differ in the number at the end alone, and no other
+    files except hidden ones and `TIMES_FILES`. Numbers may be missing.
 
     Args:
-        names: of all files in the folder, without the folder.
+        names: the file names in the folder.
     """
     kept = [name for name in names if not name.startswith(".") and name.lower() not in TIMES_FILES]
     numbered: list[tuple[int, str]] = []
@@ -79,12 +79,12 @@ def find_sequence(names: Sequence[str]) -> list[str]:
 
 
 def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
-    """Before anything is packed: see that the image sequences among the sources can get their times.
+    """Check before packing that image sequences have timestamps.
 
-    Of remote ones only the first is looked at; for the others that turns out when they are packed.
+    Of remote folders only the first is listed; others without timestamps fail when they are packed.
 
     Raises:
-        InputError: there is neither a rate nor a file of times.
+        InputError: there is neither a rate nor a file of timestamps.
     """
     if fps is not None:
         return
@@ -97,22 +97,22 @@ def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
 
 
 def sequence_video(
-    folder: str, place: Path, *, fps: Fraction | None, conversion: TranscodeOptions
+    folder: str, target_folder: Path, *, fps: Fraction | None, options: TranscodeOptions
 ) -> tuple[Path, bool]:
     """Make a video file of a folder of images.
 
     Args:
-        folder: local path or URL; ends in '/'.
-        place: a local folder for what is made.
-        fps: images per second; None if the folder tells by a file of times.
-        conversion: what other images than JPEGs are encoded into.
+        folder: local path or URL, ending in '/'.
+        target_folder: a local folder for the file.
+        fps: images per second; None if the folder has a file of timestamps.
+        options: how images other than JPEGs are encoded.
 
     Returns:
-        The file, and whether it was encoded: JPEGs are copied as they are, one packet each.
+        The file, and whether it was encoded: JPEGs are copied byte for byte, a packet each.
 
     Raises:
-        VideoError: an image cannot be read, or does not go with the others; the text names it.
-        InputError: neither times nor a rate are given.
+        VideoError: an image cannot be read, or differs in size or format from the first; the message names it.
+        InputError: there are neither timestamps nor a rate.
     """
     files = _files(folder)
     names = find_sequence([*files])
@@ -127,22 +127,22 @@ def sequence_video(
     base, ticks, end = _times(files, len(names), fps, folder)
     images = _images([files[name] for name in names])
     kind = _DECODERS[posixpath.splitext(names[0])[1].lower()]
-    target = place / "images.mp4"
+    target = target_folder / "images.mp4"
     if kind == "mjpeg":
         with as_video_error():
-            _copy(names, images, target, base, ticks, end)
+            _mux_jpegs(names, images, target, base, ticks, end)
         return target, False
     from streamvid.video.transcode import Footage, encode
 
     rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
     frames = zip(_decoded(names, images, kind), ticks, strict=True)
     with as_video_error():
-        encode(Footage(frames, base, rate, end=end), target, conversion)
+        encode(Footage(frames, base, rate, end=end), target, options)
     return target, True
 
 
 def _files(folder: str) -> dict[str, str]:
-    """Name → path of the files that lie directly in the folder."""
+    """Name → path of the files in a folder, without its subfolders."""
     if filesystem.is_local(folder):
         try:
             with os.scandir(local_path(folder)) as entries:
@@ -153,7 +153,7 @@ def _files(folder: str) -> dict[str, str]:
 
 
 def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str) -> tuple[Fraction, list[int], int]:
-    """(seconds per tick, the images' times in ticks, when the last one ends)."""
+    """(seconds per tick, presentation time of each image in ticks, end of the last one in ticks)."""
     by_name = {name.lower(): path for name, path in files.items()}
     for name in TIMES_FILES:
         if name in by_name:
@@ -166,7 +166,7 @@ def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str)
 
 
 def _read_times(data: bytes, name: str, count: int) -> list[int]:
-    """Microseconds from the first image, of the last column of every line that ends in a number."""
+    """Times in microseconds after the first image, from the last column of a CSV with or without a heading."""
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
         if rows and not _is_number(rows[0][-1]):
@@ -193,11 +193,11 @@ def _is_number(text: str) -> bool:
 
 
 def _images(paths: Sequence[str]) -> Iterator[bytes]:
-    """The files' bytes, in order. Remote ones are fetched some at a time."""
+    """The bytes of the files, in order; remote ones are fetched several at a time."""
     if not paths or filesystem.is_local(paths[0]):
         yield from map(_read, paths)
         return
-    yield _read(paths[0])  # alone: see `storage` on threads that make their first remote call
+    yield _read(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
         for start in range(1, len(paths), _FETCHED_AT_ONCE):
             yield from threads.map(_read, paths[start : start + _FETCHED_AT_ONCE])
@@ -210,10 +210,10 @@ def _read(path: str) -> bytes:
     return filesystem.read_bytes(path)
 
 
-def _copy(
+def _mux_jpegs(
     names: Sequence[str], images: Iterator[bytes], target: Path, base: Fraction, ticks: Sequence[int], end: int
 ) -> None:
-    """JPEG files as the packets of a Motion JPEG track."""
+    """Mux JPEG files as the packets of a Motion JPEG track."""
     first: tuple[int, int, str, int] | None = None
     options = {"fflags": "+bitexact"}
     with closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output:
@@ -258,7 +258,7 @@ def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Ite
 
 
 def _decode(data: bytes, decoder: str, name: str) -> list[VideoFrame]:
-    """The one picture of an image file."""
+    """Decode an image file, which must hold one picture."""
     context: Any = av.CodecContext.create(decoder, "r")
     context.thread_count = 1
     packet: Any = av.Packet(len(data))  # with the padding that decoders read into

@@ -15,7 +15,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from streamvid.errors import InputError, StreamvidError
-from streamvid.packing.typed_columns import NO_COLUMNS, united
+from streamvid.packing.typed_columns import NO_COLUMNS, unify_schemas
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 
@@ -67,7 +67,9 @@ def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Sch
         InputError: a list cannot be read.
     """
     schemas = [read_list(path).types for path in dict.fromkeys(lists)]
-    found = united([pa.schema([field for field in schema if field.name in _others(schema)]) for schema in schemas])
+    found = unify_schemas(
+        [pa.schema([field for field in schema if field.name in _others(schema)]) for schema in schemas]
+    )
     return pa.schema([*own, *[field for field in found if field.name not in own.names]])
 
 

@@ -54,7 +54,7 @@ def remux_or_build(
     folder.mkdir(exist_ok=True)
     if is_sequence(path):
         made, transcoded = sequence_video(
-            path, folder, fps=options.fps, conversion=options.transcode or TranscodeOptions()
+            path, folder, fps=options.fps, options=options.transcode or TranscodeOptions()
         )
     else:
         try:

@@ -1,4 +1,4 @@
-"""Writes shards: clips → tar, DALI index, Parquet rows. docs/format.md specifies all three."""
+"""Writes shards: clips → tar, DALI index (idx) and Parquet. docs/format.md specifies all three."""
 
 from __future__ import annotations
 
@@ -39,7 +39,14 @@ _OWNER: Final = "streamvid"
 
 @dataclass(frozen=True)
 class ClipMetadata:
-    """What comes with a clip besides its video: its key, where it is from, its class number, and a JSON object."""
+    """The metadata of a clip.
+
+    Attributes:
+        key: its name in the dataset.
+        source: the name of its video.
+        label: class number; None without a label.
+        meta: its other columns as a JSON object.
+    """
 
     key: str
     source: str
@@ -55,34 +62,34 @@ class ClipMetadata:
 
 
 def tar_bytes(sizes: Sequence[int]) -> int:
-    """Size of a tar that holds files of these sizes, with its end padded to a record as tar has it."""
-    return _closed(sum(_member_bytes(size) for size in sizes))
+    """Size of a tar with files of these sizes, its end padded to a whole record."""
+    return _tar_size(sum(_member_bytes(size) for size in sizes))
 
 
 def _member_bytes(size: int) -> int:
-    """A file in a tar: its header, and its data in whole blocks."""
+    """Bytes of a file in a tar: a header block, and its data in whole blocks."""
     return BLOCK + math.ceil(size / BLOCK) * BLOCK
 
 
-def _closed(content: int) -> int:
+def _tar_size(content: int) -> int:
+    """Bytes of a tar: its members, two zero blocks, and padding to whole records (POSIX.1-2001, pax, ustar)."""
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
 class ShardWriter:
-    """Writes one shard into a local folder; `commit` puts it where it belongs. A context manager.
+    """Writes one shard to a local folder; `commit` moves it to the dataset. A context manager.
 
-    Until then the dataset does not change. Of a clip's MP4 only a piece at a time is in memory.
+    MP4s are copied in chunks, so that memory does not grow with their size.
     """
 
-    def __init__(self, number: int, folder: Path, *, columns: pa.Schema | None = None) -> None:
+    def __init__(self, number: int, folder: Path, *, columns: pa.Schema) -> None:
         """Begin a shard.
 
         Args:
             number: its number in the dataset.
             folder: an existing local folder for its files until `commit`.
-            columns: the names and types of all columns that clips' metadata have anywhere in the dataset, so that
-                every shard has the same; see `streamvid.packing.lists.meta_columns`. None: the metadata are
-                written as JSON alone.
+            columns: names and types of all metadata columns of the pack, also of those that no clip of this shard
+                has; see `streamvid.packing.lists.meta_columns`.
         """
         self.name = f"{number:08d}"
         self._columns = columns
@@ -92,7 +99,7 @@ class ShardWriter:
         self._tar = TarWriter(
             self._hashed, user=_OWNER, group=_OWNER, encoder=False, mtime=0, format=tarfile.USTAR_FORMAT
         )
-        # TarWriter's own tar is a stream, written in pieces of 10 KiB. This one writes the same bytes as they come.
+        # TarWriter opens a stream with a buffer of 10 KiB. This tar writes the same bytes unbuffered.
         self._tar.tarstream = tarfile.TarFile(fileobj=self._hashed, mode="w", format=tarfile.USTAR_FORMAT)
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
@@ -100,18 +107,18 @@ class ShardWriter:
 
     @property
     def clips(self) -> int:
-        """How many clips have been added."""
+        """Number of clips added."""
         return len(self._rows)
 
     def size_with(self, clip: StoredClip, described: ClipMetadata) -> int:
-        """Bytes of the tar if this clip were its last."""
-        return _closed(self._content + sum(_member_bytes(size) for size in _file_sizes(clip, described)))
+        """Bytes of the tar if it ended with this clip."""
+        return _tar_size(self._content + sum(_member_bytes(size) for size in _file_sizes(clip, described)))
 
     def add(self, clip: StoredClip, described: ClipMetadata) -> None:
         """Append a clip.
 
         Raises:
-            ValueError: it is larger than a tar can hold, before anything of it was written.
+            ValueError: it is too large for a tar; nothing of it was written.
         """
         if clip.mp4_bytes > MAX_FILE_BYTES:
             raise ValueError("the mp4 is larger than a tar can hold")
@@ -119,7 +126,7 @@ class ShardWriter:
         sha256 = self._add_video(clip, described.key)
         sizes = [clip.mp4_bytes]
         for extension, data in zip(EXTENSIONS[1:], (clip.index.to_npy(), described.to_json()), strict=True):
-            # One call per file: TarWriter sorts those of one call by extension.
+            # One call per file: TarWriter sorts the files of a call by extension.
             start = self._tar.tarstream.offset
             self._tar.write({"__key__": described.key, extension: data})
             if self._tar.tarstream.offset != start + _member_bytes(len(data)):
@@ -160,7 +167,7 @@ class ShardWriter:
         )
 
     def _add_video(self, clip: StoredClip, key: str) -> str:
-        """Append a clip's MP4 as TarWriter would, but in pieces; gives its SHA-256."""
+        """Append a clip's MP4 as TarWriter would, but in chunks; returns its SHA-256."""
         header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
         header.size, header.mode, header.mtime = clip.mp4_bytes, self._tar.mode, self._tar.mtime
         header.uname, header.gname = self._tar.user, self._tar.group
@@ -169,10 +176,10 @@ class ShardWriter:
         if self._hashed.written != start + BLOCK:
             raise AssertionError("a tar header of more than one block: not USTAR")
         checksum = hashlib.sha256()
-        for piece in clip.pieces():
-            self._hashed.write(piece)
+        for chunk in clip.pieces():
+            self._hashed.write(chunk)
             if not clip.sha256:
-                checksum.update(piece)
+                checksum.update(chunk)
         self._hashed.write(bytes(-header.size % BLOCK))
         if self._hashed.written != start + _member_bytes(header.size):
             raise AssertionError("the mp4 is not as large as it was")
@@ -180,7 +187,7 @@ class ShardWriter:
         return clip.sha256 or checksum.hexdigest()
 
     def commit(self, destination: str) -> ShardEntry:
-        """Finish the shard and put it into the dataset at `destination`: tar, then idx, then parquet, each whole.
+        """Finish the shard and move its files to `destination`: tar, idx, parquet, in this order, each atomically.
 
         Raises:
             StreamvidError: the destination cannot be written, or a clip's metadata do not fit the columns.
@@ -190,10 +197,8 @@ class ShardWriter:
         paths = {kind: self._folder / f"{self.name}.{kind}" for kind in SHARD_EXTENSIONS}
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         paths["idx"].write_bytes(index.encode())
-        fields = None
-        if self._columns is not None:
-            metas, keys = ([str(row[name]) for row in self._rows] for name in ("meta", "key"))
-            fields = typed_columns(metas, self._columns, keys)
+        metas, keys = ([str(row[name]) for row in self._rows] for name in ("meta", "key"))
+        fields = typed_columns(metas, self._columns, keys)
         write_parquet(self._rows, self._indexes, paths["parquet"], fields)
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written
@@ -216,8 +221,8 @@ class ShardWriter:
             self._hashed.close()
 
     def _check(self) -> None:
-        """Cheap proof that the offsets are right: the size of the whole, and where the last clip's headers are."""
-        if self._hashed.written != _closed(self._content) or self._path.stat().st_size != self._hashed.written:
+        """Check the offsets by the size of the tar and the headers of the last clip."""
+        if self._hashed.written != _tar_size(self._content) or self._path.stat().st_size != self._hashed.written:
             raise AssertionError("the tar is not as large as its files make it")
         row = self._rows[-1]
         with self._path.open("rb") as file:
@@ -240,10 +245,16 @@ def write_parquet(
     rows: Sequence[dict[str, int | str | bytes | None]],
     indexes: Sequence[FrameIndex],
     path: Path,
-    fields: pa.Table | None = None,
+    fields: pa.Table,
 ) -> None:
-    """Write a shard's parquet: `rows` hold the scalar columns, `indexes` the lists, one each per clip; `fields` are
-    the columns that came with the clips, see `streamvid.packing.typed_columns.typed_columns`."""
+    """Write the Parquet file of a shard.
+
+    Args:
+        rows: the scalar columns of each clip.
+        indexes: the frame index of each clip, which become list columns.
+        path: of the file.
+        fields: the metadata columns, see `streamvid.packing.typed_columns.typed_columns`.
+    """
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCALAR_SCHEMA]
     ends = pa.array(np.concatenate([[0], np.cumsum([len(index) for index in indexes])]), type=pa.int32())
     for name in INDEX_TYPES:
@@ -251,10 +262,9 @@ def write_parquet(
         values = np.concatenate([getattr(index, name) for index in indexes])
         columns.append(pa.ListArray.from_arrays(ends, pa.array(values).cast(INDEX_TYPES[name]), type=field.type))
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
-    if fields is not None:
-        for name in fields.column_names:
-            table = table.append_column(fields.schema.field(name), fields[name])
-    # One row group: a shard is read as a whole, and more would only cost requests.
+    for name in fields.column_names:
+        table = table.append_column(fields.schema.field(name), fields[name])
+    # One row group, as a shard is read as a whole: more would cost requests.
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
 
 
@@ -263,7 +273,7 @@ def _file_sizes(clip: StoredClip, described: ClipMetadata) -> list[int]:
 
 
 class _HashingFile(io.RawIOBase):
-    """A file that is hashed as it is written."""
+    """A file that computes the SHA-256 of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

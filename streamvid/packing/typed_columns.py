@@ -1,8 +1,8 @@
-"""The columns of lists, as every shard's Parquet has them: their types, and their values out of the clips' JSON.
+"""Metadata columns in Parquet: their types, from the schemas of the lists, and their values, from the clips' JSON.
 
-Metadata travel through packing as one JSON object per clip, because that is what the clip's `.json` holds, whatever
-came from which list. JSON has fewer types than the lists had, so the types travel beside it, as a schema that is the
-same for all shards of a pack. docs/format.md says what comes out.
+A clip's metadata are one JSON object, the text of its `.json` file, merged from any number of lists. JSON has fewer
+types than lists, so the types are passed along as a schema, the same for all shards of a pack; none is inferred again.
+`verify` checks shards with the same conversion. docs/format.md specifies the types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_COLUMNS: Final = pa.schema([])
 
 
 def column_type(kind: pa.DataType) -> pa.DataType:
-    """The type in the Parquet of a list's column of that type: the same, or text where it is one of JSON's objects."""
+    """The Parquet type for a list's column: its own type, or text for structs, which are stored as JSON."""
     if pa.types.is_dictionary(kind):
         return column_type(kind.value_type)
     if pa.types.is_float16(kind):
@@ -29,13 +29,13 @@ def column_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date(kind):
         return pa.date32()
     if pa.types.is_timestamp(kind):
-        # Parquet has no whole seconds, and Python's clocks, which JSON's texts come from, no nanoseconds.
+        # Parquet has no seconds, and datetime, from which the JSON is written, no nanoseconds.
         return pa.timestamp({"s": "ms", "ns": "us"}.get(kind.unit, kind.unit), kind.tz)
     if pa.types.is_time(kind):
         return pa.time64("us")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = column_type(kind.value_type)
-        # Text may stand for objects here, and a list of these is one text: JSON is not put into JSON.
+        # A list of structs is one JSON text, not a list of JSON texts.
         return pa.string() if pa.types.is_string(inner) and not _is_text(kind.value_type) else pa.list_(inner)
     plain = (
         pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
@@ -43,11 +43,11 @@ def column_type(kind: pa.DataType) -> pa.DataType:
     return kind if plain else pa.string()
 
 
-def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns of several lists together, in the order in which they first come.
+def unify_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns of several lists, in order of first occurrence.
 
-    A column that several lists have gets a type that holds the values of all: whole numbers of different widths the
-    wider one, whole numbers and others float64, everything else text.
+    A column of several lists gets a type for the values of all: the wider of two integer types, float64 for integers
+    and floats, text for any other pair.
     """
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
@@ -58,19 +58,19 @@ def united(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def typed_columns(metas: Sequence[str], columns: pa.Schema, keys: Sequence[str]) -> pa.Table:
-    """Clips' metadata as the Parquet has them.
+    """Convert the metadata of clips from JSON to Parquet columns.
 
     Args:
         metas: a JSON object per clip.
-        columns: the columns' names and types, without the prefix.
+        columns: names and types of the columns.
         keys: the clips' keys, for messages.
 
     Returns:
-        One row per clip; the names have `FIELD_PREFIX` before them. Null where a clip has no value.
+        One row per clip, null where it has no value; column names begin with `FIELD_PREFIX`.
 
     Raises:
-        InputError: a value does not fit its column.
-        ValueError: a clip has a column that is not among `columns`, or its metadata are no JSON object.
+        InputError: a value cannot be converted to the type of its column.
+        ValueError: a clip has a column that is not in `columns`, or its metadata are not JSON.
     """
     values: dict[str, list[Any]] = {name: [None] * len(metas) for name in columns.names}
     for row, text in enumerate(metas):
@@ -103,14 +103,14 @@ def _array(field: pa.Field[Any], values: list[Any], keys: Sequence[str]) -> pa.A
 
 
 def _carrier(kind: pa.DataType) -> pa.DataType:
-    """What Arrow is given values of that type as: it reads dates out of JSON's texts itself, but no times of day."""
+    """The Arrow type that JSON values are loaded as before the cast: text for dates, which Arrow parses; not for times."""
     if pa.types.is_list(kind):
         return pa.list_(_carrier(kind.value_type))
     return pa.string() if pa.types.is_temporal(kind) and not pa.types.is_time(kind) else kind
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:
-    """The value as Arrow takes it for a column of that type."""
+    """A JSON value as Arrow accepts it for a column of that type."""
     if value is None:
         return None
     if pa.types.is_string(kind) and not isinstance(value, str):
@@ -118,7 +118,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind) and not isinstance(value, bool):
         return float(value)
     if pa.types.is_integer(kind) and (isinstance(value, bool) or value != int(value)):
-        raise TypeError("no whole number")  # Arrow would cut the fraction off
+        raise TypeError("no whole number")  # Arrow would truncate it
     if pa.types.is_time(kind):
         return datetime.time.fromisoformat(value)
     if pa.types.is_list(kind):
@@ -140,7 +140,7 @@ def _common(one: pa.DataType, two: pa.DataType) -> pa.DataType:
     whole = [pa.types.is_integer(kind) for kind in (one, two)]
     if all(whole):
         signed = [pa.types.is_signed_integer(kind) for kind in (one, two)]
-        # Of a signed and an unsigned one, the unsigned needs a bit more.
+        # Next to a signed type, an unsigned one needs the next width.
         bits = max(kind.bit_width * (1 if sign or all(s == sign for s in signed) else 2)
                    for kind, sign in zip((one, two), signed, strict=True))  # fmt: skip
         names = ("int", "uint")
@@ -149,7 +149,7 @@ def _common(one: pa.DataType, two: pa.DataType) -> pa.DataType:
         return pa.float64()
     if pa.types.is_list(one) and pa.types.is_list(two):
         inner = _common(one.value_type, two.value_type)
-        # A list of texts must have been one before: numbers in lists are not turned into texts one by one.
+        # Numbers in lists are not converted to text one by one: such lists become one JSON text.
         texts = [pa.types.is_string(kind.value_type) or pa.types.is_null(kind.value_type) for kind in (one, two)]
         return pa.string() if pa.types.is_string(inner) and not all(texts) else pa.list_(inner)
     return pa.string()

@@ -201,9 +201,29 @@ def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> No
 def test_usage() -> None:
     assert run("--help").returncode == 0
     assert run("pack", "--help").stdout.startswith("usage: streamvid pack")
-    assert run("pack", "one").returncode == 2
-    assert run().returncode == 2
     assert run("--version").stdout.startswith("streamvid ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "the following arguments are required: COMMAND; see streamvid --help"),
+        (["pack", "one"], "the following arguments are required: DATASET; see streamvid pack --help"),
+        (["pack", "in", "out", "--nope", "1"], "unrecognized arguments: --nope 1; see streamvid pack --help"),
+        (["pack", "in", "out", "--engine", "x"], "argument --engine: invalid choice: 'x'"),
+        (["pack", "in", "out", "--clip", "x"], "argument --clip: 'x' is not a length; write 10s"),
+        (["nope"], "argument COMMAND: invalid choice: 'nope'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"streamvid: {said}")
+    assert "--help\n" in err
+    assert err.count("\n") == 1
+    assert out == ""
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -161,7 +161,7 @@ def test_a_hundred_thousand_clips_open_fast(tmp_path: Path, monkeypatch: pytest.
             row |= {"sha256": f"{shard * clips + clip:064x}", "stsd": b"\0" * 160, "rotation": 0, "frames": 30}
             row |= {"packets": 30, "mp4_offset": 512, "npy_offset": 512, "json_offset": 512, "mp4_size": 1000}
             rows.append(row)
-        write_parquet(rows, [index] * clips, folder / f"{shard:08d}.parquet")
+        write_parquet(rows, [index] * clips, folder / f"{shard:08d}.parquet", pa.table({}))
         with (folder / f"{shard:08d}.tar").open("wb") as tar:
             tar.truncate(10240)
         zeros = "0" * 64

@@ -26,6 +26,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
+from streamvid.packing.typed_columns import NO_COLUMNS
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.read_buffer import PIECE, coalesce, read_pieces
 from streamvid.video.remux import store_clip, store_through_ffmpeg
@@ -282,7 +283,7 @@ def test_pieces(rows: list[tuple[int, int]], piece: int) -> None:
 
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
-    with ShardWriter(0, folder) as writer:
+    with ShardWriter(0, folder, columns=NO_COLUMNS) as writer:
         writer.add(clip, ClipMetadata("key", "source", None, "{}"))
     return (folder / "00000000.tar").read_bytes()
 

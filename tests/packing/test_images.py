@@ -191,7 +191,7 @@ def test_what_is_wrong_with_an_image_is_said(change: Any, reason: str, tmp_path:
 def test_two_images_of_one_number(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", ["a1.jpg", "a01.jpg"])
     with pytest.raises(VideoError, match="have the number 1"):
-        sequence_video(f"{tmp_path}/in/", tmp_path, fps=Fraction(1), conversion=TranscodeOptions())
+        sequence_video(f"{tmp_path}/in/", tmp_path, fps=Fraction(1), options=TranscodeOptions())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from streamvid.dataset.schema import SCHEMA
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import ClipMetadata, ShardWriter, tar_bytes
+from streamvid.packing.typed_columns import NO_COLUMNS
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.remux import store_clip
 from tests.support.packed import NATURAL_ORDER, make_videos
@@ -165,7 +166,7 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
     described = [ClipMetadata(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
-    with ShardWriter(3, tmp_path) as writer:
+    with ShardWriter(3, tmp_path, columns=NO_COLUMNS) as writer:
         sizes = []
         for one in described:
             sizes.append(writer.size_with(clip, one))
@@ -181,7 +182,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     (tmp_path / "work").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path / "work") as writer:
+    with ShardWriter(0, tmp_path / "work", columns=NO_COLUMNS) as writer:
         writer.add(clip, ClipMetadata("k", "slow.mp4", None, "{}"))
         assert not (tmp_path / "ds").exists()
 
@@ -189,7 +190,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
 def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path) as writer:
+    with ShardWriter(0, tmp_path, columns=pa.schema({"a": pa.int64()})) as writer:
         writer.add(clip, ClipMetadata("k" * 80, "s", 1, '{"a":1}'))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:

@@ -21,7 +21,7 @@ from streamvid.dataset.selection import repeats, select_rows
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.lists import meta_columns, other_columns, read_table
 from streamvid.packing.pack import pack
-from streamvid.packing.typed_columns import column_type, typed_columns, united
+from streamvid.packing.typed_columns import column_type, typed_columns, unify_schemas
 from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 
@@ -112,7 +112,9 @@ def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
 )
 def test_one_column_of_two_lists(one: pa.DataType, two: pa.DataType, both: pa.DataType) -> None:
     for first, second in ((one, two), (two, one)):
-        assert united([pa.schema({"x": first}), pa.schema({"x": second, "y": pa.null()})]).field("x").type == both
+        assert (
+            unify_schemas([pa.schema({"x": first}), pa.schema({"x": second, "y": pa.null()})]).field("x").type == both
+        )
 
 
 def test_values_that_do_not_fit() -> None:
