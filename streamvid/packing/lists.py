@@ -66,17 +66,14 @@ def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Sch
     Raises:
         InputError: a list cannot be read.
     """
-    schemas = [read_list(path).types for path in dict.fromkeys(lists)]
-    found = unify_schemas(
-        [pa.schema([field for field in schema if field.name in _others(schema)]) for schema in schemas]
-    )
+    found = unify_schemas([_metadata_fields(read_list(path).types) for path in dict.fromkeys(lists)])
     return pa.schema([*own, *[field for field in found if field.name not in own.names]])
 
 
-def _others(types: pa.Schema) -> list[str]:
+def _metadata_fields(types: pa.Schema) -> pa.Schema:
     """The metadata columns of a list: those that neither name videos nor label them."""
     named = next((name for name in TEXT_COLUMNS if name in types.names), "")
-    return [name for name in types.names if name not in (named, "key", "label")]
+    return pa.schema([field for field in types if field.name not in (named, "key", "label")])
 
 
 def read_list(path: str) -> List:

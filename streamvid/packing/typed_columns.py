@@ -103,7 +103,7 @@ def _array(field: pa.Field[Any], values: list[Any], keys: Sequence[str]) -> pa.A
 
 
 def _carrier(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type that JSON values are loaded as before the cast: text for dates, which Arrow parses; not for times."""
+    """The Arrow type that JSON values are loaded as, before the cast: text for dates, which Arrow parses itself."""
     if pa.types.is_list(kind):
         return pa.list_(_carrier(kind.value_type))
     return pa.string() if pa.types.is_temporal(kind) and not pa.types.is_time(kind) else kind
