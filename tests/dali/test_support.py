@@ -47,7 +47,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     (folder / "videos").mkdir()
     for name, recipe in RECIPES.items():
         write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-    pack([folder / "videos"], folder / "set", treatment=PackOptions("any"), workers=1, progress=False)
+    pack([folder / "videos"], folder / "set", options=PackOptions("any"), workers=1, progress=False)
     return sv.Dataset.open(Path(folder / "set"))
 
 

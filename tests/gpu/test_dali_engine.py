@@ -33,7 +33,7 @@ def packed(recipes: dict[str, Recipe], folder: Path) -> str:
     pack(
         [str(folder / "videos")],
         str(folder / "dataset"),
-        treatment=PackOptions("any"),
+        options=PackOptions("any"),
         shard_size=200_000,
         progress=False,
     )
