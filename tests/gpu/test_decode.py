@@ -12,9 +12,8 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.reference import slice_of, whole
+from tests.support.reference import slice_of, to_arrays, whole
 from tools.clips import Recipe, hard_recipes, read_frame_number, write
-from tools.gpu_survey import arrays
 
 HARD = hard_recipes()
 ON_GPU = [
@@ -47,7 +46,7 @@ def stock(clip: StoredClip) -> npt.NDArray[np.uint8]:
     pipe.build()
     pipe.feed_input("mp4", [np.fromfile(clip.mp4, dtype=np.uint8)])
     (out,) = pipe.run()
-    return arrays(out)[0]
+    return to_arrays(out)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +54,7 @@ def test_slices_give_the_frames_of_a_sequential_decode(name: str, tmp_path: Path
     recipe, clip = stored(name, tmp_path)
     shown = recipe.shown()
     decoder = GpuDecoder(device_id=0, threads=4, max_batch=32)
-    (reference,) = arrays(decoder.decode([whole(clip)]))
+    (reference,) = to_arrays(decoder.decode([whole(clip)]))
     if not (clip.index.flags & 8).any():
         np.testing.assert_array_equal(reference, stock(clip))
     rng = np.random.default_rng(len(name))
@@ -63,7 +62,7 @@ def test_slices_give_the_frames_of_a_sequential_decode(name: str, tmp_path: Path
         np.sort(rng.choice(len(shown), int(rng.integers(1, min(8, len(shown)) + 1)), replace=False)) for _ in range(20)
     ]
     slices = [slice_of(clip, pick) for pick in picks]
-    for pick, part, frames in zip(picks, slices, arrays(decoder.decode(slices)), strict=True):
+    for pick, part, frames in zip(picks, slices, to_arrays(decoder.decode(slices)), strict=True):
         np.testing.assert_array_equal(frames, reference[pick])
         assert [read_frame_number(frame) for frame in frames] == [shown[n] for n in pick]
         # Another decoder, other rounding; but the same picture, in the same colours.
@@ -78,7 +77,7 @@ def test_batches_of_mixed_clips_over_and_over(tmp_path: Path) -> None:
     names = ["h264", "hevc", "hevc_10bit", "vp9", "h264_portrait", "h264_2997", "hevc_open_gop", "h264_mkv"]
     clips = {name: stored(name, tmp_path)[1] for name in names}
     alone = {
-        name: arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([whole(clip)]))[0]
+        name: to_arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([whole(clip)]))[0]
         for name, clip in clips.items()
     }
     decoder = GpuDecoder(device_id=0, threads=4, max_batch=16)
@@ -89,5 +88,5 @@ def test_batches_of_mixed_clips_over_and_over(tmp_path: Path) -> None:
         held.append((batch, decoder.decode([slice_of(clips[name], pick) for name, pick in batch])))
         # Batches that are still held must not change when the next ones are decoded.
         for older, frames in held[-3:]:
-            for (name, pick), got in zip(older, arrays(frames), strict=True):
+            for (name, pick), got in zip(older, to_arrays(frames), strict=True):
                 np.testing.assert_array_equal(got, alone[name][pick])

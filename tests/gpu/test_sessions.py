@@ -25,11 +25,10 @@ from streamvid.video import clip_index
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.reference import slice_of, whole
+from tests.support.reference import slice_of, to_arrays, whole
 from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe, write
 from tools.damage import lie_about_order
-from tools.gpu_survey import arrays
 
 pytest.importorskip("PyNvVideoCodec")
 
@@ -273,7 +272,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     shown = np.argsort(np.argsort(good.index.pts))
     assert not np.array_equal(shown, np.arange(30))
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
-    got = arrays(decoder.decode([whole(good), replace(whole(lying), in_order=False)] * 2))
+    got = to_arrays(decoder.decode([whole(good), replace(whole(lying), in_order=False)] * 2))
     (expected,) = stock_frames([good])
     for pictures in got[::2]:
         np.testing.assert_array_equal(pictures, expected)
@@ -319,7 +318,7 @@ def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> Non
     ]
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
     assert not any(decoder.uses_dali(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips)
-    got = arrays(decoder.decode([whole(clip) for clip in clips]))
+    got = to_arrays(decoder.decode([whole(clip) for clip in clips]))
     for expected, pictures in zip(stock_frames(clips), got, strict=True):
         np.testing.assert_array_equal(pictures, expected)
     decoder.close()

@@ -10,9 +10,8 @@ import pytest
 
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.gpu_support import Route, support
-from tests.support.reference import slice_of, whole
-from tools.gpu_survey import arrays
-from tools.slice_cases import Case, cases
+from tests.support.packet_selection_cases import Case, cases
+from tests.support.reference import slice_of, to_arrays, whole
 
 CODECS = ("h264", "h264", "hevc", "hevc", "vp9", "vp9", "vp8", "mpeg4")
 BATCH = 32
@@ -32,7 +31,7 @@ def test_frames_of_any_encoder_are_those_of_the_sequential_decode(seed: int, ses
     made = [case for case in cases(seed, 12, tmp_path, codecs=CODECS, width=192, height=160) if not refused(case)]
     assert len(made) >= 5
     alone = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=sessions)
-    references = [arrays(alone.decode([whole(case.clip)]))[0] for case in made]
+    references = [to_arrays(alone.decode([whole(case.clip)]))[0] for case in made]
     alone.close()
     for case, frames in zip(made, references, strict=True):
         assert len(frames) == len(case.clip.index.visible)
@@ -42,7 +41,7 @@ def test_frames_of_any_encoder_are_those_of_the_sequential_decode(seed: int, ses
     try:
         for first in range(0, len(work), BATCH):
             batch = work[first : first + BATCH]
-            decoded = arrays(decoder.decode([slice_of(made[n].clip, wanted) for n, wanted in batch]))
+            decoded = to_arrays(decoder.decode([slice_of(made[n].clip, wanted) for n, wanted in batch]))
             for (n, wanted), frames in zip(batch, decoded, strict=True):
                 np.testing.assert_array_equal(
                     frames, references[n][wanted], err_msg=f"frames {wanted.tolist()} of {made[n].recipe}"

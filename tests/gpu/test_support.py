@@ -13,9 +13,8 @@ from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
-from tests.support.reference import whole
+from tests.support.reference import to_arrays, whole
 from tools.clips import Recipe, write
-from tools.gpu_survey import arrays
 
 EDGES = [
     Recipe(frames=6, width=64, height=64),
@@ -44,7 +43,7 @@ def decodes(encoded: EncodedSlice) -> bool:
     """Whether this GPU gives the frames that the CPU gives."""
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=1)
     try:
-        (frames,) = arrays(decoder.decode([encoded]))
+        (frames,) = to_arrays(decoder.decode([encoded]))
     except (VideoError, RuntimeError) as error:
         print(error)
         return False

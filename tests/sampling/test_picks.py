@@ -37,7 +37,6 @@ from tests.sampling.test_windows import (
     slot,
 )
 from tests.support.sampling import select
-from tools.bench import sampling as bench
 
 NONE = np.empty(0)
 rates = st.sampled_from([*RATES, 29.97, 8, 0.5, 1000]) | st.floats(0.5, 300)
@@ -698,13 +697,3 @@ def test_all_are_exported() -> None:
     for name in ("ByClip", "ClipTimes", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Window", "TiledWindows"):
         assert getattr(sv, name).__name__ == name
         assert name in sv.__all__
-
-
-def test_the_benchmark_measures_every_sampler() -> None:
-    for sampler in bench.SAMPLERS.values():
-        assert all(bench.cost(sampler, frames, calls=3, rounds=1) > 0 for frames in (300, 10, 1))
-    assert set(bench.PROMISED) <= bench.SAMPLERS.keys()
-    tried = {type(sampler).__name__ for sampler in bench.SAMPLERS.values()}
-    assert tried == {
-        "All", "ByClip", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Uniform", "Window", "TiledWindows"
-    }  # fmt: skip

@@ -54,6 +54,14 @@ def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: Fr
     )
 
 
+def to_arrays(decoded: Any) -> list[npt.NDArray[np.uint8]]:
+    """Decoded frames on a GPU as NumPy arrays: of a list of PyTorch tensors, or of DALI's list of tensors."""
+    if isinstance(decoded, list):
+        return [frames.cpu().numpy() for frames in decoded]
+    host = decoded.as_cpu()
+    return [np.array(host.at(i)) for i in range(len(host))]
+
+
 def whole(clip: StoredClip) -> EncodedSlice:
     """All frames of a stored clip, and all its packets: nothing is left out."""
     plain = replace(clip.index, flags=clip.index.flags & ~np.int64(2 | 4))

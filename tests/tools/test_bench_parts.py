@@ -13,25 +13,24 @@ from typing import Any
 import pytest
 
 from tools import dali_faults
-from tools.bench import access_report, decode, random_access, rivals
-from tools.bench.apart import PartError, results
-from tools.bench.decode_clips import KINDS, names_of_sets, recipe
-from tools.bench.decode_plot import shares
-from tools.bench.timing import Numbers, Timing, Way, in_the_middle, requests, time_way
+from tools.bench import access_report, baselines, decode, random_access
+from tools.bench.decode_rows import FORMATS
+from tools.bench.isolated import PartError, run_isolated
+from tools.bench.timing import FrameNumbers, Timing, Way, middle_clips, random_clips, time_way
 
 FAULTS = sorted(Path(dali_faults.__file__).parent.glob("[!_]*.py"))
 
 
 def part(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module that runs this code; its name."""
-    (folder / "part_of_a_test.py").write_text("import os, sys, time\nfrom tools.bench.apart import emit\n" + code)
+    (folder / "part_of_a_test.py").write_text("import os, sys, time\nfrom tools.bench.isolated import emit\n" + code)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
     return "part_of_a_test"
 
 
 def test_results_come_as_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = part(tmp_path, "print('noise')\nfor n in range(3): emit({'n': n, 'of': sys.argv[1]})", monkeypatch)
-    assert list(results(name, ["x"], seconds=30)) == [{"n": n, "of": "x"} for n in range(3)]
+    assert list(run_isolated(name, ["x"], seconds=30)) == [{"n": n, "of": "x"} for n in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -47,26 +46,26 @@ def test_a_part_that_dies_or_hangs_leaves_its_results(
 ) -> None:
     name = part(tmp_path, f"emit({{'n': 1}})\n{end}", monkeypatch)
     started = time.monotonic()
-    coming = results(name, [], seconds=3)
+    coming = run_isolated(name, [], seconds=3)
     assert next(coming) == {"n": 1}
     with pytest.raises(PartError, match=words):
         next(coming)
     assert time.monotonic() - started < 30
 
 
-def test_requests_lie_in_the_video() -> None:
+def test_random_clips_lie_in_the_video() -> None:
     for length in (20, 60):
-        wanted = requests(length, 100, seed=1)
+        wanted = random_clips(length, 100, seed=1)
         assert all(0 <= clip[0] < clip[-1] < length * 60 for clip in wanted)
         assert all(b - a == 60 for clip in wanted for a, b in itertools.pairwise(clip))
-        (middle,) = in_the_middle(length, 1)
-        assert middle[0] == pytest.approx(sum(clip[0] for clip in requests(length, 10**4, 1)) / 10**4, rel=0.05)
+        (middle,) = middle_clips(length, 1)
+        assert middle[0] == pytest.approx(sum(clip[0] for clip in random_clips(length, 10**4, 1)) / 10**4, rel=0.05)
 
 
 def slow_way(seconds: float, asked: list[int]) -> Way:
     """Four clips at once, each of which takes so long."""
 
-    def run(wanted: Numbers) -> None:
+    def run(wanted: FrameNumbers) -> None:
         asked.append(len(wanted))
         time.sleep(seconds * len(wanted))
 
@@ -95,7 +94,7 @@ def test_a_way_that_fails_says_why() -> None:
 
 def found(**seconds: tuple[float, ...]) -> access_report.Found:
     """Timings of ways for videos of 60, 300 and 3000 seconds on a GPU."""
-    names = {"ours": access_report.STREAMING, "nvc": access_report.NVC, "whole": access_report.WHOLE}
+    names = {"ours": access_report.STREAM_LOADER, "nvc": access_report.NVC, "whole": access_report.WHOLE}
     return {
         (names[key], length): Timing(names[key], "cuda", length, 128, (taken,), 128)
         for key, values in seconds.items()
@@ -117,12 +116,12 @@ def test_all_bars_of_random_access_are_checked() -> None:
         assert not all(check.passed for check in access_report.checks(bad))
 
 
-def test_ways_on_a_cpu_are_held_against_the_best_rival() -> None:
-    names = (access_report.STREAMING, *access_report.ON_CPU)
+def test_ways_on_a_cpu_are_held_against_the_best_baseline() -> None:
+    names = (access_report.STREAM_LOADER, *access_report.ON_CPU)
     timings: access_report.Found = {(name, 60): Timing(name, "cpu", 60, 128, (2.0,), 128) for name in names}
     (check,) = access_report.checks(timings)
     assert (check.value, check.bar) == (1.0, 2.0)
-    assert set(access_report.ON_CPU) <= set(rivals.RIVALS)
+    assert set(access_report.ON_CPU) <= set(baselines.BASELINES)
     assert access_report.WHOLE_VP9 in random_access.names("cpu", "h264")
     assert access_report.WHOLE_VP9 not in random_access.names("cuda", "h264")
 
@@ -133,7 +132,7 @@ def test_what_was_cut_is_marked_and_what_was_measured_is_kept() -> None:
     rows = access_report.table(timings)
     assert [row["300 s"] for row in rows] == ["1.00", "~80.00"]
     assert rows[1]["3000 s"] == ""
-    mine = timings[access_report.STREAMING, 60]
+    mine = timings[access_report.STREAM_LOADER, 60]
     assert random_access.rounds_needed(mine, mine.name, 3) == 2
     assert random_access.rounds_needed(timings[access_report.WHOLE, 300], access_report.WHOLE, 3) == 0
     more = mine.with_more(Timing(mine.name, "cuda", 60, 128, (3.0,), 128))
@@ -142,16 +141,14 @@ def test_what_was_cut_is_marked_and_what_was_measured_is_kept() -> None:
 
 
 def test_the_rows_of_decoding() -> None:
-    cases = decode.cases(False, "")
-    windows = [case for case in cases if case.row == "windows"]
-    assert len(windows) == len(KINDS) * (3 * 2 + 2)
+    cases = decode.all_cases()
+    assert len(cases) == len(FORMATS) * (3 * 2 + 2)
     assert len({case.name for case in cases}) == len(cases)
-    assert len({recipe(name).params for name in names_of_sets()}) == 32
-    assert [case.kind for case in decode.cases(False, "loop")] == ["h264 720p", "hevc 720p"]
+    assert {case.name for case in decode.all_cases(quick=True)} < {case.name for case in cases}
 
 
-def test_bars_of_decoding_are_checked(tmp_path: Path) -> None:
-    about: dict[str, Any] = {"row": "windows", "kind": "h264 1080p", "gop": 15, "stride": 1, "batch": 64, "error": ""}
+def test_bars_of_decoding_are_checked() -> None:
+    about: dict[str, Any] = {"kind": "h264 1080p", "gop": 15, "stride": 1, "batch": 64, "error": ""}
     row = about | {
         "stock_s": 5.0, "stock_clips": 64, "opening_s": 4.0, "streamvid_s": 0.5, "limit_s": 0.48, "packets": 1400.0,
         "memory": 1.1, "same": True,
@@ -159,11 +156,6 @@ def test_bars_of_decoding_are_checked(tmp_path: Path) -> None:
     assert all(check.passed for check in decode.checks([row]))
     for bad in ({"stock_s": 3.9}, {"limit_s": 0.44}, {"memory": 2.1}, {"same": False}):
         assert sum(not check.passed for check in decode.checks([row | bad])) == 1
-    loop = about | {"row": "loop", "beyond": 0.06}
-    assert [check.passed for check in decode.checks([loop])] == [False]
-    parts = shares(row)
-    assert sum(parts["stock DALI"]) == pytest.approx(5.0)
-    assert sum(parts["streamvid"]) == pytest.approx(0.5)
     failed = about | {"error": "died"}
     assert decode.table([failed])[0]["same"] == "does not run"
     assert decode.checks([failed]) == []

@@ -1,25 +1,18 @@
 """What decoding costs on a GPU: stock DALI, streamvid's decoder, and the limit of the chip.
 
-    python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE [--resume]] [--plot FILE]
+    python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE [--resume]]
     python -m tools.bench.decode --clips DIR --make-clips       # make the clips alone; needs no GPU
-    python -m tools.bench.decode --from FILE --plot FILE        # draw what was measured before
 
 Batches of windows of 16 frames at random places, the same packets three ways:
 
 - stock: `fn.decoders.video`, one stream per sample, once, with the better of two numbers of threads. It gets 64 clips
   at most; for larger batches its time is extrapolated: marked with ~;
 - streamvid: `GpuDecoder`, batch after batch, as the loader runs it;
-- limit: the same packets as long streams, one per engine, through decoders that stay open; frames are dropped.
+- limit: the same packets as long streams, one per NVDEC engine, through persistent decode sessions; frames are dropped.
 
-Frames of the first batch are compared with stock's, bit for bit. Memory is what the GPU has less while batches run,
-against the frames of the two batches that are alive at a time. Other rows, below the table:
-
-- loop, proxy: a StreamLoader or a GpuDataLoader in a loop that only sums each batch, against the decoder alone on the
-  same windows;
-- sets, sizes: batches of clips with 32 parameter sets, or of 8 sizes, against as many pixels of clips that are alike;
-- grouped: a StreamLoader over clips of 8 sizes, with `group_by_size` and without.
-
-Each kind of clips has a process of its own. With `--json` all that is known is written after each row.
+Frames of the first batch are compared with stock's, bit for bit. Memory is how much less the GPU has free while batches
+run, over the size of two batches of frames, which is what is alive at a time. Each kind of clips has a process of its
+own. With `--json` all that is known is written after each row.
 """
 
 from __future__ import annotations
@@ -30,54 +23,52 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.apart import PartError, results
-from tools.bench.decode_clips import KINDS, MIXED_GOP, make_all
-from tools.bench.decode_plot import plot
-from tools.bench.decode_rows import WINDOW, Case
+from tools.bench.decode_rows import FORMATS, WINDOW, Case, make_clips
+from tools.bench.isolated import PartError, run_isolated
 from tools.bench.report import Check, Report, Row, arguments, finish, machine
 
 GOPS: Final = (15, 60, 250)
 STRIDES: Final = (1, 8)
-BATCHES: Final = (16, 256)
+OTHER_BATCHES: Final = (16, 256)
 """Beside 64."""
-LOOPS: Final = ("loop", "proxy")
 BARS: Final = {"720p": 2.5, "1080p": 8.0, "640x272": 3.0}
 """Gains over stock that issue 6 asks for at a batch of 64."""
 OF_LIMIT: Final = 0.9
 MEMORY: Final = 2.0
-BEYOND: Final = 0.05
 ROW_SECONDS: Final = 150.0
-"""The most that a row may take, its process' start included."""
+"""The most that a row may take, with the start of its process."""
+
+Found = dict[str, dict[str, Any]]
+"""What was measured, by the case's name."""
 
 
-def cases(quick: bool, only: str) -> list[Case]:
-    """All rows; other batch sizes than 64 for one GOP alone, as stock takes its time."""
-    gops, kinds = (GOPS[:1], list(KINDS)[::2]) if quick else (GOPS, list(KINDS))
-    found = [Case("windows", kind, gop, stride, 64) for kind in kinds for gop in gops for stride in STRIDES]
-    if not quick:
-        found += [Case("windows", kind, GOPS[0], 1, batch) for kind in kinds for batch in BATCHES]
-        found += [Case(row, kind, 60, 1, 64) for kind in kinds if "720p" in kind for row in ("loop", "proxy")]
-        found += [Case(row, "h264 mixed", MIXED_GOP, 1, 64) for row in ("sets", "sizes", "grouped")]
-    order = [*KINDS, "h264 mixed"]
-    return [case for case in sorted(found, key=lambda case: order.index(case.kind)) if only in case.name]
+def all_cases(*, quick: bool = False, only: str = "") -> list[Case]:
+    """All rows; other batch sizes than 64 for one GOP alone, as stock DALI takes long."""
+    gops, kinds = (GOPS[:1], list(FORMATS)[::2]) if quick else (GOPS, list(FORMATS))
+    found = []
+    for kind in kinds:
+        found += [Case(kind, gop, stride, 64) for gop in gops for stride in STRIDES]
+        if not quick:
+            found += [Case(kind, GOPS[0], 1, batch) for batch in OTHER_BATCHES]
+    return [case for case in found if only in case.name]
 
 
-def measure(wanted: Sequence[Case], folder: Path, rounds: int) -> Any:
+def measure(wanted: Sequence[Case], folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Rows as they come, each with its case; one that fails has an error, and the next gets a new process."""
     left = list(wanted)
     while left:
-        alike = [case for case in left if (case.kind, case.row) == (left[0].kind, left[0].row)]
+        alike = [case for case in left if case.kind == left[0].kind]
         with tempfile.NamedTemporaryFile("w", suffix=".json") as work:
             content = {"clips": str(folder), "rounds": rounds, "cases": [dataclasses.asdict(case) for case in alike]}
             json.dump(content, work)
             work.flush()
             done = 0
             try:
-                for row in results("tools.bench.decode_rows", [work.name], seconds=ROW_SECONDS):
+                for row in run_isolated("tools.bench.decode_rows", [work.name], seconds=ROW_SECONDS):
                     done += 1
                     yield row
             except PartError as error:
@@ -87,17 +78,15 @@ def measure(wanted: Sequence[Case], folder: Path, rounds: int) -> Any:
         left = [case for case in left if case not in alike[: max(done, 1)]]
 
 
-def name_of(row: dict[str, Any]) -> str:
+def name_of(row: Mapping[str, Any]) -> str:
     """The case's name."""
     return Case(**{field.name: row[field.name] for field in dataclasses.fields(Case)}).name
 
 
-def table(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """The rows of windows."""
+def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The rows as they are printed."""
     rows: list[Row] = []
     for row in found:
-        if row["row"] != "windows":
-            continue
         about: dict[str, Any] = {
             "clips": row["kind"],
             "GOP": row["gop"],
@@ -124,40 +113,12 @@ def table(found: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def notes(found: Sequence[dict[str, Any]]) -> list[str]:
-    """What the table has no room for."""
-    lines = [f"Windows of {WINDOW} frames; seconds per batch; memory in frames of two batches; ~: extrapolated."]
-    for row in found:
-        if row["error"]:
-            lines.append(f"does not run: {name_of(row)} ({row['error']})")
-        elif row["row"] in LOOPS:
-            lines.append(
-                f"{name_of(row)}: {row['loop_s']:.3f} s a batch, {row['decode_s']:.3f} s for the decoder alone (loop / "
-                f"decode {row['loop_s'] / row['decode_s']:.3f}); first batch after {row['first_s']:.2f} s and "
-                f"{row['first_decode_s']:.2f} s"
-            )
-        elif row["row"] in ("sets", "sizes"):
-            lines.append(
-                f"{name_of(row)}: {row['mixed_s']:.3f} s a batch with {row[row['row']]} {row['row']}, "
-                f"{row['uniform_s']:.3f} s where clips are alike: {row['mixed_s'] / row['uniform_s']:.2f} times"
-            )
-        elif row["row"] == "grouped":
-            lines.append(
-                f"{name_of(row)}: {row['grouped_s']:.3f} s a batch with group_by_size, {row['mixed_s']:.3f} s without"
-            )
-    return lines
-
-
-def checks(found: Sequence[dict[str, Any]]) -> list[Check]:
-    """What issue 6 asks for."""
+def checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """The bars of issue 6."""
     made = []
     for row in found:
         name = name_of(row)
         if row["error"]:
-            continue
-        if row["row"] in LOOPS:
-            made.append(Check.at_most(f"share of the time beyond decoding, {name}", row["beyond"], BEYOND))
-        if row["row"] != "windows":
             continue
         if row["batch"] == 64:
             bar = next(bar for size, bar in BARS.items() if size in row["kind"])
@@ -174,11 +135,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help='rows whose name holds this, as "1080p, GOP 15"')
     parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken, if they take 5 s or less")
     parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
-    parser.add_argument("--make-clips", action="store_true", help="do nothing else")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no other row after so long")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows (.svg, .png); needs matplotlib")
+    parser.add_argument("--make-clips", action="store_true", help="make the clips, and measure nothing")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no other row after this time")
     parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="of this JSON file; measure nothing")
     options = parser.parse_args()
     if options.resume and options.json is None:
         parser.error("--resume goes on with the file of --json: give it")
@@ -187,10 +146,10 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measure_all(found: dict[str, dict[str, Any]], options: argparse.Namespace, folder: Path, write: Any) -> None:
+def measure_all(found: Found, options: argparse.Namespace, folder: Path, write: Callable[[], None]) -> None:
     """Put the rows that are missing into `found`."""
-    wanted = [case for case in cases(options.quick, options.only) if case.name not in found]
-    make_all(sorted({name for case in wanted for name in case.clips}), folder)
+    wanted = [case for case in all_cases(quick=options.quick, only=options.only) if case.name not in found]
+    make_clips(wanted, folder)
     if options.make_clips:
         return
     started = time.monotonic()
@@ -208,37 +167,34 @@ def main() -> int:
     import torch
 
     options = parse()
-    if not (torch.cuda.is_available() or options.source or options.make_clips):
+    if not (torch.cuda.is_available() or options.make_clips):
         print("tools.bench.decode needs an NVIDIA GPU and torch for CUDA", file=sys.stderr)
         return 2
-    found: dict[str, dict[str, Any]] = {}
+    found: Found = {}
     about = machine()
-    before = options.source or (options.json if options.resume and options.json.exists() else None)
-    if before is not None:
-        content = json.loads(before.read_text(encoding="utf-8"))
-        about = content["machine"] if options.source else about
+    if options.resume and options.json.exists():
+        details = json.loads(options.json.read_text(encoding="utf-8"))["details"]
         # What failed is tried again.
-        found = {name_of(row): row for row in content["details"] if options.source or not row["error"]}
+        found = {name_of(row): row for row in details if not row["error"]}
 
     def report() -> Report:
-        order = [case.name for case in cases(False, "")]
+        order = [case.name for case in all_cases()]
         rows = sorted(found.values(), key=lambda row: order.index(name_of(row)))
-        return Report("decode", table(rows), checks(rows), notes(rows), rows)
+        notes = [f"Windows of {WINDOW} frames; seconds per batch; memory in frames of two batches; ~: extrapolated."]
+        notes += [f"does not run: {name_of(row)} ({row['error']})" for row in rows if row["error"]]
+        return Report("decode", table(rows), checks(rows), notes, rows)
 
     def write() -> None:
         if options.json is not None:
             report().write(options.json, quick=options.quick, about=about)
 
-    if options.source is None:
-        with tempfile.TemporaryDirectory() as name:
-            measure_all(found, options, options.clips or Path(name), write)
-        if options.make_clips:
-            return 0
+    with tempfile.TemporaryDirectory() as name:
+        measure_all(found, options, options.clips or Path(name), write)
+    if options.make_clips:
+        return 0
     if not found:
         print("no row has that in its name", file=sys.stderr)
         return 2
-    if options.plot:
-        plot(list(found.values()), options.plot, str(about["gpu"] or about["cpu"]))
     return finish(report(), options, about)
 
 

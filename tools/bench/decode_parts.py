@@ -19,9 +19,9 @@ from streamvid.video.stored_clip import StoredClip
 
 ENGINES: Final = 7
 STOCK_BATCH: Final = 64
-"""Stock DALI is asked for no more at once; larger batches are extrapolated: twice the time for twice as many."""
+"""The most that stock DALI decodes at once; for larger batches its time is extrapolated in proportion."""
 _TRIED: Final = 14
-"""Clips by which the better number of threads is found."""
+"""Clips that are decoded to find the better number of threads."""
 
 
 class Stock:
@@ -39,7 +39,7 @@ class Stock:
         _, self.threads, self._decoder = best
 
     def seconds(self, work: Sequence[EncodedSlice]) -> tuple[float, Any]:
-        """For a batch, or as much of it as is decoded at once; and DALI's list of those frames, on the GPU."""
+        """Seconds for a batch, extrapolated beyond `STOCK_BATCH`; and DALI's list of the frames decoded, on the GPU."""
         few = work[:STOCK_BATCH]
         started = time.perf_counter()
         out = self._decoder.run(few)
@@ -60,27 +60,20 @@ def _seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def finished(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> list[float]:
-    """When each batch was ready, in seconds; one batch ahead, as the loaders do it."""
+def seconds_per_batch(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> float:
+    """Decode the batches, the next submitted before one is waited for, as the loaders do it."""
     started = time.perf_counter()
-    begun: list[Callable[[], list[Any]]] = []
-    times = []
-    for batch in [*work, None]:
-        if batch is not None:
-            begun.append(decoder.submit(batch))
-        if len(begun) > 1 or (batch is None and begun):
-            begun.pop(0).result()
-            times.append(time.perf_counter() - started)
-    return times
-
-
-def our_seconds(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]]) -> float:
-    """Seconds per batch."""
-    return finished(decoder, work)[-1] / len(work)
+    pending = decoder.submit(work[0])
+    for batch in work[1:]:
+        following = decoder.submit(batch)
+        pending.result()
+        pending = following
+    pending.result()
+    return (time.perf_counter() - started) / len(work)
 
 
 class Limit:
-    """Decoders that stay open, one per engine, fed as fast as they take it."""
+    """Persistent decode sessions, one per NVDEC engine, fed as fast as they take packets."""
 
     def __init__(self, clip: StoredClip) -> None:
         import PyNvVideoCodec as nvc  # noqa: N813
@@ -94,7 +87,7 @@ class Limit:
         ]
 
     def seconds(self, work: Sequence[EncodedSlice]) -> float:
-        """For all packets of the slices, cut into as many streams of as many packets as there are engines."""
+        """For all packets of the slices, as one stream per engine of about as many packets each."""
         packets: list[bytes] = []
         starts: list[int] = []
         for part in work:
@@ -125,10 +118,10 @@ class Limit:
         return packet
 
 
-class Memory:
-    """The most that the GPU has less than at the start, sampled while it is open."""
+class MemoryWatch:
+    """`taken`: the most that the GPU had less free than at the start, in bytes, sampled every 5 ms."""
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> MemoryWatch:
         import torch
 
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Long videos for benchmarks: one minute is encoded, and its packets are repeated as often as the length needs."""
+"""Long videos for benchmarks: one minute is encoded, and its packets are repeated up to the length."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ def write_minute(codec: Codec, path: Path, *, seconds: int = MINUTE) -> Path:
 
 
 def repeat(piece: Path, times: int, path: Path, *, seconds: int = MINUTE) -> Path:
-    """The same packets again and again, with rising times: a video `times` as long, without encoding it.
+    """A video `times` as long as the piece, which lasts `seconds`: its packets over and over with rising timestamps.
 
-    `seconds` is how long the piece is.
-
-    Every repetition begins with a key frame that nothing before it is needed for, so decoders cannot tell.
+    GOPs are closed, so that every repetition can be decoded as it is.
     """
     path = path.with_suffix(piece.suffix)
     with av.open(str(path), "w") as output:

@@ -1,7 +1,6 @@
 """Single frames out of long videos: what a batch of clips costs, by the length of the video they come from.
 
-    python -m tools.bench.random_access [--quick] [--minute FILE] [--cut SECONDS] [--json FILE] [--plot FILE]
-    python -m tools.bench.random_access --from FILE --plot FILE     # draw what was measured before
+    python -m tools.bench.random_access [--quick] [--minute FILE] [--cut SECONDS] [--json FILE [--resume]]
 
 1280x720 at 60 frames a second, x264's default GOPs, videos of 60, 120, 300 and 3000 seconds. 128 clips of 16 frames a
 second apart, at random places, in batches of 64, resized to 224: the setting of DALI issue 5888. Each way has a process
@@ -28,32 +27,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamvid.packing.pack import pack
-from tools.bench import own_ways, rivals
+from tools.bench import baselines, loaders
 from tools.bench.access_report import (
+    GPU_LOADER,
     NVC,
-    RANDOM,
-    STREAMING,
+    STREAM_LOADER,
     TORCHCODEC,
     WHOLE,
     WHOLE_VP9,
     Found,
-    all_clips,
     checks,
     failures,
-    plot,
     speeds,
     table,
 )
-from tools.bench.apart import PartError, emit, results
+from tools.bench.isolated import PartError, emit, run_isolated
 from tools.bench.long_video import MINUTE, repeat, write_minute
 from tools.bench.report import Report, arguments, finish, machine
-from tools.bench.timing import FRAMES, Timing, Way, time_way
+from tools.bench.timing import Timing, Way, time_way
 
 LENGTHS: Final = (1, 2, 5, 50)
 """In pieces of a minute."""
 CLIPS: Final = 128
 MOST_SECONDS: Final = 300.0
-REPEATED: Final = (STREAMING, RANDOM, NVC, TORCHCODEC)
+REPEATED: Final = (STREAM_LOADER, GPU_LOADER, NVC, TORCHCODEC)
 """What is run in more rounds than one: ours, and the two that it is held against."""
 SPARE_SECONDS: Final = 150.0
 """What a way may take for one length on top of three times the seconds after which it is cut."""
@@ -61,7 +58,7 @@ SPARE_SECONDS: Final = 150.0
 
 def names(device: str, codec: str) -> list[str]:
     """The ways that are tried, those that matter most first."""
-    found = [STREAMING, RANDOM, *rivals.RIVALS]
+    found = [STREAM_LOADER, GPU_LOADER, *baselines.BASELINES]
     if device == "cpu" and codec != "vp9":
         found.insert(2, WHOLE_VP9)
     return found
@@ -69,12 +66,12 @@ def names(device: str, codec: str) -> list[str]:
 
 def make_way(name: str, video: Mapping[str, Any], device: str, clips: int) -> Callable[[], Way]:
     """What opens a way for one of the videos that `make_videos` made."""
-    if name in (STREAMING, RANDOM):
-        make = own_ways.stream_loader if name == STREAMING else own_ways.proxy_loader
+    if name in (STREAM_LOADER, GPU_LOADER):
+        make = loaders.stream_loader if name == STREAM_LOADER else loaders.gpu_loader
         return lambda: make(Path(video["dataset"]), video["length"], device, clips)
-    path, way = Path(video["video"]), rivals.RIVALS.get(name)
+    path, way = Path(video["video"]), baselines.BASELINES.get(name)
     if name == WHOLE_VP9:
-        path, way = Path(video["vp9"]), rivals.RIVALS[WHOLE]
+        path, way = Path(video["vp9"]), baselines.BASELINES[WHOLE]
     assert way is not None
     return lambda: way(path, device)
 
@@ -116,7 +113,7 @@ def measure(
     why = "ended early"
     try:
         most = 3 * options.cut + SPARE_SECONDS
-        for result in results("tools.bench.random_access", ["--part", str(work)], seconds=most):
+        for result in run_isolated("tools.bench.random_access", ["--part", str(work)], seconds=most):
             timings.append(timing := Timing(**{**result, "seconds": tuple(result["seconds"])}))
             shown = timing.error or f"{timing.median:.2f} s ({timing.clips} clips)"
             print(f"{timing.length:5} s  {name:32} {shown}", file=sys.stderr, flush=True)
@@ -168,7 +165,6 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__)
     parser.add_argument("--codec", choices=("h264", "vp9"), default="h264", help="vp9: what DALI decodes on a CPU")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table (.svg, .png); needs matplotlib")
     parser.add_argument(
         "--minute", type=Path, metavar="FILE", help="a minute of 60 frames a second, instead of making one"
     )
@@ -181,13 +177,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=10**6, metavar="SECONDS", help="leave out longer videos")
     parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name holds this")
     parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="of this JSON file; measure nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if there is one")
     parser.add_argument("--part", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resume and options.json is None:
         parser.error("--resume goes on with the file of --json: give it")
-    if options.device is None and options.source is None and options.part is None:
+    if options.device is None and options.part is None:
         import torch
 
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -200,18 +195,14 @@ def main() -> int:
     if options.part:
         measure_way(json.loads(options.part.read_text(encoding="utf-8")))
         return 0
-    before = options.source or (options.json if options.resume and options.json.exists() else None)
     found: Found = {}
-    about = None
-    if before is not None:
-        content = json.loads(before.read_text(encoding="utf-8"))
-        about = content["machine"] if options.source else None
-        for row in content["details"]:
+    about = machine()
+    if options.resume and options.json.exists():
+        for row in json.loads(options.json.read_text(encoding="utf-8"))["details"]:
             timing = Timing(**{**row, "seconds": tuple(row["seconds"])})
             # What failed is tried again.
-            if options.source or not timing.error:
+            if not timing.error:
                 found[timing.name, timing.length] = timing
-    about = about or machine()
 
     def report() -> Report:
         order = names(next(iter(found.values())).device, options.codec)
@@ -224,14 +215,10 @@ def main() -> int:
         if options.json is not None:
             report().write(options.json, quick=options.quick, about=about)
 
-    if options.source is None:
-        measure_all(found, options, write)
+    measure_all(found, options, write)
     if not found:
         print("no way has that in its name", file=sys.stderr)
         return 2
-    if options.plot:
-        title = f"{all_clips(found)} clips of {FRAMES} frames, a second apart, of 720p60 {options.codec.upper()}"
-        plot(found, options.plot, f"{title}\n{about['gpu'] or about['cpu']}")
     return finish(report(), options, about)
 
 

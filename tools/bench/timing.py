@@ -1,4 +1,4 @@
-"""How a way of getting single frames out of a video is timed, and cut short where it takes too long."""
+"""Times a way to single frames of a video, on fewer clips where all would take too long."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from tools.bench.long_video import FPS
 
 FRAMES: Final = 16
-APART: Final = FPS
+STRIDE: Final = FPS
 """Frames from one wanted frame to the next: a second."""
 
-Numbers = Sequence[Sequence[int]]
-"""Frame numbers of each clip."""
+FrameNumbers = Sequence[Sequence[int]]
+"""Of each clip."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,33 @@ class Way:
 
     Attributes:
         run: from frame numbers of clips to their frames, small.
-        few: as many clips as it works on at once: fewer would not say how long many take.
+        few: how many clips it works on at once; timing fewer would not say how long many take.
         first: seconds to the first batch of the last run, if it comes in batches; 0 else.
-        packets: packets that it decodes for a clip on average, where that is known; 0 else.
-        picks: it picks the places itself, as many as it was made for, so it is never cut short.
+        packets: decoded for a clip on average; 0 if not known.
+        draws: it draws the clips itself, as many as it was made for, so that all are always timed.
     """
 
-    run: Callable[[Numbers], Any]
+    run: Callable[[FrameNumbers], Any]
     few: int
     first: Callable[[], float] = lambda: 0.0
     packets: float = 0.0
-    picks: bool = False
+    draws: bool = False
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one way took for one video.
+    """The time that one way took for one video.
 
     Attributes:
         name: of the way.
         device: "cuda" or "cpu".
         length: of the video, in seconds.
-        wanted: how many clips are to be had.
-        seconds: for all of them, each time that it was run; extrapolated if it was asked for fewer.
-        clips: how many it was asked for.
-        first: seconds to the first batch, with all warm.
-        cold: seconds for opening it all and for the very first batch.
-        packets: decoded for a clip on average; 0 where not known.
+        wanted: clips that it is asked for.
+        seconds: for all of them, of each run; extrapolated if fewer were timed.
+        clips: how many were timed.
+        first: seconds to the first batch, after warming up.
+        cold: seconds to open it and to get its very first batch.
+        packets: decoded for a clip on average; 0 if not known.
         error: why it did not run.
     """
 
@@ -87,24 +87,24 @@ class Timing:
         return replace(self, seconds=self.seconds + other.seconds)
 
 
-def requests(length: int, clips: int, seed: int) -> list[list[int]]:
+def random_clips(length: int, clips: int, seed: int) -> list[list[int]]:
     """Frame numbers of clips at random places of a video of so many seconds."""
     starts = np.random.default_rng(seed).integers(0, _last(length), clips).tolist()
     return [_clip(start) for start in starts]
 
 
-def in_the_middle(length: int, clips: int) -> list[list[int]]:
-    """Clips around the middle: to a way that decodes from the start they are the average ones."""
+def middle_clips(length: int, clips: int) -> list[list[int]]:
+    """Clips around the middle of the video: the average for a way that decodes from the start."""
     return [_clip(_last(length) // 2 + number) for number in range(clips)]
 
 
 def _last(length: int) -> int:
     """The last frame that a clip can begin with."""
-    return length * FPS - (FRAMES - 1) * APART - 1
+    return length * FPS - (FRAMES - 1) * STRIDE - 1
 
 
 def _clip(start: int) -> list[int]:
-    return [start + APART * number for number in range(FRAMES)]
+    return [start + STRIDE * number for number in range(FRAMES)]
 
 
 def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timing:
@@ -115,8 +115,8 @@ def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timin
     Args:
         open_way: makes it.
         empty: its name, device, length, and how many clips are wanted.
-        cut: seconds; if all clips would take longer, it is asked for as many as take about half of that, or
-            for `Way.few` of them.
+        cut: seconds; if all clips would take longer, as many are timed as take about half of that, or
+            `Way.few` of them.
     """
     clips = empty.wanted
     try:
@@ -126,15 +126,15 @@ def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timin
         way.run([_clip(0)])
         first = way.first() or time.perf_counter() - started - opened
         timing = replace(empty, cold=opened + first, packets=way.packets)
-        if not way.picks and way.few < clips:
-            sample = in_the_middle(empty.length, way.few)
+        if not way.draws and way.few < clips:
+            sample = middle_clips(empty.length, way.few)
             spent = _seconds(way, sample)
             if spent / way.few * clips > cut:
                 count = int(cut / 2 / (spent / way.few)) // way.few * way.few
                 if count > way.few:
-                    return replace(timing, seconds=_run(way, requests(empty.length, count, 3), clips), clips=count)
+                    return replace(timing, seconds=_run(way, random_clips(empty.length, count, 3), clips), clips=count)
                 return replace(timing, seconds=(spent / way.few * clips,), clips=way.few)
-        timing = replace(timing, seconds=_run(way, requests(empty.length, clips, 3), clips), clips=clips)
+        timing = replace(timing, seconds=_run(way, random_clips(empty.length, clips, 3), clips), clips=clips)
         return replace(timing, first=way.first())
     except Exception as error:
         return replace(empty, error=f"{type(error).__name__}: {_brief(str(error))}")
@@ -142,11 +142,11 @@ def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timin
         gc.collect()
 
 
-def _run(way: Way, wanted: Numbers, clips: int) -> tuple[float]:
+def _run(way: Way, wanted: FrameNumbers, clips: int) -> tuple[float]:
     return (_seconds(way, wanted) / len(wanted) * clips,)
 
 
-def _seconds(way: Way, wanted: Numbers) -> float:
+def _seconds(way: Way, wanted: FrameNumbers) -> float:
     started = time.perf_counter()
     way.run(wanted)
     return time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""Other ways to get single frames of long videos as small tensors, each as its own documentation has it used.
+"""Other libraries' ways to single frames of long videos as small tensors, each used as its documentation says.
 
-A way is opened for one video and asked for frame numbers of several clips; it returns uint8 [clips, frames, 3, 224,
-224] or the same with colours last. What is not installed, or does not run on this machine, raises when it is opened or
-when it is first run.
+A way is opened for one video and asked for frames of several clips by number; it returns uint8
+[clips, frames, 3, 224, 224], or the same with colours last. What is not installed, or does not run on this machine,
+raises when it is opened or when it is first run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tools.bench.timing import APART, FRAMES, Numbers, Way
+from tools.bench.timing import FrameNumbers, Way
 
 SIDE: Final = 224
 BATCH: Final = 64
@@ -57,7 +57,7 @@ def dali_whole_file(video: Path, device: str) -> Way:
     data = np.fromfile(video, dtype=np.uint8)
     pipelines: dict[int, Any] = {}
 
-    def some(clips: Numbers) -> Any:
+    def some(clips: FrameNumbers) -> Any:
         if len(clips) not in pipelines:
             pipelines[len(clips)] = _graph(device, len(clips))
         pipe = pipelines[len(clips)]
@@ -66,40 +66,10 @@ def dali_whole_file(video: Path, device: str) -> Way:
         (out,) = pipe.run()
         return out.as_cpu().as_array()
 
-    def run(clips: Numbers) -> Any:
+    def run(clips: FrameNumbers) -> Any:
         return [some(clips[start : start + BATCH]) for start in range(0, len(clips), BATCH)]
 
     return Way(run, few=min(CORES, 2) if device == "cpu" else ENGINES)
-
-
-def dali_reader(video: Path, device: str) -> Way:
-    """`fn.readers.video`, which picks places itself: as many random clips of as many frames, a second apart."""
-    from nvidia.dali import fn, pipeline_def
-
-    if device == "cpu":
-        raise RuntimeError("fn.readers.video needs a GPU")
-    at_once = 4
-
-    @pipeline_def(batch_size=at_once, num_threads=CORES, device_id=0, prefetch_queue_depth=1)
-    def pipeline() -> Any:
-        # `initial_fill` is how many clips are decoded ahead to choose from; places are shuffled with 1 as well.
-        frames = fn.readers.video(
-            device="gpu", filenames=[str(video)], sequence_length=FRAMES, stride=APART, step=37, random_shuffle=True,
-            initial_fill=1, name="reader",
-        )  # fmt: skip
-        return fn.resize(frames, size=(SIDE, SIDE))
-
-    pipe = pipeline()
-    pipe.build()
-
-    def run(clips: Numbers) -> Any:
-        out = []
-        for _ in range(0, len(clips), at_once):
-            (frames,) = pipe.run()
-            out.append(frames.as_cpu().as_array())
-        return out
-
-    return Way(run, few=at_once)
 
 
 def pynvvideocodec(video: Path, device: str) -> Way:
@@ -124,7 +94,7 @@ def pynvvideocodec(video: Path, device: str) -> Way:
         finally:
             idle.put(decoder)
 
-    def run(clips: Numbers) -> Any:
+    def run(clips: FrameNumbers) -> Any:
         out = torch.stack(list(pool.map(one, clips)))
         torch.cuda.synchronize()
         return out
@@ -132,26 +102,24 @@ def pynvvideocodec(video: Path, device: str) -> Way:
     return Way(run, few=ENGINES)
 
 
-def torchcodec(video: Path, *, mappings: bool = False, on_gpu: bool = False) -> Way:
-    """torchcodec, exact; a decoder in each of as many threads as there are cores, or engines of the GPU.
+def torchcodec(video: Path, *, mappings: bool = False) -> Way:
+    """torchcodec, exact; a decoder in each of as many threads as there are cores.
 
     Args:
         mappings: with frame mappings made beforehand, so that opening needs no scan.
-        on_gpu: decode there, if this build of torchcodec can.
     """
     import json
 
     from torchcodec.decoders import VideoDecoder
 
-    options: dict[str, Any] = {"device": "cuda"} if on_gpu else {"num_ffmpeg_threads": 1}
+    options: dict[str, Any] = {"num_ffmpeg_threads": 1}
     if mappings:
         options["custom_frame_mappings"] = json.dumps({"frames": _mappings(video)})
     else:
         options["seek_mode"] = "exact"
-    count = ENGINES if on_gpu else CORES
-    pool = ThreadPoolExecutor(count)
+    pool = ThreadPoolExecutor(CORES)
     idle: SimpleQueue[Any] = SimpleQueue()
-    for decoder in pool.map(lambda _: VideoDecoder(str(video), **options), range(count)):
+    for decoder in pool.map(lambda _: VideoDecoder(str(video), **options), range(CORES)):
         idle.put(decoder)
 
     def one(numbers: Sequence[int]) -> Any:
@@ -161,19 +129,12 @@ def torchcodec(video: Path, *, mappings: bool = False, on_gpu: bool = False) -> 
         finally:
             idle.put(decoder)
 
-    def run(clips: Numbers) -> Any:
+    def run(clips: FrameNumbers) -> Any:
         import torch
 
-        return torch.stack(list(pool.map(one, clips))).cpu()
+        return torch.stack(list(pool.map(one, clips)))
 
-    return Way(run, few=count)
-
-
-def torchcodec_on_gpu(video: Path, device: str) -> Way:
-    """torchcodec with NVDEC."""
-    if device == "cpu":
-        raise RuntimeError("needs a GPU")
-    return torchcodec(video, on_gpu=True)
+    return Way(run, few=CORES)
 
 
 def _mappings(video: Path) -> list[dict[str, Any]]:
@@ -225,7 +186,7 @@ def pyav_seeks(video: Path, device: str) -> Way:
         finally:
             idle.put(container)
 
-    def run(clips: Numbers) -> Any:
+    def run(clips: FrameNumbers) -> Any:
         import torch
 
         return torch.stack(list(pool.map(one, clips)))
@@ -233,53 +194,11 @@ def pyav_seeks(video: Path, device: str) -> Way:
     return Way(run, few=CORES)
 
 
-class _OpenCvClips:
-    """A dataset for PyTorch's DataLoader: clips by OpenCV."""
-
-    def __init__(self, video: Path, clips: Numbers) -> None:
-        self._video, self._clips = str(video), clips
-
-    def __len__(self) -> int:
-        return len(self._clips)
-
-    def __getitem__(self, number: int) -> Any:
-        import cv2
-
-        cv2.setNumThreads(1)
-        capture = cv2.VideoCapture(self._video, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
-        pictures = []
-        for frame in self._clips[number]:
-            capture.set(cv2.CAP_PROP_POS_FRAMES, frame)
-            good, picture = capture.read()
-            if not good:
-                raise RuntimeError(f"OpenCV cannot read frame {frame}")
-            pictures.append(cv2.resize(picture, (SIDE, SIDE), interpolation=cv2.INTER_AREA)[..., ::-1])
-        return np.stack(pictures)
-
-
-def opencv(video: Path, device: str) -> Way:
-    """OpenCV in four workers of a DataLoader."""
-    import cv2  # noqa: F401 - to fail here if it is not installed
-
-    workers = 4
-
-    def run(clips: Numbers) -> Any:
-        import torch
-
-        loader = torch.utils.data.DataLoader(_OpenCvClips(video, clips), batch_size=1, num_workers=workers)
-        return list(loader)
-
-    return Way(run, few=workers)
-
-
-RIVALS: Final[dict[str, Callable[[Path, str], Way]]] = {
+BASELINES: Final[dict[str, Callable[[Path, str], Way]]] = {
     "PyNvVideoCodec SimpleDecoder": pynvvideocodec,
     "whole file, fn.decoders.video": dali_whole_file,
     "torchcodec, exact": lambda video, device: torchcodec(video),
     "torchcodec, frame mappings": lambda video, device: torchcodec(video, mappings=True),
     "PyAV seeks": pyav_seeks,
-    "OpenCV, 4 workers": opencv,
-    "torchcodec on the GPU, exact": torchcodec_on_gpu,
-    "fn.readers.video": dali_reader,
 }
-"""By name; those that matter most come first."""
+"""By name, in the order of the table."""

@@ -1,7 +1,7 @@
 """The tables of docs/multinode.md, from the plan itself.
 
-    python -m tools.who_reads_what              check that the document shows what the plan gives
-    python -m tools.who_reads_what --write      put the plan's tables into the document
+    python -m tests.docs.multinode_tables            check that the document shows what the plan gives
+    python -m tests.docs.multinode_tables --write    put the plan's tables into the document
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A clip is written as its shard's letter and its number
 in it: C2 is the second clip of shard C. Brackets are around clips that only fill a batch.
@@ -23,7 +23,7 @@ from streamvid.plan.mixture import Stream
 from streamvid.plan.permutation import Pool, Shuffle
 from streamvid.plan.world import World
 
-DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "multinode.md"
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "multinode.md"
 CLIPS_IN_SHARD: Final = (3, 3, 3, 3, 3, 3, 2, 2)
 BATCH: Final = 2
 _TABLE: Final = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -146,7 +146,7 @@ def main() -> int:
     if options.write:
         DOCUMENT.write_text(right, encoding="utf-8")
     elif text != right:
-        print(f"{DOCUMENT} does not show what the plan gives: run python -m tools.who_reads_what --write")
+        print(f"{DOCUMENT} does not show what the plan gives: run python -m tests.docs.multinode_tables --write")
         return 1
     return 0
 

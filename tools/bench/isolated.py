@@ -1,6 +1,6 @@
-"""Parts of a benchmark in processes of their own: one that hangs or dies takes no other with it.
+"""Parts of a benchmark in processes of their own: one that hangs or crashes leaves the others' results.
 
-The part is a module that is run with `python -m`, and gives its results to `emit`, one JSON object each.
+A part is a module that is run with `python -m`; it hands each result, a JSON object, to `emit`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PartError(RuntimeError):
 
 
 def emit(result: Mapping[str, Any]) -> None:
-    """Give a result to whoever runs this part; without anybody it is printed."""
+    """Send a result to the process that runs this part; printed if the part is run by hand."""
     line = json.dumps(result) + "\n"
     if RESULTS in os.environ:
         os.write(int(os.environ[RESULTS]), line.encode())
@@ -37,8 +37,8 @@ def emit(result: Mapping[str, Any]) -> None:
         print(line, end="", flush=True)
 
 
-def results(module: str, arguments: Sequence[str], *, seconds: float) -> Iterator[dict[str, Any]]:
-    """Run a part and give its results as they come.
+def run_isolated(module: str, arguments: Sequence[str], *, seconds: float) -> Iterator[dict[str, Any]]:
+    """Run a part, and yield its results as they come.
 
     Args:
         module: what to run.

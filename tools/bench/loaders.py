@@ -1,4 +1,4 @@
-"""streamvid's ways to single frames of long videos, for `tools.bench.random_access`."""
+"""streamvid's two loaders as ways to single frames of long videos, for `tools.bench.random_access`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.rivals import BATCH, CORES, SIDE
-from tools.bench.timing import APART, FRAMES, Numbers, Way, requests
+from tools.bench.baselines import BATCH, CORES, SIDE
+from tools.bench.timing import FRAMES, STRIDE, FrameNumbers, Way, random_clips
 
 _MOST_WORKERS: Final = 4
 _SAMPLED: Final = 64
@@ -15,7 +15,7 @@ _SAMPLED: Final = 64
 
 
 def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
-    """A StreamLoader, which picks as many places itself: an epoch for every run."""
+    """A StreamLoader, which draws as many random windows itself: an epoch for every run."""
     import streamvid as sv
 
     size = min(BATCH, clips)
@@ -23,7 +23,7 @@ def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
         sv.Mix([(str(dataset), 1)]),
         batch_size=size,
         steps_per_epoch=-(-clips // size),
-        sampling=sv.Window(FRAMES, stride=APART),
+        sampling=sv.Window(FRAMES, stride=STRIDE),
         transform=_transform(),
         device=device,
     )
@@ -33,11 +33,11 @@ def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
         few=clips,
         first=lambda: times.first,
         packets=_packets(sv.ClipDataset(dataset), length),
-        picks=True,
+        draws=True,
     )
 
 
-def proxy_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
+def gpu_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
     """A GpuDataLoader over a ClipDataset, which is asked for just those frames."""
     import streamvid as sv
 
@@ -53,7 +53,7 @@ def proxy_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
     )
     times = _Times()
 
-    def run(numbers: Numbers) -> Any:
+    def run(numbers: FrameNumbers) -> Any:
         wanted[:] = [sv.At(0, frames=frames) for frames in numbers]
         return times.all_of(loader)
 
@@ -61,13 +61,13 @@ def proxy_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
 
 
 class _Times:
-    """Goes through a loader and notes when the first batch came."""
+    """Iterates over a loader; `first` is when the first batch came, in seconds."""
 
     def __init__(self) -> None:
         self.first = 0.0
 
     def all_of(self, loader: Any) -> list[Any]:
-        """All batches' frames, on the host."""
+        """The frames of all batches, on the host."""
         started = time.perf_counter()
         frames = []
         for batch in loader:
@@ -84,8 +84,8 @@ def _transform() -> Any:
 
 
 def _packets(clips: Any, length: int) -> float:
-    """How many a clip at a random place takes on average."""
+    """Packets that a clip at a random place needs, on average."""
     import streamvid as sv
 
-    wanted = requests(length, _SAMPLED, 4)
+    wanted = random_clips(length, _SAMPLED, 4)
     return sum(len(clips.encoded(sv.At(0, frames=frames)).sizes) for frames in wanted) / len(wanted)
