@@ -16,6 +16,7 @@ _FIXED_1: Final = 1 << 16
 """1.0 in 16.16 fixed point."""
 _TURNS: Final = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """a, b, c, d of the display matrix by degrees clockwise."""
+_ROTATIONS: Final = {turn: degrees for degrees, turn in _TURNS.items()}
 
 
 def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -124,5 +125,4 @@ def rotation_of_matrix(matrix: bytes) -> int | None:
     a, b, u, c, d, v, _, _, w = struct.unpack(">9i", matrix)
     if (u, v, w) != (0, 0, 1 << 30):
         return None
-    found = (a / _FIXED_1, b / _FIXED_1, c / _FIXED_1, d / _FIXED_1)
-    return next((degrees for degrees, turn in _TURNS.items() if turn == found), None)
+    return _ROTATIONS.get((a / _FIXED_1, b / _FIXED_1, c / _FIXED_1, d / _FIXED_1))

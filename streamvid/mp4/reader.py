@@ -37,6 +37,7 @@ _ENTRIES: Final = {
     b"hev1": ("hevc", b"hvcC"),
     b"av01": ("av1", b"av1C"),
 }
+_UNITY: Final = display_matrix()
 _ENTRY_BOXES: Final = frozenset((b"avcC", b"hvcC", b"av1C", b"pasp", b"colr", b"btrt", b"fiel"))
 
 
@@ -137,7 +138,7 @@ class _Movie:
         start, end = self._only(top, b"mvhd")
         wide = self._version(start)
         matrix_at = start + (48 if wide else 36)
-        is_unity = self._data[matrix_at : matrix_at + 36] == display_matrix()
+        is_unity = self._data[matrix_at : matrix_at + 36] == _UNITY
         _require(is_unity and end - start >= 100, "a movie's matrix")
         movie_scale = read_timescale(self._data, start)
 

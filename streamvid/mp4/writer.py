@@ -192,15 +192,17 @@ def _header(
     stsc = full_box(b"stsc", struct.pack(">4I", 1, 1, count if positions is None else 1, 1))
     stsz = full_box(b"stsz", struct.pack(">II", 0, count), be32(sizes))
 
-    def moov(first: int) -> bytes:
-        table = np.asarray(chunks + first, dtype=">u8" if wide else ">u4").tobytes()
-        chunk_offsets = full_box(b"co64" if wide else b"stco", struct.pack(">I", len(chunks)), table)
-        minf = box(b"minf", vmhd, dinf, box(b"stbl", *tables, stsc, stsz, chunk_offsets))
-        return box(b"moov", mvhd, box(b"trak", tkhd, edts, box(b"mdia", mdhd, hdlr, minf)))
+    # Chunk offsets are the last bytes of `moov`, so that they can be put in when its size is known.
+    width_of_offset = 8 if wide else 4
+    table_bytes = width_of_offset * len(chunks)
+    chunk_box = full_box(b"co64" if wide else b"stco", struct.pack(">I", len(chunks)), bytes(table_bytes))
+    minf = box(b"minf", vmhd, dinf, box(b"stbl", *tables, stsc, stsz, chunk_box))
+    moov = box(b"moov", mvhd, box(b"trak", tkhd, edts, box(b"mdia", mdhd, hdlr, minf)))
 
     ftyp = box(b"ftyp", b"isom", struct.pack(">I", 0x200), b"isomiso2mp41")
     mdat = struct.pack(">I4sQ", 1, b"mdat", 16 + total) if wide else struct.pack(">I4s", 8 + total, b"mdat")
-    return ftyp + moov(len(ftyp) + len(moov(0)) + len(mdat)) + mdat
+    first = len(ftyp) + len(moov) + len(mdat)
+    return ftyp + moov[:-table_bytes] + (chunks + first).astype(f">u{width_of_offset}").tobytes() + mdat
 
 
 def _header_box(kind: bytes, fields: list[int], *rest: bytes, flags: int = 0) -> bytes:
