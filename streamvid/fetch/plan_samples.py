@@ -22,7 +22,7 @@ from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.packet_selection import PacketSelection, ranges, select_packets
+from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 
 GAP_BYTES: Final = 64 << 10
 """On a local disk, reading this much too much costs less than another read."""
@@ -123,4 +123,4 @@ def make_sample(
     # Where all positions are black, one frame is decoded all the same: it gives their size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
     packets = select_packets(index, frames)
-    return SamplePlan(clip, epoch, valid, selection, random, packets, ranges(packets, gap=GAP_BYTES))
+    return SamplePlan(clip, epoch, valid, selection, random, packets, byte_ranges(packets, gap=GAP_BYTES))

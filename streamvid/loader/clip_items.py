@@ -18,7 +18,7 @@ from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
 from streamvid.storage import filesystem
-from streamvid.video.packet_selection import ranges
+from streamvid.video.packet_selection import byte_ranges
 
 REMOTE_GAP_BYTES: Final = 1 << 20
 """From a bucket, reading this much too much costs less than another request."""
@@ -189,4 +189,4 @@ def _with_spans(dataset: IndexedDataset, sample: SamplePlan) -> SamplePlan:
     """With the byte ranges that suit where the shard lies."""
     if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample
-    return replace(sample, spans=ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))
+    return replace(sample, spans=byte_ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))

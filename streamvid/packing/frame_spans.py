@@ -17,7 +17,7 @@ from typing import Final
 from streamvid.errors import VideoError
 from streamvid.packing.options import Cut, FixedLength, RejectedCut
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.trim import frame_end
+from streamvid.video.trim import frame_end_ticks
 
 ROUNDING: Final = Fraction(1, 2000)
 """Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists and Matroska files round
@@ -129,7 +129,7 @@ def span_columns(clip: StoredClip, span: FrameSpan) -> dict[str, float | int]:
     """Metadata columns with the place of a clip in its video, in seconds after the first frame and in frame numbers."""
     return {
         "start": float(seconds_at(clip, int(clip.index.frame_pts[span.first]))),
-        "end": float(seconds_at(clip, frame_end(clip, span.end - 1))),
+        "end": float(seconds_at(clip, frame_end_ticks(clip, span.end - 1))),
         "start_frame": span.first,
         "end_frame": span.end,
     }

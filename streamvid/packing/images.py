@@ -132,12 +132,12 @@ def sequence_video(
         with as_video_error():
             _mux_jpegs(names, images, target, base, ticks, end)
         return target, False
-    from streamvid.video.transcode import Footage, encode
+    from streamvid.video.transcode import TimedFrames, encode
 
     rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
     frames = zip(_decoded(names, images, kind), ticks, strict=True)
     with as_video_error():
-        encode(Footage(frames, base, rate, end=end), target, options)
+        encode(TimedFrames(frames, base, rate, end=end), target, options)
     return target, True
 
 

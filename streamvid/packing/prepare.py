@@ -17,7 +17,7 @@ from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.video.gpu_support import check
 from streamvid.video.probe import OtherCodecError
-from streamvid.video.remux import ingest_plain, store_clip, store_through_ffmpeg
+from streamvid.video.remux import remux_with_ffmpeg, store_clip, try_ingest
 from streamvid.video.stored_clip import StoredClip
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def remux_or_build(
     from streamvid.video.transcode import TranscodeOptions, transcode
 
     if not is_sequence(path):
-        clip = ingest_plain(video, cut_only=cut_only)
+        clip = try_ingest(video, cut_only=cut_only)
         if clip is not None:
             return clip, False
     folder.mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def remux_or_build(
         )
     else:
         try:
-            return store_through_ffmpeg(video, folder, moov_first=not cut_only), False
+            return remux_with_ffmpeg(video, folder, moov_first=not cut_only), False
         except OtherCodecError:
             if options.transcode is None and options.compatible_with == "any":
                 raise

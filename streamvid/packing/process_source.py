@@ -24,7 +24,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.url import local_path
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.trim import hidden_bytes, trim_clip
+from streamvid.video.trim import non_displayed_bytes, trim_clip
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _cut(
     """Cut a video into clips. Removes its MP4 if that is a temporary file."""
     spans, rejected = _spans(source, whole, options)
     video = whole
-    hidden = sum(hidden_bytes(whole.index, span.first, span.end) for span in spans)
+    hidden = sum(non_displayed_bytes(whole.index, span.first, span.end) for span in spans)
     reencode = options.exact_cuts and hidden > 0
     if hidden > _MAX_HIDDEN * whole.index.size.sum():
         whole, options = _with_key_frames(whole, spans, folder, options)

@@ -176,7 +176,7 @@ class ShardWriter:
         if self._hashed.written != start + BLOCK:
             raise AssertionError("a tar header of more than one block: not USTAR")
         checksum = hashlib.sha256()
-        for chunk in clip.pieces():
+        for chunk in clip.read_mp4():
             self._hashed.write(chunk)
             if not clip.sha256:
                 checksum.update(chunk)

@@ -1,13 +1,11 @@
-"""What the packets of a written MP4 are: the frame index of a clip, read back from its bytes."""
+"""The frame index of a clip, from the packets of its MP4."""
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
@@ -15,18 +13,18 @@ from streamvid.bitstream import packet_info
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.video.probe import FrameFormat
+from streamvid.video.probe import FrameFormat, open_video
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
 
 
 @dataclass(frozen=True)
-class Times:
-    """When the packets of a clip are shown.
+class ClipTimes:
+    """Presentation times of a clip's packets.
 
     Attributes:
         pts: int64 [packets], in decode order, in ticks of `time_base`, from any origin.
-        hidden: bool [packets], cut off by an edit list, or with nothing to be decoded from.
+        hidden: bool [packets], not displayed: cut off by an edit list, or with nothing to be decoded from.
         last_frame: ticks for which the last frame is shown.
         time_base: seconds per tick, as (numerator, denominator).
     """
@@ -38,7 +36,7 @@ class Times:
 
 
 def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: PacketTimes) -> StoredClip:
-    """Read an MP4 back: where its packets lie, and what each of them is.
+    """Read a written MP4 back: positions of its packets, and their classification.
 
     Args:
         target: an MP4 with exactly the packets of `scan`.
@@ -51,7 +49,7 @@ def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: 
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
     stsd = sample_description(data)
-    with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
+    with closing(open_video(target, apply_edits=False)) as container:
         stream = container.streams.video[0]
         base = stream.time_base
         assert base is not None
@@ -62,17 +60,17 @@ def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: 
     if len(raw) != len(pts) or np.any(
         np.abs(stored * scan.time_base[1] * base.numerator - wanted) >= scan.time_base[1] * base.numerator
     ):
-        raise ValueError("its timestamps cannot be kept in an MP4: convert it first")
+        raise ValueError("its timestamps cannot be kept in an MP4: transcode it first")
 
     kinds = packet_info.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
     if not kinds[0].random_access:
         hidden = hidden | before_first_decodable(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
-    times = Times(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
-    return stored_clip(target, codec, profile, look, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size)
+    times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
+    return build_clip(target, codec, profile, look, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size)
 
 
-def stored_clip(
+def build_clip(
     file: Path,
     codec: str,
     profile: str,
@@ -80,17 +78,17 @@ def stored_clip(
     *,
     stsd: bytes,
     kinds: list[PacketKind],
-    times: Times,
+    times: ClipTimes,
     offset: Int64,
     size: Int64,
 ) -> StoredClip:
-    """Put together what is known of a clip.
+    """Derive the index, the traits and the duration of a clip.
 
     Args:
         file: holds its packets.
         codec, profile, look: of its video.
         stsd: its sample description box.
-        kinds: what its packets are, in decode order.
+        kinds: of its packets, in decode order.
         times: when they are shown.
         offset, size: int64 [packets], where they lie in the file, in bytes.
 
@@ -121,11 +119,11 @@ def stored_clip(
 
 
 def before_first_decodable(target: Path, pts: Int64) -> Bool:
-    """bool [packets]: those before the first frame that a decoder hands out.
+    """bool [packets]: those with times before the first frame that a decoder outputs.
 
-    A stream that does not begin with a random access point may need some packets until a picture is whole.
+    A stream that does not begin with a random access point may need some packets until a picture is complete.
     """
-    with closing(av.open(os.fspath(target), "r", options={"ignore_editlist": "1"})) as container:
+    with closing(open_video(target, apply_edits=False)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         first = next((frame.pts for frame in container.decode(stream) if frame.pts is not None), None)
@@ -139,11 +137,11 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
 
     Args:
         codec: as there.
-        kinds: what the clip's packets are, in decode order.
+        kinds: of the clip's packets, in decode order.
         pts: int64 [packets], when they are shown.
     """
     found = {
-        UNORDERED: codec in ("h264", "hevc") and not _ordered(kinds, pts),
+        UNORDERED: codec in ("h264", "hevc") and not _in_output_order(kinds, pts),
         "lead-in": not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),
@@ -151,8 +149,8 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
     return ",".join(sorted(name for name, there in found.items() if there))
 
 
-def _ordered(kinds: list[PacketKind], pts: Int64) -> bool:
-    """Whether pictures come out of a decoder in the order of their times; False if that is not known."""
+def _in_output_order(kinds: list[PacketKind], pts: Int64) -> bool:
+    """Whether a decoder outputs pictures in the order of their times; False if that is not known."""
     order = [kind.order for kind in kinds if kind.order is not None]
     if len(order) != len(kinds):
         return False
@@ -160,20 +158,20 @@ def _ordered(kinds: list[PacketKind], pts: Int64) -> bool:
 
 
 def _flags(kinds: list[PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int64:
-    """Index flags from what the packets are and when they are shown."""
+    """int64 [packets]: the `flags` column of the frame index."""
     random_access = np.array([kind.random_access for kind in kinds])
     disposable = np.array([kind.disposable for kind in kinds])
-    non_displayed = np.array([kind.hidden for kind in kinds])
-    # The random access packet that each packet follows. The first packet counts as one: the sequential decode starts
-    # there.
+    no_output = np.array([kind.hidden for kind in kinds])
+    # The last random access packet at or before each packet in decode order. The first packet counts as one: decoding
+    # of the whole clip starts there.
     anchor = np.maximum.accumulate(np.where(random_access, np.arange(len(kinds)), 0))
     leading = np.array([kind.skipped_leading for kind in kinds]) if codec == "hevc" else pts < pts[anchor]
-    # Those of the very first one have nothing to be decoded from.
+    # Leading pictures of the first random access packet refer to packets that the clip does not have.
     undecodable = leading & (anchor == 0)
     return np.asarray(
         random_access * RANDOM_ACCESS
         + disposable * DISPOSABLE
         + leading * LEADING
-        + (hidden | undecodable | non_displayed) * HIDDEN,
+        + (hidden | undecodable | no_output) * HIDDEN,
         dtype=np.int64,
     )

@@ -16,9 +16,9 @@ RANDOM_ACCESS: Final = 1
 DISPOSABLE: Final = 2
 """No other packet depends on this one."""
 LEADING: Final = 4
-"""Behind a random access packet in decode order, before it in presentation order."""
+"""After a random access packet in decode order, before it in presentation order."""
 HIDDEN: Final = 8
-"""Never shown."""
+"""Not displayed."""
 
 NPY_HEADER_BYTES: Final = 128
 
@@ -60,12 +60,12 @@ class FrameIndex:
 
     @cached_property
     def frame_pts(self) -> Int64:
-        """int64 [frames]: presentation time of each visible frame in ticks, never falling."""
+        """int64 [frames]: presentation time of each visible frame in ticks, ascending."""
         return self.pts[self.visible]
 
     @cached_property
     def keyframes(self) -> Int64:
-        """int64 [keyframes]: the numbers of the frames at which a decoder may start, rising."""
+        """int64 [keyframes]: the numbers of the frames at which a decoder may start, ascending."""
         return np.flatnonzero((self.flags[self.visible] & RANDOM_ACCESS) != 0)
 
     @cached_property
@@ -80,12 +80,16 @@ class FrameIndex:
         np.lib.format.write_array(buffer, table, version=(1, 0))
         data = buffer.getvalue()
         if len(data) != NPY_HEADER_BYTES + table.nbytes:
-            raise AssertionError("NumPy wrote a header of another size than format version 1 lays down")
+            raise AssertionError("NumPy wrote a header of another size than docs/format.md specifies")
         return data
 
     @classmethod
     def from_npy(cls, data: bytes) -> FrameIndex:
-        """Read what `to_npy` wrote. Raises ValueError if it is something else."""
+        """Read a .npy file as `to_npy` writes it.
+
+        Raises:
+            ValueError: it is something else.
+        """
         table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         if table.ndim != 2 or table.shape[1] != 4 or table.dtype != np.dtype("<i8"):
             raise ValueError(f"a frame index is int64 [packets, 4], this is {table.dtype} {list(table.shape)}")

@@ -1,6 +1,7 @@
-"""The fewest packets that decode to the frames somebody wants, and where their bytes lie.
+"""The fewest packets that decode to given frames of a clip, and the byte ranges to read for them.
 
-docs/format.md says which packets a frame needs; this is the same rule for any number of frames at once, on arrays.
+docs/format.md specifies the packets that a frame needs; this is the same rule for any number of frames at once, on
+arrays.
 """
 
 from __future__ import annotations
@@ -87,28 +88,28 @@ def slice(
 
     Args:
         index: the clip's packets.
-        frames: numbers of the wanted frames, rising, without repeats.
-        read: gives the bytes from a start to an end of the clip's mp4, wherever that lies.
+        frames: numbers of the wanted frames, ascending, without repeats.
+        read: returns the bytes from a start to an end of the clip's MP4, wherever that is stored.
         stsd: the clip's sample description box, as in the dataset's column of that name.
-        gap, waste: as for `ranges`.
+        gap, waste: as for `byte_ranges`.
 
     Returns:
-        the MP4, uint8 [bytes], and int64 [wanted], which of its frames the wanted ones are, counted in presentation
+        the MP4, uint8 [bytes], and int64 [wanted], the numbers of the wanted frames in it, counted in presentation
         order.
 
     Raises:
         IndexError: a frame number that the clip does not have.
-        ValueError: no frames, or numbers that do not rise; a damaged `stsd`; `read` gave more or fewer bytes.
+        ValueError: no frames, or numbers that do not rise; a damaged `stsd`; `read` returned more or fewer bytes.
     """
-    part = select_packets(index, np.asarray(frames, dtype=np.int64))
-    spans = ranges(part, gap=gap, waste=waste)
+    packets = select_packets(index, np.asarray(frames, dtype=np.int64))
+    spans = byte_ranges(packets, gap=gap, waste=waste)
     blocks = []
     for start, end in spans.tolist():
         blocks.append(np.frombuffer(read(start, end), dtype=np.uint8))
         if len(blocks[-1]) != end - start:
             raise ValueError(f"asked for bytes {start} to {end} of the clip, got {len(blocks[-1])} bytes")
-    data = extract_packets(part, spans, blocks)
-    return _to_mp4(stsd, part.sizes, part.display_order, data, size=coded_size(stsd)), part.frames
+    data = extract_packets(packets, spans, blocks)
+    return _to_mp4(stsd, packets.sizes, packets.display_order, data, size=coded_size(stsd)), packets.frames
 
 
 def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
@@ -121,7 +122,7 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
 
     Args:
         index: the clip's packets.
-        frames: int64 [wanted], frame numbers, rising, without repeats.
+        frames: int64 [wanted], frame numbers, ascending, without repeats.
 
     Raises:
         IndexError: a frame number that the clip does not have.
@@ -131,9 +132,9 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
         raise ValueError("frame numbers must rise, and there must be at least one")
     if frames[0] < 0 or frames[-1] >= len(index.visible):
         raise IndexError(f"the clip has {len(index.visible)} frames, asked for {frames[0]} to {frames[-1]}")
-    # Whatever takes the whole clip's packets is in the index, made once; here it is the needed GOPs alone.
+    # The work from here on grows with the needed GOPs, not with the clip: the index caches what takes all packets.
     packets = index.visible[frames]
-    gops, first, last, last_leading = _needed(index, packets)
+    gops, first, last, last_leading = _needed_gops(index, packets)
 
     counts = last - first + 1
     ends = np.cumsum(counts)
@@ -150,7 +151,7 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
     begins = ends - counts
     starts = np.searchsorted(kept, begins)
     if leading.any():
-        # Where leading pictures are kept, so is what they refer to, in the group before.
+        # A GOP whose leading pictures are kept refers to the GOP before it: decoding cannot start there.
         refers = np.add.reduceat(leading & (wanted | ~droppable), begins) > 0
         refers[0] = False
         starts = starts[~refers]
@@ -167,18 +168,19 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
     )
 
 
-def _needed(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """The groups of pictures (GOPs) that hold what some packets depend on.
+def _needed_gops(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """The groups of pictures (GOPs) on which some packets depend, and the part of each that is needed.
 
-    A GOP is a random access packet with all up to the next one; GOP 0 is what comes before the first (usually
-    nothing).
+    A GOP is a random access packet and all packets up to the next one; GOP 0 is the packets before the first random
+    access packet (usually none).
 
     Args:
+        index: the clip's packets.
         packets: int64 [wanted], positions in decode order, in any order.
 
     Returns:
-        four int64 arrays, per GOP, rising: its number; its first and its last packet that is needed; and its last
-        leading packet that is wanted, -1 if there is none.
+        four arrays, int64 [GOPs], in ascending order of GOPs: its number; its first and its last packet that is needed;
+        and its last leading packet that is wanted, -1 if there is none.
     """
     starts = index.starts
     gop = np.searchsorted(starts, packets, side="right")
@@ -191,8 +193,8 @@ def _needed(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int
     last_leading = np.full(len(gops), -1)
     leading = (index.flags[packets] & LEADING) != 0
     if leading.any():
-        # Leading pictures depend on the GOP before their own, up to that GOP's end. Within their own they depend on
-        # leading ones before them alone, and nothing but leading ones depends on them.
+        # Leading pictures depend on all of the GOP before their own. Within their own GOP they depend on its random
+        # access packet and on earlier leading pictures, and only later leading pictures depend on them.
         open_gops = gop[leading]
         before = np.unique(open_gops[open_gops > 0]) - 1
         every = np.union1d(gops, before)
@@ -206,60 +208,60 @@ def _needed(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int
     return gops, first, last, last_leading
 
 
-def ranges(part: PacketSelection, *, gap: int, waste: float = math.inf) -> Int64:
-    """Byte ranges of the clip's mp4 that hold the slice's packets.
+def byte_ranges(packets: PacketSelection, *, gap: int, waste: float = math.inf) -> Int64:
+    """The byte ranges of the clip's MP4 to read for a selection.
 
-    Ranges with few unwanted bytes between them are read as one: those of one group of pictures wherever at most `gap`
-    bytes lie between, those of several where the least lies between, until `waste` is used up. So over a bucket, with
-    a `gap` worth a request's latency, there is at most one request per group of pictures.
+    Packets with few unwanted bytes between them share a range. Within a GOP, that is wherever at most `gap` bytes lie
+    between; across GOPs as well, the smallest gaps first, until `waste` is used up. With a `gap` of as many bytes as
+    an object store sends during a request's latency, there is at most one request per GOP.
 
     Args:
-        part: the slice.
+        packets: the selection.
         gap: the most unwanted bytes to read between two packets.
-        waste: the most unwanted bytes to read in all, as a share of the wanted ones, such as 0.15. What lies within
-            groups of pictures counts, but is read even if it is more.
+        waste: the most unwanted bytes to read in all, as a share of the wanted ones, such as 0.15. Those within GOPs
+            count, but are read even if they are more.
 
     Returns:
-        int64 [ranges, 2]: start and end, in rising order.
+        int64 [ranges, 2]: start and end, ascending.
     """
-    order = np.argsort(part.offsets, kind="stable")
-    start = part.offsets[order]
-    end = np.maximum.accumulate(start + part.sizes[order])
+    order = np.argsort(packets.offsets, kind="stable")
+    start = packets.offsets[order]
+    end = np.maximum.accumulate(start + packets.sizes[order])
     between = start[1:] - end[:-1]
     split = between > gap
     if waste != math.inf:
-        gop = part.gops[order]
+        gop = packets.gops[order]
         apart = np.flatnonzero(~split & (between > 0) & (gop[1:] != gop[:-1]))
         apart = apart[np.argsort(between[apart], kind="stable")]
         inside = between[~split & (gop[1:] == gop[:-1])]
-        budget = waste * int(part.sizes.sum()) - int(inside[inside > 0].sum())
+        budget = waste * int(packets.sizes.sum()) - int(inside[inside > 0].sum())
         split[apart[np.cumsum(between[apart]) > budget]] = True
     first = np.flatnonzero(np.concatenate([[True], split]))
     last = np.append(first[1:], len(start)) - 1
     return np.stack([start[first], end[last]], axis=1)
 
 
-def extract_packets(part: PacketSelection, spans: Int64, blocks: list[UInt8]) -> UInt8:
-    """Cut the slice's packets out of what was read.
+def extract_packets(packets: PacketSelection, spans: Int64, blocks: list[UInt8]) -> UInt8:
+    """Take the packets of a selection out of the bytes that were read for it.
 
     Args:
-        part: the slice.
-        spans: int64 [ranges, 2], start and end of each block in the clip's mp4, rising.
-        blocks: the bytes of each range, uint8.
+        packets: the selection.
+        spans: int64 [ranges, 2], as `byte_ranges` returns them.
+        blocks: uint8, the bytes of each range.
 
     Returns:
-        uint8 [bytes]: the packets one after another, in decode order; perhaps a part of a block.
+        uint8 [bytes]: the packets one after another, in decode order; may be a view of a block.
     """
-    first, size = int(part.offsets[0]), int(part.sizes.sum())
-    if len(blocks) == 1 and bool((part.offsets[1:] == part.offsets[:-1] + part.sizes[:-1]).all()):
+    first, size = int(packets.offsets[0]), int(packets.sizes.sum())
+    if len(blocks) == 1 and bool((packets.offsets[1:] == packets.offsets[:-1] + packets.sizes[:-1]).all()):
         start = first - int(spans[0, 0])
         return blocks[0][start : start + size]
-    block = np.searchsorted(spans[:, 0], part.offsets, side="right") - 1
-    starts = part.offsets - spans[block, 0]
-    # Packets that lie side by side are copied at once; memoryviews are what Python cuts and joins with least ado.
-    adjoining = (part.offsets[1:] == part.offsets[:-1] + part.sizes[:-1]) & (block[1:] == block[:-1])
+    block = np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1
+    starts = packets.offsets - spans[block, 0]
+    # Adjoining packets are copied at once, and as memoryviews, which Python slices and joins faster than arrays.
+    adjoining = (packets.offsets[1:] == packets.offsets[:-1] + packets.sizes[:-1]) & (block[1:] == block[:-1])
     firsts = np.flatnonzero(np.concatenate([[True], ~adjoining]))
     lasts = np.append(firsts[1:], len(starts)) - 1
     views = [one.data for one in blocks]
-    runs = zip(block[firsts].tolist(), starts[firsts].tolist(), (starts + part.sizes)[lasts].tolist(), strict=True)
+    runs = zip(block[firsts].tolist(), starts[firsts].tolist(), (starts + packets.sizes)[lasts].tolist(), strict=True)
     return np.frombuffer(bytearray().join([views[number][start:end] for number, start, end in runs]), dtype=np.uint8)

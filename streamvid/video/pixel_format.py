@@ -1,8 +1,8 @@
-"""Decoded pictures → pictures as an encoder takes them: size, chroma format, bit depth, and the colours' tags."""
+"""Decoded frames → frames as an encoder takes them: size, 4:2:0, bit depth, and colour tags."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
@@ -10,54 +10,62 @@ from streamvid.errors import VideoError
 from streamvid.video.encoders import ENCODERS, Target
 
 if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-_UNKNOWN: Final = 2
-"""ITU-T H.273: not tagged."""
-_BT601: Final = 6
+_UNSPECIFIED, _BT601 = 2, 6
+"""Values of ITU-T H.273."""
+_LIMITED, _FULL = 1, 2
+"""Values of FFmpeg's AVColorRange."""
 
 
-def fitting_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
-    """The size that pictures are encoded in.
+def encoded_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
+    """The size in which frames are encoded.
 
-    Both sides are scaled alike, and then rounded to the codec's blocks, halves down, so that nothing need be cropped
-    off in the bitstream: a side changes by at most half a block.
+    Both sides are scaled by the same factor, and then rounded to a multiple of the encoder's `size_multiple`, halves
+    down, so that the bitstream needs no cropping.
 
     Args:
-        width, height: of the source's pictures, in pixels.
+        width, height: of the source's frames, in pixels.
         codec: what they are encoded into.
         short_side: pixels of the shorter side; None, or more than it has, leaves it as it is.
+
+    Returns:
+        width and height, in pixels.
     """
     encoder = ENCODERS[codec]
     shorter = min(width, height)
     part, whole = (short_side, shorter) if short_side is not None and short_side < shorter else (1, 1)
 
     def rounded(side: int) -> int:
-        # Of side·part/whole, the nearest multiple of the block; exactly half way goes down: nothing is made larger.
-        blocks = -((whole * encoder.block - 2 * side * part) // (2 * whole * encoder.block))
-        least = -(-encoder.least // encoder.block)
-        return max(blocks, least) * encoder.block
+        # The multiple that is nearest to side·part/whole; half way goes down, so that nothing is made larger.
+        step = encoder.size_multiple
+        steps = -((whole * step - 2 * side * part) // (2 * whole * step))
+        return max(steps, -(-encoder.min_side // step)) * step
 
     return rounded(width), rounded(height)
 
 
-class Fitter:
-    """Makes pictures fit an encoder. Chosen by the first one; later ones of other sizes are made to fit too.
+class EncoderFormat:
+    """Converts frames to one size and pixel format that an encoder takes, chosen by the first frame.
 
-    Tags of primaries, transfer, matrix and range are kept, and no tone mapping is done. Pictures in RGB become BT.601,
-    tagged so; those for Motion JPEG, which has no tags, BT.601 in full range. An alpha channel is dropped.
+    Tags of primaries, transfer, matrix and range are kept, and no tone mapping is done. RGB becomes BT.601, tagged so;
+    frames for Motion JPEG, which has no tags, become BT.601 in full range. An alpha channel is dropped.
 
     Args:
-        first: the first picture.
+        first: the first frame.
         codec: what they are encoded into.
-        short_side: as in `fitting_size`.
+        short_side: as in `encoded_size`.
+
+    Attributes:
+        is_10_bit: frames have 10 bits per sample rather than 8.
     """
 
     def __init__(self, first: VideoFrame, codec: Target, short_side: int | None) -> None:
-        self._size = fitting_size(first.width, first.height, codec, short_side)
+        self._size = encoded_size(first.width, first.height, codec, short_side)
         depth = max(component.bits for component in first.format.components)
-        self.deep = depth > 8 and max(ENCODERS[codec].depths) > 8
-        self._format = "yuv420p10le" if self.deep else "yuv420p"
+        self.is_10_bit = depth > 8 and max(ENCODERS[codec].bit_depths) > 8
+        self._format = "yuv420p10le" if self.is_10_bit else "yuv420p"
         rgb = first.format.is_rgb or int(first.colorspace) == 0
         full = (
             rgb or first.format.name.startswith(("yuvj", "gray", "ya", "pal", "mono")) or _range(first) == _FULL
@@ -69,23 +77,23 @@ class Fitter:
         self._to_matrix = Colorspace.ITU601 if jpeg else self._from_matrix
         self._tags = (
             (_BT601 if rgb or jpeg else int(first.colorspace)),
-            _UNKNOWN if jpeg else int(first.color_primaries),
-            _UNKNOWN if jpeg else int(first.color_trc),
+            _UNSPECIFIED if jpeg else int(first.color_primaries),
+            _UNSPECIFIED if jpeg else int(first.color_trc),
             int(self._to_range) if rgb or jpeg or full else _range(first),
         )
         self._reformatter = VideoReformatter()
 
-    def configure(self, context: Any) -> None:
-        """Tell an encoder what it will get."""
+    def configure(self, context: VideoCodecContext) -> None:
+        """Set size, pixel format and colour tags of an encoder."""
         context.width, context.height = self._size
         context.pix_fmt = self._format
         context.colorspace, context.color_primaries, context.color_trc, context.color_range = self._tags
 
     def __call__(self, frame: VideoFrame) -> VideoFrame:
-        """The picture as the encoder takes it.
+        """The frame in the encoder's format.
 
         Raises:
-            VideoError: it cannot be turned into that.
+            VideoError: swscale cannot convert it.
         """
         try:
             return self._reformatter.reformat(
@@ -105,14 +113,11 @@ class Fitter:
             raise VideoError(f"its pictures of {frame.format.name} cannot be converted: {error}") from error
 
 
-_LIMITED, _FULL = 1, 2
-
-
 def _range(frame: VideoFrame) -> int:
     return int(frame.color_range)
 
 
 def _matrix(frame: VideoFrame) -> Colorspace:
-    """What swscale calls the picture's matrix; which one matters only where it is converted into another."""
+    """swscale's name of a frame's matrix. It counts only where the matrix is changed, or RGB is made."""
     known = {1: Colorspace.ITU709, 4: Colorspace.FCC, 7: Colorspace.SMPTE240M, 9: Colorspace.BT2020}
     return known.get(int(frame.colorspace), Colorspace.ITU601)

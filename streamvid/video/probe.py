@@ -1,7 +1,7 @@
-"""What FFmpeg says of a video file: its codec, its first picture, its packets.
+"""A video file through FFmpeg: its stream's codec, the format of its first frame, its packets.
 
-What FFmpeg's demuxers know (edit lists, containers, Annex B) is left to them; what they guess (sizes in headers, what
-AVI packets hold) is found out here.
+Demuxers are relied on for what they parse (containers, edit lists, Annex B), not for what they guess: frame sizes in
+container headers, and what an AVI packet holds.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ MAX_SIDE: Final = 16384
 
 
 class OtherCodecError(VideoError):
-    """A video whose codec is none of CODECS."""
+    """A video in a codec that is not stored: none of CODECS."""
 
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What the container's headers say and can be trusted with.
+    """The headers of a video stream, as far as container headers are reliable.
 
     Attributes:
         codec: one of CODECS.
         profile: as FFmpeg names it, or empty.
         annex_b: packets hold NAL units behind start codes rather than behind lengths.
-        container: FFmpeg's first name of it, such as "mov" or "avi".
+        container: the first of FFmpeg's names of the container's format, such as "mov" or "avi".
     """
 
     codec: str
@@ -55,7 +55,7 @@ class StreamInfo:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """What the first decoded frame says; the container's headers may say something else. The fields are columns of
+    """The format of the first decoded frame; the container's headers may contradict it. The fields are columns of
     docs/format.md."""
 
     width: int
@@ -66,18 +66,18 @@ class FrameFormat:
     rotation: int
 
 
-def open_video(source: Path, *, edits: bool = True) -> InputContainer:
+def open_video(source: Path, *, apply_edits: bool = True) -> InputContainer:
     """Open a local file, and nothing that it may refer to: playlists and the like could name any URL.
 
     Args:
         source: the file.
-        edits: let FFmpeg do what an MP4's edit lists say.
+        apply_edits: let FFmpeg apply the edit lists of an MP4.
     """
     options = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
     return av.open(
         f"file:{source.absolute()}",
         "r",
-        options=options if edits else {**options, "ignore_editlist": "1"},
+        options=options if apply_edits else {**options, "ignore_editlist": "1"},
         metadata_errors="replace",
     )
 
@@ -97,8 +97,8 @@ def video_stream(container: InputContainer) -> VideoStream:
     return streams[0]
 
 
-def summary(source: Path) -> StreamInfo:
-    """Read the headers.
+def read_stream_info(source: Path) -> StreamInfo:
+    """Read the headers of a file's video stream.
 
     Raises:
         ValueError: no video track.
@@ -109,7 +109,7 @@ def summary(source: Path) -> StreamInfo:
         context = stream.codec_context
         codec = context.codec.canonical_name
         if codec not in CODECS:
-            raise OtherCodecError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}: convert it first")
+            raise OtherCodecError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}: transcode it first")
         # avcC and hvcC begin with their version, 1; Annex B begins with a start code (ISO/IEC 14496-15).
         extradata = context.extradata or b""
         annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
@@ -117,19 +117,23 @@ def summary(source: Path) -> StreamInfo:
 
 
 def probe_first_frame(source: Path) -> FrameFormat:
-    """Decode the first frame that is shown.
+    """Decode the first frame that is displayed.
 
     Raises:
-        ValueError: no frame decodes, or they are too large.
+        ValueError: no frame decodes, or it is too large.
     """
     with closing(open_video(source)) as container:
         stream = video_stream(container)
         stream.codec_context.thread_count = 1
-        return _look(next(iter(container.decode(stream)), None))
+        return _frame_format(next(iter(container.decode(stream)), None))
 
 
 def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
-    """What `look` says, and the profile as in `StreamInfo`, from the first packet of a track alone.
+    """The same as `probe_first_frame`, and the profile as in `StreamInfo`, from the first packet of a track alone.
+
+    Args:
+        track: as read from the file's tables.
+        packet: its first one.
 
     Raises:
         ValueError: it does not decode to a frame by itself, or to one that is too large.
@@ -139,7 +143,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     context.extradata = track.configuration
     context.thread_count = 1
     context.options = {"skip_loop_filter": "all"}  # pixels do not matter here
-    # What the bitstream does not say of colours, the container may.
+    # The container's matrix and range hold where the bitstream has none.
     if track.matrix is not None:
         context.colorspace = track.matrix
     if track.full_range is not None:
@@ -147,7 +151,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     data = av.Packet(len(packet))  # unlike av.Packet(bytes), with the padding that decoders read
     data.update(packet)
     frames = context.decode(data) or context.decode(None)
-    found = _look(frames[0] if frames else None)
+    found = _frame_format(frames[0] if frames else None)
     return replace(found, rotation=(found.rotation + track.rotation) % 360), context.profile or ""
 
 
@@ -155,7 +159,7 @@ _DECODERS: Final = {"av1": "libdav1d"}
 """FFmpeg's own AV1 decoder needs hardware."""
 
 
-def _look(frame: VideoFrame | None) -> FrameFormat:
+def _frame_format(frame: VideoFrame | None) -> FrameFormat:
     if frame is None:
         raise ValueError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
@@ -166,7 +170,7 @@ def _look(frame: VideoFrame | None) -> FrameFormat:
         pix_fmt=frame.format.name,
         color_space=_name(Colorspace, frame.colorspace),
         color_range="pc" if frame.format.name.startswith("yuvj") else _name(ColorRange, frame.color_range),
-        rotation=_rotation(frame),
+        rotation=frame_rotation(frame),
     )
 
 
@@ -190,8 +194,8 @@ _COLOR_SPACES: Final = {
 _COLOR_RANGES: Final = {1: "tv", 2: "pc"}
 
 
-def _rotation(frame: VideoFrame) -> int:
-    """Degrees clockwise that stand the frame upright; 0 where the display matrix is no multiple of 90."""
+def frame_rotation(frame: VideoFrame) -> int:
+    """Degrees clockwise that turn the frame upright; 0, with a warning, where they are no multiple of 90."""
     counterclockwise = frame.rotation
     if counterclockwise % 90:
         log.warning("a display matrix turns frames by %s degrees; only multiples of 90 are applied", counterclockwise)
@@ -199,8 +203,8 @@ def _rotation(frame: VideoFrame) -> int:
     return int(-counterclockwise) % 360
 
 
-def packets(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
-    """The track's packets from the first random access point on, without empty ones.
+def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
+    """The track's packets from the first key frame on, without empty ones.
 
     Args:
         container: as `open_video` gives it.
@@ -212,13 +216,13 @@ def packets(container: InputContainer, stream: VideoStream, codec: str) -> Itera
     """
     unpack = None
     if codec == "mpeg4" and container.format.name == "avi":
-        # DivX packs a B-frame into the packet of the frame it precedes, with a placeholder after it.
+        # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
     started = False
     for packet in container.demux(stream):
         if packet.is_corrupt:
             raise ValueError("a packet in it is damaged or cut off")
-        for piece in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
-            started = started or piece.is_keyframe
-            if piece.size and started:
-                yield piece
+        for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
+            started = started or unpacked.is_keyframe
+            if unpacked.size and started:
+                yield unpacked

@@ -1,4 +1,4 @@
-"""Stretches of a file, read one after the other in large pieces, however small the stretches and the gaps between."""
+"""Byte ranges of a file, read in order in large blocks, however small the ranges and the gaps between them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import numpy as np
 
 from streamvid.arrays import Int64
 
-PIECE: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 20
 """Bytes that are read at once: few calls, and what was read is still in the processor's cache when it is written."""
 
 
 @dataclass(frozen=True)
 class ReadBuffer:
-    """What was read at once; valid until the next piece is.
+    """The ranges of one block; valid until the next block is read.
 
     Attributes:
-        stretches: each of the stretches in it.
-        runs: the same bytes, with stretches together that are neighbours in the file.
+        ranges: the bytes of each range.
+        runs: the same bytes, with ranges that adjoin in the file in one view.
     """
 
-    stretches: list[memoryview]
+    ranges: list[memoryview]
     runs: list[memoryview]
 
 
-def read_pieces(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[ReadBuffer]:
-    """Read stretches of a file in order.
+def read_blocks(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[ReadBuffer]:
+    """Read byte ranges of a file in order, and the gaps between them.
 
     Args:
-        file: open for reading, without a buffer.
-        offset, size: int64 [stretches], in bytes; offsets rise, and stretches do not overlap.
+        file: open for reading, unbuffered.
+        offset, size: int64 [ranges], in bytes; offsets rise, and ranges do not overlap.
 
     Raises:
         EOFError: the file is too short.
         OSError: it cannot be read.
     """
     ends = offset + size
-    buffer = memoryview(bytearray(min(PIECE, int(ends[-1] - offset[0]))))
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, int(ends[-1] - offset[0]))))
     first = 0
     while first < len(offset):
         origin = int(offset[first])
-        stop = max(first + 1, int(np.searchsorted(ends, origin + PIECE, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, origin + BLOCK_BYTES, side="right")))
         length = int(ends[stop - 1]) - origin
         if length > len(buffer):
             buffer = memoryview(bytearray(length))
@@ -52,9 +52,9 @@ def read_pieces(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[Read
         _fill(file, origin, view)
         starts, last = offset[first:stop] - origin, ends[first:stop] - origin
         apart = starts[1:] != last[:-1]
-        stretches = _views(view, starts, last)
+        ranges = _views(view, starts, last)
         runs = _views(view, starts[np.append(True, apart)], last[np.append(apart, True)]) if apart.any() else [view]
-        yield ReadBuffer(stretches, runs)
+        yield ReadBuffer(ranges, runs)
         first = stop
 
 
@@ -63,13 +63,20 @@ def _views(view: memoryview, starts: Int64, ends: Int64) -> list[memoryview]:
 
 
 def coalesce(offset: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """The same bytes in fewer stretches: neighbours together, and none longer than a piece."""
+    """The same bytes in fewer ranges: adjoining ones are merged, and none is longer than a block.
+
+    Args:
+        offset, size: int64 [ranges], in bytes, in the order of the bytes wanted.
+
+    Returns:
+        the same for the merged ranges.
+    """
     starts = np.flatnonzero(np.concatenate([[True], offset[1:] != offset[:-1] + size[:-1]]))
     offset, size = offset[starts], np.add.reduceat(size, starts)
-    counts = -(-size // PIECE)
+    counts = -(-size // BLOCK_BYTES)
     nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    offset, size = np.repeat(offset, counts) + nth * PIECE, np.repeat(size, counts) - nth * PIECE
-    return offset, np.minimum(size, PIECE)
+    offset, size = np.repeat(offset, counts) + nth * BLOCK_BYTES, np.repeat(size, counts) - nth * BLOCK_BYTES
+    return offset, np.minimum(size, BLOCK_BYTES)
 
 
 def _fill(file: io.RawIOBase, at: int, view: memoryview) -> None:

@@ -1,7 +1,7 @@
-"""One video file → one stored clip: its video track copied packet by packet into an MP4, and the frame index of that.
+"""Remuxing: the video track of a file, copied packet by packet into an MP4 of its own, and indexed.
 
-Nothing is re-encoded. Plain MP4 and MOV files need no demuxer (`streamvid.video.ingest`); all others, and all that
-is odd or damaged, go through FFmpeg.
+Nothing is re-encoded. MP4 and MOV files are read by their own tables where that is possible
+(`streamvid.video.ingest`); all other files are demuxed by FFmpeg.
 """
 
 from __future__ import annotations
@@ -23,9 +23,17 @@ from streamvid.mp4.edit_list import limit_edit
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
-from streamvid.video.probe import FrameFormat, StreamInfo, open_video, packets, probe_first_frame, summary, video_stream
+from streamvid.video.probe import (
+    FrameFormat,
+    StreamInfo,
+    demux,
+    open_video,
+    probe_first_frame,
+    read_stream_info,
+    video_stream,
+)
 from streamvid.video.stored_clip import UNORDERED, StoredClip
-from streamvid.video.timestamps import PacketTimes, ordered_by_decoding, scan_packet_times
+from streamvid.video.timestamps import PacketTimes, in_output_order, scan_packet_times
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +45,19 @@ def store_clip(source: Path, folder: Path, *, cut_only: bool = False) -> StoredC
         source: a local video file in any container that FFmpeg knows.
         folder: where the MP4 is written; the caller owns and removes it.
         cut_only: the clip is for `streamvid.video.trim.trim_clip` alone. Then there may be no MP4: the clip's `mp4` is
-            the source, and its index holds places in that.
+            the source, and its index has positions in that.
 
     Raises:
         VideoError: the file holds no video, is damaged, or holds a video that cannot be stored frame by frame.
     """
-    clip = ingest_plain(source, cut_only=cut_only)
+    clip = try_ingest(source, cut_only=cut_only)
     if clip is not None:
         return clip.as_file(folder / "clip.mp4")
-    return store_through_ffmpeg(source, folder, moov_first=not cut_only)
+    return remux_with_ffmpeg(source, folder, moov_first=not cut_only)
 
 
-def ingest_plain(source: Path, *, cut_only: bool = False) -> StoredClip | None:
-    """The video track of a plain file as a clip whose MP4 is not written: see `StoredClip.parts`. None: the file is
-    for `store_through_ffmpeg`. Nothing can be said against it yet.
+def try_ingest(source: Path, *, cut_only: bool = False) -> StoredClip | None:
+    """`ingest_by_tables`, or None if the file must be demuxed: then it is for `remux_with_ffmpeg`.
 
     Args:
         source: a local video file.
@@ -59,23 +66,23 @@ def ingest_plain(source: Path, *, cut_only: bool = False) -> StoredClip | None:
     try:
         return ingest_by_tables(source, cut_only=cut_only)
     except (ValueError, ArithmeticError) as reason:
-        log.debug("%s is left to FFmpeg: %s", source, reason)
+        log.debug("%s is demuxed by FFmpeg: %s", source, reason)
         return None
 
 
-def store_through_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True) -> StoredClip:
-    """The same as `store_clip`, for all files.
+def remux_with_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True) -> StoredClip:
+    """The same as `store_clip`, always through FFmpeg's demuxer and muxer.
 
     Args:
         source, folder: as for `store_clip`.
         moov_first: put the header before the packets, as docs/format.md demands of stored clips. FFmpeg writes the
-            file twice for that; what is only cut up afterwards can do without.
+            file twice for that, which is not needed where the clip is only cut afterwards.
 
     Raises:
         VideoError: as for `store_clip`.
     """
     with as_video_error():
-        about = summary(source)
+        about = read_stream_info(source)
         first = probe_first_frame(source)
         times = scan_packet_times(source, about.codec, trust_times=about.container != "avi")
 
@@ -87,26 +94,26 @@ def store_through_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True)
                 _mux(source, target, about, times, first, moov_first=moov_first)
             return index_clip(target, about.codec, about.profile, first, times)
 
-        clip = store(times.until_last_shown())
-        if UNORDERED not in clip.traits.split(","):
+        clip = store(times.up_to_last_visible())
+        if not clip.has_trait(UNORDERED):
             return clip
         try:
-            ordered = ordered_by_decoding(source, about.codec, times)
+            ordered = in_output_order(source, about.codec, times)
         except ValueError:
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip
-        # Players show pictures as the decoder hands them out, whatever the container says.
+        # Players show pictures in the decoder's output order, whatever the container's times are.
         log.info("%s: its times contradict the order of its pictures, which is kept", source)
-        return store(ordered.until_last_shown())
+        return store(ordered.up_to_last_visible())
 
 
 @contextmanager
 def as_video_error() -> Iterator[None]:
-    """What FFmpeg and the readers of bitstreams raise, as errors of the video.
+    """Turn FFmpeg's errors, and the ValueError of the parsers here, into errors of the video.
 
     Raises:
-        VideoError: whatever went wrong, in one line.
+        VideoError: with a message of one line.
     """
     try:
         yield
@@ -119,13 +126,13 @@ def as_video_error() -> Iterator[None]:
 def _mux(
     source: Path, target: Path, about: StreamInfo, times: PacketTimes, first: FrameFormat, *, moov_first: bool
 ) -> None:
-    """Copy the scanned packets into an MP4 with nothing in it that varies between runs."""
+    """Copy the scanned packets into an MP4 by FFmpeg's muxer, byte by byte the same in every run."""
     pts = times.pts - times.origin
     dts = decode_times(times.pts) - times.origin
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
     options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if moov_first else {})}
     with (
-        closing(open_video(source, edits=times.edits)) as container,
+        closing(open_video(source, apply_edits=times.edits_applied)) as container,
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
     ):
         stream = video_stream(container)
@@ -134,7 +141,7 @@ def _mux(
         track.codec_context.width, track.codec_context.height = first.width, first.height
         if about.codec == "hevc" and not about.annex_b:
             track.codec_context.codec_tag = "hvc1"
-        for number, packet in enumerate(islice(packets(container, stream, about.codec), times.skipped, None)):
+        for number, packet in enumerate(islice(demux(container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
                 break
             packet.stream = track
@@ -146,8 +153,8 @@ def _mux(
 
 
 def _end_edit(target: Path, ticks: int, time_base: tuple[int, int]) -> None:
-    """Let players stop at the end of the last visible frame: packets behind it are only there because others refer
-    to them."""
+    """Shorten the edit list to the end of the last visible frame: packets with later times are there only because
+    others refer to them."""
     with target.open("r+b") as file:
         head = bytearray(_movie_header(file.read(1 << 26)))
         if limit_edit(head, ticks * time_base[0] / time_base[1]):
@@ -180,8 +187,8 @@ def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameForma
         rotation=first.rotation,
         timescale=scale,
     )
-    with closing(open_video(source, edits=times.edits)) as container, target.open("wb") as file:
+    with closing(open_video(source, apply_edits=times.edits_applied)) as container, target.open("wb") as file:
         file.write(head)
-        found = packets(container, video_stream(container), "vp8")
-        for packet in islice(found, times.skipped, times.skipped + len(pts)):
+        found = demux(container, video_stream(container), "vp8")
+        for packet in islice(found, times.num_skipped, times.num_skipped + len(pts)):
             file.write(packet)

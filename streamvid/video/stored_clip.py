@@ -1,4 +1,4 @@
-"""What one video becomes: the value that packing a file yields and a shard is written from."""
+"""The result of packing one video or a cut of it: metadata, frame index, and where the bytes of its MP4 are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.errors import InputError
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.read_buffer import coalesce, read_pieces
+from streamvid.video.read_buffer import coalesce, read_blocks
 
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
@@ -21,18 +21,18 @@ UNORDERED: Final = "unordered"
 
 @dataclass(frozen=True)
 class UnwrittenMp4:
-    """An MP4 that nobody has written yet: a header, and stretches of another file that follow it.
+    """An MP4 that is not written yet: its header, and the byte ranges of another file that follow it.
 
     Attributes:
         head: everything before the packets.
-        offset, size: int64 [stretches], where they lie in the other file, in bytes.
-        mark: the other file's size and time of change (`file_mark`), by which it is known to be what it was.
+        offset, size: int64 [ranges], where they lie in the other file, in bytes.
+        signature: the other file's, when the ranges were read: `file_signature`.
     """
 
     head: bytes
     offset: Int64
     size: Int64
-    mark: tuple[int, int]
+    signature: tuple[int, int]
 
     @property
     def mp4_bytes(self) -> int:
@@ -41,7 +41,7 @@ class UnwrittenMp4:
 
 
 def file_signature(descriptor: int) -> tuple[int, int]:
-    """Size of an open file, and when it was last written, in ns."""
+    """Size in bytes and time of last modification in ns of an open file: two that differ tell that it was changed."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
@@ -51,7 +51,7 @@ class StoredClip:
     """One clip, ready to be put into a shard. The columns are those of docs/format.md.
 
     Attributes:
-        mp4: a local file with the clip's bytes, one video track, moov first; or the file that `parts` are of.
+        mp4: a local file with the clip's bytes, one video track, moov first; or the file that `unwritten` refers to.
         index: its packets.
         codec, profile, pix_fmt, color_space, color_range, traits: as docs/format.md names them.
         width, height: decoded frames, in pixels, before rotation.
@@ -59,8 +59,8 @@ class StoredClip:
         time_base: seconds per tick, as (numerator, denominator).
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
-        sha256: of the bytes of `mp4`, lower-case hex; "" if nobody has summed them up yet.
-        parts: the clip's bytes, if no file has them yet; the index holds places in what they make up. None: `mp4` has.
+        sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
+        unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 
     mp4: Path
@@ -78,15 +78,19 @@ class StoredClip:
     duration: int
     stsd: bytes
     sha256: str = ""
-    parts: UnwrittenMp4 | None = None
+    unwritten: UnwrittenMp4 | None = None
 
     @property
     def mp4_bytes(self) -> int:
         """Size of the clip's MP4."""
-        return self.mp4.stat().st_size if self.parts is None else self.parts.mp4_bytes
+        return self.mp4.stat().st_size if self.unwritten is None else self.unwritten.mp4_bytes
 
-    def pieces(self) -> Iterator[memoryview | bytes]:
-        """The clip's MP4, in pieces that are valid until the next is asked for.
+    def has_trait(self, name: str) -> bool:
+        """Whether the clip has one of the traits of docs/format.md."""
+        return name in self.traits.split(",")
+
+    def read_mp4(self) -> Iterator[memoryview | bytes]:
+        """The bytes of the clip's MP4 in chunks, each valid until the next is asked for.
 
         Raises:
             InputError: the file that has the bytes was changed in the meantime, or cannot be read.
@@ -94,23 +98,23 @@ class StoredClip:
         try:
             with self.mp4.open("rb", buffering=0) as file:
                 offset, size = np.zeros(1, dtype=np.int64), np.array([self.mp4_bytes])
-                if self.parts is not None:
-                    if file_signature(file.fileno()) != self.parts.mark:
+                if self.unwritten is not None:
+                    if file_signature(file.fileno()) != self.unwritten.signature:
                         raise EOFError
-                    yield self.parts.head
-                    offset, size = self.parts.offset, self.parts.size
-                for piece in read_pieces(file, *coalesce(offset, size)):
-                    yield from piece.runs
+                    yield self.unwritten.head
+                    offset, size = self.unwritten.offset, self.unwritten.size
+                for block in read_blocks(file, *coalesce(offset, size)):
+                    yield from block.runs
         except EOFError as error:
             raise InputError(f"{self.mp4} was changed while it was packed: run the command again") from error
         except OSError as error:
             raise InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again") from error
 
     def as_file(self, target: Path) -> StoredClip:
-        """The same clip, with its MP4 in a file: written to `target` if it is not in one."""
-        if self.parts is None:
+        """The same clip with its MP4 in a file; it is written to `target` if no file holds it yet."""
+        if self.unwritten is None:
             return self
         with target.open("wb") as file:
-            for piece in self.pieces():
-                file.write(piece)
-        return replace(self, mp4=target, parts=None)
+            for chunk in self.read_mp4():
+                file.write(chunk)
+        return replace(self, mp4=target, unwritten=None)

@@ -1,9 +1,10 @@
-"""When the packets of a file are shown, found out without keeping their bytes."""
+"""Presentation times, sizes and visibility of a file's packets, through FFmpeg's demuxer."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,27 +14,28 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.mp4.edit_list import Edit, read_edit
-from streamvid.video.probe import open_video, packets, video_stream
+from streamvid.video.probe import demux, open_video, video_stream
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 _REORDERED: Final = ("h264", "hevc", "mpeg4")
+"""Codecs whose decode order may differ from presentation order."""
 
 
 @dataclass(frozen=True)
 class PacketTimes:
-    """The source's packets in decode order.
+    """The packets of a file's video track, in decode order.
 
     Attributes:
         pts: int64 [packets], in ticks of `time_base`.
         size: int64 [packets], in bytes.
-        keyframe: bool [packets], what the container takes for a key frame.
+        keyframe: bool [packets], the container's key frame flags.
         hidden: bool [packets], cut off by an edit list.
-        last_duration: what the last packet says of its duration, in ticks; 0 if nothing.
+        last_duration: of the last packet that has a duration, in ticks; 0 if none has.
         time_base: seconds per tick, as (numerator, denominator).
-        edits: these are the file's packets if FFmpeg follows its edit lists; else if it does not.
-        skipped: of those, so many that come before them are not among them.
+        edits_applied: FFmpeg applied the edit lists when it demuxed these packets.
+        num_skipped: packets that the demuxer gives before these, and that are left out.
     """
 
     pts: Int64
@@ -42,11 +44,11 @@ class PacketTimes:
     hidden: Bool
     last_duration: int
     time_base: tuple[int, int]
-    edits: bool = True
-    skipped: int = 0
+    edits_applied: bool = True
+    num_skipped: int = 0
 
-    def until_last_shown(self) -> PacketTimes:
-        """The packets worth keeping: behind the last visible one in decode order, nothing is needed.
+    def up_to_last_visible(self) -> PacketTimes:
+        """The same without the packets after the last visible one in decode order: no frame depends on them.
 
         Raises:
             ValueError: none is visible.
@@ -69,11 +71,26 @@ class PacketTimes:
         return int(self.pts[~self.hidden].min())
 
     def last_frame_ticks(self) -> int:
-        """Ticks for which the last frame is shown: what the file says if it is sane, else the median distance."""
-        steps = np.diff(np.unique(self.pts))
-        typical = int(np.median(steps)) if len(steps) else max(1, round(self.time_base[1] / self.time_base[0] / 25))
-        longest = max(int(steps.max()) if len(steps) else 0, typical)
-        return self.last_duration if 0 < self.last_duration <= 10 * longest else max(typical, 1)
+        """Ticks for which the last frame is shown: see `last_frame_duration`."""
+        return last_frame_duration(np.unique(self.pts), self.last_duration, Fraction(*self.time_base))
+
+
+def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
+    """Ticks for which the last frame of a video is shown.
+
+    Args:
+        times: int64 [frames], presentation times, rising.
+        stated: the container's statement, in ticks.
+        time_base: seconds per tick.
+
+    Returns:
+        what is stated if that is positive and at most 10 times the longest distance of frames; else the median
+        distance, or 1/25 s for a single frame.
+    """
+    steps = np.diff(times)
+    typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
+    longest = max(int(steps.max(initial=0)), typical)
+    return stated if 0 < stated <= 10 * longest else max(typical, 1)
 
 
 def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketTimes:
@@ -82,24 +99,24 @@ def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketT
     Args:
         source: the file.
         codec: its codec, as in `probe.CODECS`.
-        trust_times: the container's presentation times hold for frames that are reordered too.
+        trust_times: the container's presentation times are right where frames are reordered, too.
 
     Raises:
-        ValueError: there are no packets, some are damaged or missing, or their times cannot be found out.
+        ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
-    found = _read(source, codec)
+    found = _demux_all(source, codec)
     if not found.times:
         raise ValueError("it holds no packet from which decoding could start")
-    edits, skipped, hidden = True, 0, np.array(found.discarded)
+    edits_applied, num_skipped, hidden = True, 0, np.array(found.discarded)
     if len(found.times) < found.expected or hidden.any():
-        whole = _read(source, codec, edits=False)
+        whole = _demux_all(source, codec, apply_edits=False)
         if len(whole.times) < found.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.times)} of {found.expected} frames are there")
-        mended = _mended(found, whole, read_edit(source, found.track))
-        if mended is not None:
-            edits, (found, skipped, hidden) = False, mended
+        restored = _restore_lost(found, whole, read_edit(source, found.track))
+        if restored is not None:
+            edits_applied, (found, num_skipped, hidden) = False, restored
     if None in found.times or (codec in _REORDERED and not trust_times):
-        pts, hidden = _order_by_decoding(source, codec, found.clock), np.zeros(len(found.times), dtype=bool)
+        pts, hidden = _pts_by_decoding(source, codec, found.clock), np.zeros(len(found.times), dtype=bool)
     else:
         pts = np.array(found.times, dtype=np.int64)
     return PacketTimes(
@@ -109,20 +126,23 @@ def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketT
         hidden=hidden,
         last_duration=found.last_duration,
         time_base=found.time_base,
-        edits=edits,
-        skipped=skipped,
+        edits_applied=edits_applied,
+        num_skipped=num_skipped,
     )
 
 
 @dataclass(frozen=True)
 class _Packets:
-    """What FFmpeg says of a track's packets, in decode order.
+    """A track's packets as FFmpeg demuxes them, in decode order.
 
     Attributes:
-        times, clock: their presentation and decode times; their numbers where there are no decode times.
-        sizes, keys, discarded: as they come, discarded by an edit list.
+        times: presentation times, in ticks.
+        clock: decode times, in ticks; numbers of packets that have none.
+        sizes: in bytes.
+        keys: key frame flags.
+        discarded: flags of those that an edit list cuts off.
         last_duration, time_base: as in `PacketTimes`.
-        expected: how many the container promises; 0 if it does not say.
+        expected: how many the container's header promises; 0 if it does not say.
         track: the track's number in the container.
     """
 
@@ -137,21 +157,21 @@ class _Packets:
     track: int
 
 
-def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
+def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Packets:
     times: list[int | None] = []
     clock: list[int] = []
     sizes: list[int] = []
     keys: list[bool] = []
     discarded: list[bool] = []
     duration = 0
-    with closing(open_video(source, edits=edits)) as container:
+    with closing(open_video(source, apply_edits=apply_edits)) as container:
         stream = video_stream(container)
         base = stream.time_base
         if base is None or base <= 0:
             raise ValueError("its time base is not positive")
         track = stream.id
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        for number, packet in enumerate(packets(container, stream, codec)):
+        for number, packet in enumerate(demux(container, stream, codec)):
             times.append(packet.pts)
             clock.append(packet.dts if packet.dts is not None else number)
             sizes.append(packet.size)
@@ -161,19 +181,19 @@ def _read(source: Path, codec: str, *, edits: bool = True) -> _Packets:
     return _Packets(times, clock, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track)
 
 
-def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, Bool] | None:
-    """The packets of a file, how many are left out before them, and which are hidden, if FFmpeg hides some that the
-    edit list shows.
+def _restore_lost(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, Bool] | None:
+    """Apply an edit list here, where FFmpeg cuts off frames that the edit list shows.
 
-    It looks at decode times for where an edit ends (mov.c, mov_fix_index). So at times it leaves out a key frame there,
+    FFmpeg compares decode times with the end of an edit (mov.c, mov_fix_index). So it may leave out a key frame there,
     or pictures that are shown before it and decoded after it. Of fragmented files it may hide the first fragment.
 
     Args:
-        edited, whole: the packets as FFmpeg gives them with and without edit lists.
-        edit: what the edit list says, if that is one part of the track.
+        edited, whole: the packets as FFmpeg demuxes them with and without edit lists.
+        edit: the part of the track that the edit list shows, if it is one part.
 
     Returns:
-        None if nothing is lost, or that is not known.
+        the packets that are needed, how many are left out before them, and which are hidden; None if FFmpeg loses
+        none, or that is not known.
     """
     if edit is None or None in whole.times:
         return None
@@ -181,7 +201,7 @@ def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Pack
     shown = (times >= edit.begin) & (times < edit.end)
     if shown.sum() <= edited.discarded.count(False):
         return None
-    # From the last key frame on that is shown, or would be, before all that is.
+    # From the last key frame on that comes, by decode order and by time, before all that is shown.
     keys = np.flatnonzero(whole.keys)
     before = keys[(keys <= np.argmax(shown)) & (times[keys] <= times[shown].min())]
     first = int(before[-1]) if len(before) else 0
@@ -197,43 +217,47 @@ def _mended(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Pack
     return kept, first, ~shown[rest]
 
 
-def ordered_by_decoding(source: Path, codec: str, found: PacketTimes) -> PacketTimes:
-    """The same times, for the pictures in the order in which a decoder hands them out.
+def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes:
+    """Assign the same times to the packets in the order in which a decoder outputs their pictures.
 
     Args:
-        source, codec: as of `scan`.
-        found: what that made of it.
+        source, codec: as for `scan_packet_times`.
+        found: what that returned.
 
     Raises:
-        ValueError: packets and frames do not match, or some times are the same: then they would be lost.
+        ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.
     """
     if len(np.unique(found.pts)) != len(found.pts):
         raise ValueError("some of its frames are shown at the same time")
-    pts = _order_by_decoding(source, codec, found.pts.tolist(), edits=found.edits, skipped=found.skipped)
+    pts = _pts_by_decoding(
+        source, codec, found.pts.tolist(), apply_edits=found.edits_applied, num_skipped=found.num_skipped
+    )
     hidden = np.empty_like(found.hidden)
     hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
     return replace(found, pts=pts, hidden=hidden)
 
 
-def _order_by_decoding(source: Path, codec: str, times: list[int], *, edits: bool = True, skipped: int = 0) -> Int64:
-    """pts for a container that has none, or only decode times, or wrong ones: the decoder's order, on the clock of the
-    packets.
+def _pts_by_decoding(
+    source: Path, codec: str, times: list[int], *, apply_edits: bool = True, num_skipped: int = 0
+) -> Int64:
+    """int64 [packets], presentation times for a container that has none, or only decode times, or wrong ones: the
+    sorted `times`, given to the packets in the decoder's output order.
 
     AVI stores no presentation times, and those that demuxers make up for it are wrong where frames are reordered.
     """
-    with closing(open_video(source, edits=edits)) as container:
+    with closing(open_video(source, apply_edits=apply_edits)) as container:
         stream = video_stream(container)
         context = stream.codec_context
         context.flags |= av.codec.context.Flags.copy_opaque
         order: list[int] = []
-        for number, packet in enumerate(islice(packets(container, stream, codec), skipped, None)):
+        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
     if len(order) != len(times) or len(set(order)) != len(order):
         raise ValueError(
             f"its {len(times)} packets decode to {len(order)} frames, "
-            "and its container holds no times to match them: convert it first"
+            "and its container holds no times to match them: transcode it first"
         )
     clock = np.sort(np.array(times, dtype=np.int64))
     if len(np.unique(clock)) != len(clock):
@@ -246,5 +270,5 @@ def _order_by_decoding(source: Path, codec: str, times: list[int], *, edits: boo
 def _number(frame: VideoFrame) -> int:
     """The number of the packet that the frame was decoded from."""
     if not isinstance(frame.opaque, int):
-        raise ValueError("its frames cannot be matched with its packets: convert it first")
+        raise ValueError("its frames cannot be matched with its packets: transcode it first")
     return frame.opaque

@@ -1,7 +1,7 @@
-"""Frames → a video file whose packets suit streaming: closed GOPs, coded size equal to display size, one thread.
+"""Transcoding: frames → an MP4 with closed GOPs, and a coded size equal to the display size.
 
-What comes out is stored like any other video (`streamvid.video.remux`). The settings are chosen so that the same
-frames give the same bytes wherever and beside whatever they are encoded; docs/packing.md says what that costs.
+The MP4 is then stored like any other video (`streamvid.video.remux`). Encoders run with one thread and options by which
+the same frames give the same bytes on every machine; docs/packing.md has the cost of that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,29 +20,30 @@ import numpy as np
 
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.edit_list import read_edit
-from streamvid.video.encoders import ENCODERS, TARGETS, Target, settings
+from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
 from streamvid.video.frame_index import HIDDEN
-from streamvid.video.pixel_format import Fitter
-from streamvid.video.probe import MAX_SIDE, open_video, video_stream
+from streamvid.video.pixel_format import EncoderFormat
+from streamvid.video.probe import MAX_SIDE, frame_rotation, open_video, video_stream
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
+from streamvid.video.timestamps import last_frame_duration
 
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.frame import VideoFrame
 
 GOP: Final = 30
-"""Frames from one key frame to the next, unless told otherwise: docs/packing.md shows why."""
+"""Default distance of key frames, in frames: docs/packing.md has the measurements."""
 
 
 @dataclass(frozen=True)
 class TranscodeOptions:
-    """What a video is encoded into.
+    """How to encode a video.
 
     Attributes:
         codec: H.264, HEVC, VP9, AV1 or Motion JPEG.
         short_side: pixels of the shorter side; frames are made smaller, never larger. None: as they are.
-        max_fps: frames per second at most; frames are left out, none is moved. None: all of them.
+        max_fps: frames per second at most; frames are dropped, and none is moved. None: all are kept.
         gop: frames from one key frame to the next at most.
         crf: quality, in the codec's own measure, smaller is better; None: the codec's default, near lossless to the
             eye. For Motion JPEG the quantiser scale, 1 to 31.
@@ -58,7 +60,7 @@ class TranscodeOptions:
 
     def __post_init__(self) -> None:
         if self.codec not in TARGETS:
-            raise InputError(f"cannot convert to {self.codec!r}: choose from {', '.join(TARGETS)}")
+            raise InputError(f"cannot transcode to {self.codec!r}: choose from {', '.join(TARGETS)}")
         if self.short_side is not None and not 16 <= self.short_side <= MAX_SIDE:
             raise InputError(f"a short side of {self.short_side} pixels: choose from 16 to {MAX_SIDE}")
         if self.max_fps is not None and self.max_fps <= 0:
@@ -71,15 +73,15 @@ class TranscodeOptions:
 
 
 @dataclass(frozen=True)
-class Footage:
-    """Pictures with their times: what is encoded.
+class TimedFrames:
+    """Frames to be encoded, with their presentation times.
 
     Attributes:
-        frames: pictures and their times in ticks, rising; read once.
+        frames: frames and their times in ticks, rising; read once.
         time_base: seconds per tick.
-        rate: frames per second, about; encoders spend bits by it.
-        rotation: degrees clockwise that stand the pictures upright; carried, not applied.
-        end: ticks at which the last frame ends, once all were read; None if that is not known.
+        rate: approximate frames per second, for the encoder's rate control.
+        rotation: degrees clockwise that turn the frames upright; written to the MP4, not applied.
+        end: the tick at which the last frame's display ends; None if that is not known.
     """
 
     frames: Iterable[tuple[VideoFrame, int]]
@@ -90,15 +92,15 @@ class Footage:
 
 
 def transcode(
-    source: Path | StoredClip, target: Path, conversion: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
+    source: Path | StoredClip, target: Path, options: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
 ) -> None:
     """Decode a video and encode its visible frames into an MP4, at exactly the same times.
 
     Args:
-        source: a clip that was stored by copying: its index says which frames are shown, and when. Or a file, for
-            codecs that cannot be stored: then its times and its edit list say so.
+        source: a clip that was stored by copying: its index tells which frames are shown, and when. Or a file, for
+            codecs that cannot be stored: its timestamps and its edit list tell that.
         target: the MP4 to write.
-        conversion: what to encode into.
+        options: how to encode.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
 
     Raises:
@@ -106,7 +108,7 @@ def transcode(
     """
     with as_video_error():
         if isinstance(source, StoredClip):
-            encode(_clip_footage(source), target, conversion, keyframes=keyframes)
+            encode(_frames_of_clip(source), target, options, keyframes=keyframes)
             return
         with closing(open_video(source)) as container:
             stream = video_stream(container)
@@ -115,75 +117,87 @@ def transcode(
             base, rate = stream.time_base, stream.average_rate
             if first is None or base is None:
                 raise ValueError("not one frame of it can be decoded")
-            rotation = 0 if first.rotation % 90 else int(-first.rotation) % 360
-        encode(Footage(_file_frames(source), base, rate or Fraction(25), rotation), target, conversion,
-               keyframes=keyframes)  # fmt: skip
+            rotation = frame_rotation(first)
+        frames = TimedFrames(_decode_file(source), base, rate or Fraction(25), rotation)
+        encode(frames, target, options, keyframes=keyframes)
 
 
 def encode(
-    footage: Footage, target: Path, conversion: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
+    source: TimedFrames, target: Path, options: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
 ) -> None:
-    """Encode pictures into an MP4; memory does not grow with their number but for 8 bytes each.
+    """Encode frames into an MP4; memory does not grow with their number but for 8 bytes each.
+
+    Args:
+        source: the frames.
+        target, options, keyframes: as for `transcode`.
 
     Raises:
-        VideoError: a picture is damaged, or times do not rise.
+        VideoError: a frame is damaged, or times do not rise.
     """
-    pictures = _thinned(footage, conversion.max_fps)
-    first = next(pictures, None)
+    frames = _limit_fps(source, options.max_fps)
+    first = next(frames, None)
     if first is None:
         raise VideoError("not one frame of it can be decoded")
-    fit = Fitter(first[0], conversion.codec, conversion.short_side)
-    rate = min(footage.rate, conversion.max_fps or footage.rate).limit_denominator(1001)
+    encoder_format = EncoderFormat(first[0], options.codec, options.short_side)
+    rate = min(source.rate, options.max_fps or source.rate).limit_denominator(1001)
     if not 1 <= rate <= 1000:
         rate = Fraction(25)
-    options = {"movflags": "+faststart", "fflags": "+bitexact"}
-    with closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output:
+    muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
+    encoder = ENCODERS[options.codec]
+    with closing(av.open(os.fspath(target), "w", format="mp4", options=muxer_options)) as output:
         track: Any = output.add_stream(
-            ENCODERS[conversion.codec].name,
+            encoder.name,
             rate=rate,
-            options=settings(conversion.codec, gop=conversion.gop, crf=conversion.crf, deep=fit.deep),
+            options=encoder_options(
+                options.codec, gop=options.gop, crf=options.crf, is_10_bit=encoder_format.is_10_bit
+            ),
         )
-        fit.configure(track.codec_context)
-        # Frames are counted for the encoder: what it makes of them must not depend on odd clocks or long gaps.
+        encoder_format.configure(track.codec_context)
+        # The encoder gets frame numbers as times: its output must not depend on odd time bases or long gaps.
         track.codec_context.time_base = 1 / rate
-        track.codec_context.gop_size = conversion.gop
+        track.codec_context.gop_size = options.gop
         track.codec_context.thread_count = 1
-        track.time_base = footage.time_base
-        if conversion.codec == "hevc":
+        track.time_base = source.time_base
+        if options.codec == "hevc":
             track.codec_context.codec_tag = "hvc1"
-        if footage.rotation:
-            track.set_display_rotation(-footage.rotation)  # FFmpeg turns counter-clockwise.
+        if source.rotation:
+            track.set_display_rotation(-source.rotation)  # FFmpeg counts counter-clockwise
         output.start_encoding()
-        clock = _Clock(footage.time_base, keyframes)
+        clock = _FrameClock(source.time_base, keyframes)
 
         def packets() -> Iterator[Packet[Any]]:
-            for frame, ticks in _chain(first, pictures):
+            for frame, ticks in chain([first], frames):
                 number, key = clock.add(ticks)
-                picture = fit(frame)
-                picture.pts, picture.time_base = number, 1 / rate
-                # A decoded picture still says which kind it was coded as.
-                picture.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
-                yield from track.encode(picture)
+                converted = encoder_format(frame)
+                converted.pts, converted.time_base = number, 1 / rate
+                # A decoded frame still has the picture type that it was coded as.
+                converted.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
+                yield from track.encode(converted)
             yield from track.encode(None)
 
         held: Packet[Any] | None = None
-        for place, packet in enumerate(packets()):
+        for number, packet in enumerate(packets()):
             if held is not None:
                 output.mux(held)
             # x265's own decode times are garbage where a video ends within the first frames.
             assert packet.pts is not None
-            packet.pts = clock.presented(packet.pts)
-            packet.dts = clock.decoded(place - ENCODERS[conversion.codec].delay)
-            packet.time_base, packet.stream, packet.duration = footage.time_base, track, 0
+            packet.pts = clock.pts(packet.pts)
+            packet.dts = clock.dts(number - encoder.reorder_frames)
+            packet.time_base, packet.stream, packet.duration = source.time_base, track, 0
             held = packet
         if held is not None:
-            # Written behind the last packet in decode order, and read back as how long the last frame is shown.
-            held.duration = clock.last_duration(footage.end)
+            # Stored as the duration of the last packet in decode order, and read back as that of the last frame.
+            held.duration = clock.last_duration(source.end)
             output.mux(held)
 
 
-class _Clock:
-    """Frame numbers, as the encoder counts them, to times and back, and which frames must be key frames."""
+class _FrameClock:
+    """Translates the frame numbers that the encoder is given to times, and tells which frames must be key frames.
+
+    Args:
+        time_base: seconds per tick.
+        keyframes: seconds from the first frame, as for `transcode`.
+    """
 
     def __init__(self, time_base: Fraction, keyframes: Sequence[Fraction | float]) -> None:
         self._base = time_base
@@ -201,34 +215,33 @@ class _Clock:
             key = True
         return len(self._ticks) - 1, key
 
-    def presented(self, number: int) -> int:
+    def pts(self, number: int) -> int:
+        """Ticks from the first frame to the frame of that number."""
         return self._ticks[number] - self._ticks[0]
 
-    def decoded(self, number: int) -> int:
-        """When the packet is decoded whose place in decode order, less the encoder's reordering, this is: not after
-        it is presented, and rising."""
-        return self.presented(number) if number >= 0 else number
+    def dts(self, number: int) -> int:
+        """A decode time, rising and never after the presentation time, for the packet whose number in decode order,
+        less `Encoder.reorder_frames`, is `number`."""
+        return self.pts(number) if number >= 0 else number
 
     def last_duration(self, end: int | None) -> int:
-        """Ticks that the last frame is shown: until the end if that makes sense, else as long as the others."""
-        steps = np.diff(self._ticks)
-        usual = int(np.median(steps)) if len(steps) else max(1, round(1 / self._base / 25))
+        """Ticks for which the last frame is shown, if its display ends at the tick `end`."""
         left = 0 if end is None else end - self._ticks[-1]
-        return left if 0 < left <= 10 * max(usual, int(steps.max(initial=0))) else usual
+        return last_frame_duration(np.array(self._ticks, dtype=np.int64), left, self._base)
 
 
-def _thinned(footage: Footage, max_fps: Fraction | None) -> Iterator[tuple[VideoFrame, int]]:
-    """Leave out what comes sooner than the rate allows, by a grid that starts anew after a gap.
+def _limit_fps(source: TimedFrames, max_fps: Fraction | None) -> Iterator[tuple[VideoFrame, int]]:
+    """Drop frames that come sooner than the rate allows, by a grid that restarts after a gap.
 
-    A millisecond is forgiven, since some containers round to them: 33, 67 and 100 ms are 30 frames per second.
+    Frames may be early by a millisecond, as some containers round to them: 33, 67 and 100 ms are 30 frames per second.
     """
     if max_fps is None:
-        yield from footage.frames
+        yield from source.frames
         return
-    step = 1 / (max_fps * footage.time_base)
-    slack = min(max(Fraction(1), Fraction(1, 1000) / footage.time_base), step / 4)
+    step = 1 / (max_fps * source.time_base)
+    slack = min(max(Fraction(1), Fraction(1, 1000) / source.time_base), step / 4)
     due: Fraction | None = None
-    for frame, ticks in footage.frames:
+    for frame, ticks in source.frames:
         if due is None or ticks >= due + step:
             due = Fraction(ticks)
         if ticks + slack >= due:
@@ -236,37 +249,32 @@ def _thinned(footage: Footage, max_fps: Fraction | None) -> Iterator[tuple[Video
             yield frame, ticks
 
 
-def _chain(first: tuple[VideoFrame, int], rest: Iterator[tuple[VideoFrame, int]]) -> Iterator[tuple[VideoFrame, int]]:
-    yield first
-    yield from rest
-
-
-def _clip_footage(clip: StoredClip) -> Footage:
+def _frames_of_clip(clip: StoredClip) -> TimedFrames:
     base = Fraction(*clip.time_base)
     shown = clip.index.frame_pts
     rate = Fraction(len(shown)) / (Fraction(clip.duration) * base) if clip.duration > 0 else Fraction(25)
-    return Footage(_clip_frames(clip), base, rate, clip.rotation, int(shown[0]) + clip.duration)
+    return TimedFrames(_decode_clip(clip), base, rate, clip.rotation, int(shown[0]) + clip.duration)
 
 
-def _clip_frames(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
-    """The visible frames by the index: one of every visible packet, or an error."""
+def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
+    """The visible frames by the index, with their times: one of every visible packet, or an error."""
     index = clip.index
     order = np.argsort(index.pts, kind="stable")
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order))
+    display_order = np.empty(len(order), dtype=np.int64)
+    display_order[order] = np.arange(len(order))
     visible = (index.flags[order] & HIDDEN) == 0
     times = index.pts[order]
     expected = 0
     wanted = np.flatnonzero(visible)
-    with closing(av.open(os.fspath(clip.mp4), "r", options={"ignore_editlist": "1"})) as container:
+    with closing(open_video(clip.mp4, apply_edits=False)) as container:
         stream = container.streams.video[0]
         context = stream.codec_context
         context.thread_count = 1
 
         def decoded() -> Iterator[VideoFrame]:
             for number, packet in enumerate(p for p in container.demux(stream) if p.size):
-                # Decoders hand the packet's time on with its frame: places in presentation order cannot be mistaken.
-                packet.pts = int(ranks[number])
+                # Decoders return a packet's pts with its frame, and ranks by presentation time are unique.
+                packet.pts = int(display_order[number])
                 yield from context.decode(packet)
             yield from context.decode(None)
 
@@ -281,12 +289,12 @@ def _clip_frames(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
         raise ValueError(f"frame {expected} of it is damaged or missing")
 
 
-def _file_frames(source: Path) -> Iterator[tuple[VideoFrame, int]]:
-    """The frames that the edit list shows of a file that cannot be stored as it is."""
+def _decode_file(source: Path) -> Iterator[tuple[VideoFrame, int]]:
+    """The frames that a file shows by its edit list, with their times."""
     with closing(open_video(source)) as container:
         shown = read_edit(source, video_stream(container).id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).
-    with closing(open_video(source, edits=shown is None)) as container:
+    with closing(open_video(source, apply_edits=shown is None)) as container:
         stream = video_stream(container)
         stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream)):

@@ -1,15 +1,14 @@
 """Clips cut out of a stored video, frame-exact and without re-encoding: a choice of packets, and their bytes copied.
 
-A cut begins in the middle of a group of pictures more often than not. Then the packets that its frames depend on come
-along, hidden. Which those are is the rule of `streamvid.video.packet_selection`, the same for a clip as for any frames
-of one.
+Most cuts begin in the middle of a group of pictures. Then the packets that their frames depend on are stored, too, as
+non-displayed packets (the hidden flag). Which packets those are is told by `streamvid.video.packet_selection`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,9 +18,8 @@ from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import traits
 from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import select_packets
+from streamvid.video.read_buffer import coalesce
 from streamvid.video.stored_clip import StoredClip
-
-_COPIED_AT_ONCE: Final = 1 << 20
 
 
 def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
@@ -40,8 +38,8 @@ def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
     if not 0 <= first < end <= len(index.visible):
         raise IndexError(f"frames {first} to {end} of a video that has {len(index.visible)}")
     wanted = index.visible[first:end]
-    # `minimal` says what is needed; from here on it looks at no more of the video than that can be.
-    start, stop = _reach(index, wanted)
+    # Selection is given no more of the video than can be needed, as its work grows with the index.
+    start, stop = _decode_range(index, wanted)
     flags = index.flags[start:stop] | HIDDEN
     flags[wanted - start] &= ~np.int64(HIDDEN)
     rows = slice(start, stop)
@@ -50,9 +48,9 @@ def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
     return start + np.flatnonzero(np.isin(near.offset, needed.offsets))
 
 
-def _reach(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
-    """Packets outside of this range in decode order are not needed: from the last random access packet before all
-    that is wanted, or the one before if some of that are its leading pictures, to the last wanted."""
+def _decode_range(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
+    """Begin and end, in decode order, of the packets that may be needed: from the last random access packet before all
+    wanted packets, or the one before that if some are its leading pictures, to the last wanted packet."""
     access = index.starts
     group = int(np.searchsorted(access, wanted.min(), side="right")) - 1
     if group < 0:
@@ -64,9 +62,11 @@ def _reach(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
     return int(access[group]) if group >= 0 else 0, int(wanted.max()) + 1
 
 
-def hidden_bytes(index: FrameIndex, first: int, end: int) -> int:
-    """Bytes of pictures that a clip of the frames [first, end) would store without showing them, because others depend
-    on them. Packets between its frames that the video does not show either do not count: some codecs have such."""
+def non_displayed_bytes(index: FrameIndex, first: int, end: int) -> int:
+    """Bytes of the packets that a clip of the frames [first, end) stores only because its frames depend on them.
+
+    Packets between its frames that the video does not display either, as VP8 and VP9 have, do not count.
+    """
     packets = cut_packets(index, first, end)
     wanted = index.visible[first:end]
     shown_elsewhere = ((index.flags[packets] & HIDDEN) == 0) & ~np.isin(packets, wanted)
@@ -74,8 +74,8 @@ def hidden_bytes(index: FrameIndex, first: int, end: int) -> int:
 
 
 def cut_index(index: FrameIndex, first: int, end: int) -> FrameIndex:
-    """The frame index of a clip of the frames [first, end): what is not among them is hidden, the first is at pts 0.
-    Offsets are still those of the video."""
+    """The frame index of a clip of the frames [first, end), with the offsets of the video: all other packets that it
+    needs are hidden, and the first frame has pts 0."""
     packets = cut_packets(index, first, end)
     flags = index.flags[packets] | HIDDEN
     flags[np.isin(packets, index.visible[first:end])] &= ~np.int64(HIDDEN)
@@ -87,7 +87,7 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
     """Make a clip of the frames [first, end) of a video.
 
     Args:
-        whole: the video; its `mp4` may be any file that holds the packets where its index says.
+        whole: the video; its `mp4` may be any file that holds the packets at the offsets of its index.
         first, end: frame numbers, first < end.
         target: where the clip's MP4 is written. Players show its frames alone, by an edit list.
 
@@ -96,7 +96,7 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
         ValueError: the clip cannot be an MP4.
     """
     index = cut_index(whole.index, first, end)
-    duration = frame_end(whole, end - 1) - int(whole.index.frame_pts[first])
+    duration = frame_end_ticks(whole, end - 1) - int(whole.index.frame_pts[first])
     num, den = whole.time_base
     if num != 1:
         raise ValueError(f"its time base {num}/{den} is not that of an MP4")
@@ -115,27 +115,23 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
         file.write(head)
         _copy(source, file, index.offset, index.size)
     offset = len(head) + np.cumsum(index.size) - index.size
-    clip = replace(whole, mp4=target, index=replace(index, offset=offset), duration=duration, sha256="", parts=None)
+    clip = replace(whole, mp4=target, index=replace(index, offset=offset), duration=duration, sha256="", unwritten=None)
     return replace(clip, traits=_traits(clip)) if whole.traits or not index.flags[0] & RANDOM_ACCESS else clip
 
 
-def frame_end(clip: StoredClip, frame: int) -> int:
-    """Ticks at which a frame is no longer shown: when the next is, or the clip is over."""
+def frame_end_ticks(clip: StoredClip, frame: int) -> int:
+    """The tick at which a frame's display ends: the next frame's pts, or the end of the clip."""
     times = clip.index.frame_pts
     return int(times[frame + 1]) if frame + 1 < len(times) else int(times[0]) + clip.duration
 
 
 def _copy(source: BinaryIO, target: BinaryIO, offset: Int64, size: Int64) -> None:
-    """Packets that lie side by side are copied at once, and never much of them held."""
-    starts = np.flatnonzero(np.concatenate([[True], offset[1:] != offset[:-1] + size[:-1]]))
-    for at, length in zip(offset[starts].tolist(), np.add.reduceat(size, starts).tolist(), strict=True):
+    for at, length in zip(*(column.tolist() for column in coalesce(offset, size)), strict=True):
         source.seek(at)
-        while length:
-            data = source.read(min(length, _COPIED_AT_ONCE))
-            if not data:
-                raise ValueError("it became shorter while it was read")
-            target.write(data)
-            length -= len(data)
+        data = source.read(length)
+        if len(data) < length:
+            raise ValueError("it became shorter while it was read")
+        target.write(data)
 
 
 def _traits(clip: StoredClip) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.dali.reader import MAX_RANGES, TAR_BLOCK, VideoSource, video_source, write_indexes
-from streamvid.video.packet_selection import PacketSelection, ranges
+from streamvid.video.packet_selection import PacketSelection, byte_ranges
 
 STSD = vp8_sample_description(width=64, height=48, full_range=False)
 
@@ -34,7 +34,7 @@ class Clip:
     packets: PacketSelection
 
     def source(self, path: str, gap: int) -> VideoSource:
-        spans = ranges(self.packets, gap=gap)
+        spans = byte_ranges(self.packets, gap=gap)
         return video_source(path, self.origin, self.packets, spans, stsd=STSD, width=64, height=48)
 
     def wanted(self) -> list[bytes]:
@@ -84,7 +84,7 @@ def test_ranges_that_lie_closest_are_joined() -> None:
     clip = make_clip([100] * len(apart), apart, 0)
     source = clip.source("x.tar", 0)
     assert len(source.ranges) == MAX_RANGES
-    spans = ranges(clip.packets, gap=0)
+    spans = byte_ranges(clip.packets, gap=0)
     inside = np.searchsorted(source.ranges[:, 0], spans[:, 0], side="right") - 1
     assert (spans[:, 1] <= source.ranges[inside, 1]).all()
     assert inside[7] == inside[6]

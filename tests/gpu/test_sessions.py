@@ -266,7 +266,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     recipe = Recipe(width=320, height=192, frames=30, gop=30, b_frames=3, style="texture")
     good = stored(recipe, tmp_path / "good")
     reference = decode_with_pyav(whole(good))
-    monkeypatch.setattr(clip_index, "_ordered", lambda kinds, pts: True)
+    monkeypatch.setattr(clip_index, "_in_output_order", lambda kinds, pts: True)
     (tmp_path / "lying").mkdir()
     lying = store_clip(lie_about_order(good.mp4, tmp_path / "lying.mp4"), tmp_path / "lying")
     shown = np.argsort(np.argsort(good.index.pts))

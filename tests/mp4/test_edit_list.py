@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.mp4.edit_list import Edit, limit_edit, parse_edit_list, read_edit
 from streamvid.mp4.writer import slice_header
-from streamvid.video.remux import store_through_ffmpeg
+from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.reference import sequential, slice_of
 from tools.clips import Recipe, look, read_frame_number, write
@@ -39,7 +39,7 @@ LOST = [
 @pytest.mark.parametrize("recipe", LOST)
 def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / f"source.{recipe.container}")
-    clip = store_through_ffmpeg(source, tmp_path)
+    clip = remux_with_ffmpeg(source, tmp_path)
     numbers = recipe.shown()
     at = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(at, [float(t) for t in recipe.shown_at()], atol=0.0011)
@@ -55,7 +55,7 @@ def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
 def test_and_what_is_converted_without_being_stored(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / f"source.{recipe.container}")
     transcode(source, tmp_path / "converted.mp4", TranscodeOptions("mjpeg"))
-    clip = store_through_ffmpeg(tmp_path / "converted.mp4", tmp_path)
+    clip = remux_with_ffmpeg(tmp_path / "converted.mp4", tmp_path)
     at = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(at, [float(t) for t in recipe.shown_at()], atol=0.0011)
     pictures = decode_with_pyav(slice_of(clip, np.arange(len(at))))
@@ -158,7 +158,7 @@ def test_times_beyond_all_bounds(scale: int, tmp_path: Path) -> None:
     shown = read_edit(source, 1)
     assert shown is not None
     assert shown.begin == begin > 0
-    clip = store_through_ffmpeg(source, tmp_path)
+    clip = remux_with_ffmpeg(source, tmp_path)
     assert 0 < len(clip.index.visible) <= recipe.frames
 
 

@@ -1,4 +1,4 @@
-"""Plain files go round FFmpeg: then all is the same as through it. And whatever is not plain goes through it."""
+"""Files read by their own tables give the same clips as through FFmpeg, and all other files go through FFmpeg."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
 from streamvid.packing.typed_columns import NO_COLUMNS
 from streamvid.video.ingest import ingest_by_tables
-from streamvid.video.read_buffer import PIECE, coalesce, read_pieces
-from streamvid.video.remux import store_clip, store_through_ffmpeg
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from streamvid.video.trim import trim_clip
@@ -55,20 +54,20 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
         return
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
-    plain, other = store_clip(source, tmp_path / "1"), store_through_ffmpeg(source, tmp_path / "2")
+    ours, other = store_clip(source, tmp_path / "1"), remux_with_ffmpeg(source, tmp_path / "2")
     for column in ("pts", "size", "flags"):
-        np.testing.assert_array_equal(getattr(plain.index, column), getattr(other.index, column))
+        np.testing.assert_array_equal(getattr(ours.index, column), getattr(other.index, column))
     # The sample description may be written in other words; its codec's configuration is the same.
     for field in fields(StoredClip):
-        if field.name not in ("mp4", "index", "stsd", "sha256", "parts"):
-            assert getattr(plain, field.name) == getattr(other, field.name), field.name
-    box = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}[plain.codec]
-    assert codec_configuration(plain.stsd, box) == codec_configuration(other.stsd, box)
-    assert coded_size(plain.stsd) == coded_size(other.stsd)
-    assert plain.stsd[20:24] == other.stsd[20:24]
-    assert packets(plain) == packets(other)
-    assert plain.stsd == sample_description(plain.mp4.read_bytes())
-    assert plain.sha256 == hashlib.sha256(plain.mp4.read_bytes()).hexdigest()
+        if field.name not in ("mp4", "index", "stsd", "sha256", "unwritten"):
+            assert getattr(ours, field.name) == getattr(other, field.name), field.name
+    box = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}[ours.codec]
+    assert codec_configuration(ours.stsd, box) == codec_configuration(other.stsd, box)
+    assert coded_size(ours.stsd) == coded_size(other.stsd)
+    assert ours.stsd[20:24] == other.stsd[20:24]
+    assert packets(ours) == packets(other)
+    assert ours.stsd == sample_description(ours.mp4.read_bytes())
+    assert ours.sha256 == hashlib.sha256(ours.mp4.read_bytes()).hexdigest()
     # In its own place, the same again; and a clip cut from there is the one cut from an MP4 of its own.
     whole = ingest_by_tables(source, cut_only=True)
     assert whole.mp4 == source
@@ -84,7 +83,7 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
 
 @cache
 def made() -> tuple[bytes, TemporaryDirectory[str]]:
-    """A plain file with sound, many chunks, and B-frames."""
+    """A file that is read by its tables, with sound, many chunks, and B-frames."""
     folder = TemporaryDirectory()
     recipe = Recipe(width=96, height=64, frames=60, gop=20, audio=True, b_frames=2)
     return write(recipe, Path(folder.name) / "a.mp4").read_bytes(), folder
@@ -199,7 +198,7 @@ CHANGES: dict[str, Callable[[bytearray], None]] = {
 }  # fmt: skip
 
 
-def test_the_file_that_is_changed_is_plain() -> None:
+def test_the_file_that_is_changed_is_read_by_its_tables() -> None:
     data, folder = made()
     with (Path(folder.name) / "a.mp4").open("rb", buffering=0) as file:
         track = read_track(file)
@@ -209,7 +208,7 @@ def test_the_file_that_is_changed_is_plain() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_odd_is_left_to_ffmpeg(name: str, tmp_path: Path) -> None:
+def test_other_files_are_left_to_ffmpeg(name: str, tmp_path: Path) -> None:
     data = bytearray(made()[0])
     CHANGES[name](data)
     assert data != made()[0]
@@ -217,9 +216,9 @@ def test_what_is_odd_is_left_to_ffmpeg(name: str, tmp_path: Path) -> None:
     source.write_bytes(data)
     with pytest.raises(NeedsDemuxerError):
         ingest_by_tables(source)
-    # And FFmpeg's word counts: what it makes of the file is what is stored, and if it refuses, that is the reason.
+    # What FFmpeg makes of the file is stored, and if it refuses it, that is the reason.
     (tmp_path / "1").mkdir()
-    assert outcome(store_clip, source, tmp_path) == outcome(store_through_ffmpeg, source, tmp_path / "1")
+    assert outcome(store_clip, source, tmp_path) == outcome(remux_with_ffmpeg, source, tmp_path / "1")
 
 
 def outcome(store: Callable[[Path, Path], StoredClip], source: Path, folder: Path) -> bytes | str:
@@ -233,7 +232,7 @@ def outcome(store: Callable[[Path, Path], StoredClip], source: Path, folder: Pat
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_headers_with_any_damage(data: st.DataObject) -> None:
-    """Nothing but NeedsDemuxerError comes of them; what is still plain lies within the file."""
+    """Nothing but NeedsDemuxerError is raised; packets of files that are read nevertheless lie within the file."""
     original, folder = made()
     changed = bytearray(original)
     start, end = find(changed, b"moov")
@@ -256,31 +255,6 @@ def test_headers_with_any_damage(data: st.DataObject) -> None:
     assert track.rotation in (0, 90, 180, 270)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=40), st.sampled_from([8, 64, PIECE])
-)
-def test_pieces(rows: list[tuple[int, int]], piece: int) -> None:
-    gap, size = np.array(rows).T * (1 if piece < PIECE else 20_000)
-    offset = np.cumsum(gap + size) - size
-    content = np.random.default_rng(0).bytes(int(offset[-1] + size[-1]))
-    wanted = [content[o : o + s] for o, s in zip(offset, size, strict=True)]
-    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamvid.video.read_buffer.PIECE", piece)
-        path = Path(name) / "file"
-        path.write_bytes(content)
-        with path.open("rb", buffering=0) as file:
-            got = [bytes(one) for part in read_pieces(file, offset, size) for one in part.stretches]
-            assert got == wanted
-            runs = b"".join(bytes(run) for part in read_pieces(file, offset, size) for run in part.runs)
-            assert runs == b"".join(wanted)
-            fewer, lengths = coalesce(offset, size)
-            assert (lengths <= piece).all()
-            assert b"".join(content[o : o + s] for o, s in zip(fewer, lengths, strict=True)) == b"".join(wanted)
-            with pytest.raises(EOFError):
-                list(read_pieces(file, offset, size + 1))
-
-
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
     with ShardWriter(0, folder, columns=NO_COLUMNS) as writer:
@@ -288,14 +262,14 @@ def shard_of(clip: StoredClip, folder: Path) -> bytes:
     return (folder / "00000000.tar").read_bytes()
 
 
-def test_a_shard_is_the_same_from_parts_and_from_a_file(tmp_path: Path) -> None:
+def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
     source = tmp_path / "a.mp4"
     source.write_bytes(made()[0])
-    parts = ingest_by_tables(source)
-    assert parts.parts is not None
+    unwritten = ingest_by_tables(source)
+    assert unwritten.unwritten is not None
     written = replace(store_clip(source, tmp_path), sha256="")
-    assert shard_of(parts, tmp_path / "1") == shard_of(written, tmp_path / "2")
-    assert parts.mp4_bytes == written.mp4_bytes
+    assert shard_of(unwritten, tmp_path / "1") == shard_of(written, tmp_path / "2")
+    assert unwritten.mp4_bytes == written.mp4_bytes
 
 
 def test_a_source_that_changes_while_it_is_packed(tmp_path: Path) -> None:

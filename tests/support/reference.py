@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, extract_packets, ranges, select_packets
+from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 
 
@@ -36,7 +36,7 @@ def seconds(path: Path | str) -> list[float]:
 def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: FrameIndex | None = None) -> EncodedSlice:
     """Some frames of a stored clip as an encoded slice, by way of byte ranges as a loader reads them."""
     part = select_packets(index or clip.index, np.asarray(frames, dtype=np.int64))
-    spans = ranges(part, gap=gap)
+    spans = byte_ranges(part, gap=gap)
     data = np.fromfile(clip.mp4, dtype=np.uint8)
     return EncodedSlice(
         name=clip.mp4.stem,

@@ -21,7 +21,7 @@ from streamvid.errors import VideoError
 from streamvid.mp4.boxes import full_box
 from streamvid.mp4.sample_entry import sample_description, visual_sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, extract_packets, ranges, select_packets
+from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.packet_selection_cases import cases, make, random_recipe
@@ -135,7 +135,7 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
     index, frames = case
     data = np.random.default_rng(1).integers(0, 256, int((index.offset + index.size).max()) + 5, dtype=np.uint8)
     part = select_packets(index, np.array(frames))
-    spans = ranges(part, gap=gap)
+    spans = byte_ranges(part, gap=gap)
     assert spans.dtype == np.int64
     got = extract_packets(part, spans, [data[start:end] for start, end in spans.tolist()])
     wanted = [data[o : o + s] for o, s in zip(part.offsets.tolist(), part.sizes.tolist(), strict=True)]
@@ -159,8 +159,8 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
 def test_ranges_within_a_budget(case: tuple[FrameIndex, list[int]], gap: int, waste: float) -> None:
     index, frames = case
     part = select_packets(index, np.array(frames))
-    spans = ranges(part, gap=gap, waste=waste)
-    freely = ranges(part, gap=gap)
+    spans = byte_ranges(part, gap=gap, waste=waste)
+    freely = byte_ranges(part, gap=gap)
     # Every packet lies in one of them, and those that are never split are those of the budget without end.
     block = np.searchsorted(spans[:, 0], part.offsets, side="right") - 1
     assert (part.offsets >= spans[block, 0]).all()
@@ -188,8 +188,8 @@ def test_groups_of_pictures_are_those_of_the_clip() -> None:
     assert select_packets(index, np.array([0, 2, 5, 6])).gops.tolist() == [0, 1, 1, 2, 2, 3]
     part = select_packets(index, np.array([2, 5]))
     # Packets at 10, 20, 30 and 50: what lies within the second group is read through, whatever the budget.
-    assert ranges(part, gap=100, waste=0).tolist() == [[10, 60]]
-    assert ranges(part, gap=9, waste=0).tolist() == [[10, 40], [50, 60]]
+    assert byte_ranges(part, gap=100, waste=0).tolist() == [[10, 60]]
+    assert byte_ranges(part, gap=9, waste=0).tolist() == [[10, 40], [50, 60]]
 
 
 @pytest.mark.parametrize("frames", [[], [1, 1], [2, 1], [-1], [99], [0, 99], [-1, 2]])

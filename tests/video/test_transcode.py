@@ -21,10 +21,10 @@ from streamvid.errors import InputError, VideoError
 from streamvid.mp4.sample_entry import codec_configuration
 from streamvid.video.encoders import ENCODERS, TARGETS, Target
 from streamvid.video.frame_index import HIDDEN, LEADING
-from streamvid.video.pixel_format import fitting_size
+from streamvid.video.pixel_format import encoded_size
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.transcode import Footage, TranscodeOptions, encode, transcode
+from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number, write
 
@@ -165,22 +165,22 @@ def test_the_check_of_coded_sizes_sees_a_crop(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_sizes_keep_the_shape_and_fit_the_blocks(width: int, height: int, codec: Target, short: int | None) -> None:
     encoder = ENCODERS[codec]
-    got = fitting_size(width, height, codec, short)
+    got = encoded_size(width, height, codec, short)
     factor = min(1.0, short / min(width, height)) if short is not None else 1.0
     for side, before in zip(got, (width, height), strict=True):
-        assert side % encoder.block == 0
-        assert side >= encoder.least
-        if before * factor >= encoder.least:
+        assert side % encoder.size_multiple == 0
+        assert side >= encoder.min_side
+        if before * factor >= encoder.min_side:
             # Half a block, and what floating point makes of it.
-            assert abs(side - before * factor) <= encoder.block / 2 + 1e-9
+            assert abs(side - before * factor) <= encoder.size_multiple / 2 + 1e-9
 
 
 def test_sizes_that_people_ask_for() -> None:
-    assert fitting_size(1920, 1080, "h264", 720) == (1280, 720)
-    assert fitting_size(1080, 1920, "h264", 720) == (720, 1280)
-    assert fitting_size(1920, 1080, "h264", None) == (1920, 1072)
-    assert fitting_size(1920, 1080, "vp9", None) == (1920, 1080)
-    assert fitting_size(1280, 720, "hevc", 1080) == (1280, 720), "nothing is made larger"
+    assert encoded_size(1920, 1080, "h264", 720) == (1280, 720)
+    assert encoded_size(1080, 1920, "h264", 720) == (720, 1280)
+    assert encoded_size(1920, 1080, "h264", None) == (1920, 1072)
+    assert encoded_size(1920, 1080, "vp9", None) == (1920, 1080)
+    assert encoded_size(1280, 720, "hevc", 1080) == (1280, 720), "nothing is made larger"
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ def test_frames_above_the_rate_are_left_out(
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 50))
 def test_no_second_has_more_frames_than_asked_for(steps: list[int], most: int) -> None:
-    from streamvid.video.transcode import _thinned
+    from streamvid.video.transcode import _limit_fps
 
     ticks = np.cumsum([0, *steps]).tolist()
-    footage = Footage([(None, at) for at in ticks], Fraction(1, 1000), Fraction(25))  # type: ignore[list-item]
-    kept = [at for _, at in _thinned(footage, Fraction(most))]
+    footage = TimedFrames([(None, at) for at in ticks], Fraction(1, 1000), Fraction(25))  # type: ignore[list-item]
+    kept = [at for _, at in _limit_fps(footage, Fraction(most))]
     assert kept[0] == 0
     assert set(kept) <= set(ticks)
     for n in range(len(kept)):
@@ -314,7 +314,7 @@ def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
     picture[:, :, 3] = 255
     picture[:, :80, 0] = picture[:, 80:, 2] = 255  # red beside blue
     frame = av.VideoFrame.from_ndarray(picture, format="rgba")
-    encode(Footage([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264"))
+    encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264"))
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert (clip.pix_fmt, clip.color_space, clip.color_range) == ("yuv420p", "smpte170m", "tv")
     (shown,) = decode_with_pyav(whole(clip))
@@ -326,7 +326,7 @@ def test_times_must_rise(tmp_path: Path) -> None:
     frame = av.VideoFrame(64, 64, "yuv420p")
     with pytest.raises(VideoError, match="do not rise"):
         encode(
-            Footage([(frame, 0), (frame, 5), (frame, 5)], Fraction(1, 25), Fraction(25)),
+            TimedFrames([(frame, 0), (frame, 5), (frame, 5)], Fraction(1, 25), Fraction(25)),
             tmp_path / "a.mp4",
             TranscodeOptions(),
         )

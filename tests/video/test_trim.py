@@ -24,7 +24,7 @@ from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCE
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.trim import cut_packets, hidden_bytes, trim_clip
+from streamvid.video.trim import cut_packets, non_displayed_bytes, trim_clip
 from tests.support.reference import sequential, slice_of
 from tools.clips import Recipe, hard_recipes, write
 
@@ -166,9 +166,9 @@ def test_nothing_is_stored_that_nobody_needs(tmp_path: Path) -> None:
     assert hidden.any()
     assert not (late.index.flags[hidden] & DISPOSABLE).any()
     assert late.index.flags[0] & RANDOM_ACCESS
-    assert hidden_bytes(whole.index, 45, 60) == late.index.size[hidden].sum()
-    assert hidden_bytes(whole.index, 30, 60) == 0
-    assert hidden_bytes(whole.index, 0, 90) == 0
+    assert non_displayed_bytes(whole.index, 45, 60) == late.index.size[hidden].sum()
+    assert non_displayed_bytes(whole.index, 30, 60) == 0
+    assert non_displayed_bytes(whole.index, 0, 90) == 0
 
 
 def test_packets_lie_where_the_index_says(tmp_path: Path) -> None:
@@ -202,11 +202,11 @@ def test_ten_clips_take_no_more_passes_than_one(tmp_path: Path, monkeypatch: pyt
     opened: list[Path] = []
     real = remux.open_video
 
-    def counted(path: Path, *, edits: bool = True) -> Any:
+    def counted(path: Path, *, apply_edits: bool = True) -> Any:
         opened.append(path)
-        return real(path, edits=edits)
+        return real(path, apply_edits=apply_edits)
 
-    for module in ("remux", "probe", "timestamps"):
+    for module in ("remux", "probe", "timestamps", "clip_index"):
         monkeypatch.setattr(f"streamvid.video.{module}.open_video", counted, raising=True)
     whole = store_clip(source, tmp_path, cut_only=True)
     passes = len(opened)

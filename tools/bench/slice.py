@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 import streamvid as sv
 from streamvid.video.frame_index import DISPOSABLE, FrameIndex
-from streamvid.video.packet_selection import PacketSelection, ranges, select_packets
+from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tools.bench.report import Check, Report, Row, arguments, finish
@@ -48,7 +48,7 @@ MOST_US: Final = 200.0
 FLATNESS: Final = 1.2
 """The longest video's time against the shortest's, issue 5."""
 BUCKET_GAP, BUCKET_WASTE = 1 << 20, 0.15
-"""What is read over a bucket rather than asked for separately: `streamvid.video.packet_selection.ranges`."""
+"""What is read over a bucket rather than asked for separately: `streamvid.video.packet_selection.byte_ranges`."""
 LENGTHS: Final = (60, 300, 3000)
 
 Int64 = npt.NDArray[np.int64]
@@ -176,9 +176,9 @@ def reads(index: FrameIndex, seconds: float) -> tuple[str, float]:
     counts = []
     for start in rng.integers(0, len(index) - WANTED * step, 100).tolist():
         part = select_packets(index, start + step * np.arange(WANTED))
-        spans = ranges(part, gap=BUCKET_GAP, waste=BUCKET_WASTE)
+        spans = byte_ranges(part, gap=BUCKET_GAP, waste=BUCKET_WASTE)
         read, needed = (spans[:, 1] - spans[:, 0]).sum(), part.sizes.sum()
-        counts.append((len(spans), len(np.unique(part.gops)), len(ranges(part, gap=0)), read / needed))
+        counts.append((len(spans), len(np.unique(part.gops)), len(byte_ranges(part, gap=0)), read / needed))
     requests, gops, without, waste = np.mean(counts, axis=0).tolist()
     return (
         f"frames {seconds:g} s apart: {requests:.1f} requests for {gops:.1f} groups of pictures, "

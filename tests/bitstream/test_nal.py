@@ -21,7 +21,7 @@ from streamvid.inspection.checks import check_frames
 from streamvid.video import clip_index
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
-from streamvid.video.timestamps import ordered_by_decoding, scan_packet_times
+from streamvid.video.timestamps import in_output_order, scan_packet_times
 from tests.support.reference import sequential, slice_of, whole
 from tools.clips import Recipe, write
 from tools.damage import lie_about_order
@@ -93,14 +93,14 @@ def test_what_an_edit_list_hides_goes_by_time(tmp_path: Path) -> None:
     good = write(Recipe(frames=12, gop=12, b_frames=3), tmp_path / "good.mp4")
     found = scan_packet_times(lie_about_order(good, tmp_path / "lying.mp4"), "h264", trust_times=True)
     found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
-    ordered = ordered_by_decoding(tmp_path / "lying.mp4", "h264", found)
+    ordered = in_output_order(tmp_path / "lying.mp4", "h264", found)
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
     np.testing.assert_array_equal(ordered.hidden, ordered.pts <= np.sort(found.pts)[2])
     pts = found.pts.copy()
     pts[1] = pts[2]
     with pytest.raises(ValueError, match="same time"):
-        ordered_by_decoding(tmp_path / "lying.mp4", "h264", replace(found, pts=pts))
+        in_output_order(tmp_path / "lying.mp4", "h264", replace(found, pts=pts))
 
 
 def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
@@ -148,6 +148,6 @@ def test_verify_tells_frames_in_another_order(tmp_path: Path, monkeypatch: pytes
 
     good = write(Recipe(frames=30, gop=12, b_frames=3), tmp_path / "good.mp4")
     assert problems(good) == []
-    monkeypatch.setattr(clip_index, "_ordered", lambda kinds, pts: True)
+    monkeypatch.setattr(clip_index, "_in_output_order", lambda kinds, pts: True)
     (problem,) = problems(lie_about_order(good, tmp_path / "lying.mp4"))
     assert "another order" in problem
