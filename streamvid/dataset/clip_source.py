@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable, ShardIndex
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.index_cache import IndexCache, ShardFiles
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import InputError
 from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
@@ -46,6 +51,7 @@ class ClipSource:
         self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
         self._files = shards
         self._indexes = IndexCache(shards, clips)
+        self._by_key: Int64 | None = None
 
     def __len__(self) -> int:
         """Number of clips."""
@@ -64,6 +70,17 @@ class ClipSource:
     def key(self, i: int) -> str:
         """The key of clip *i*; no other clip has it."""
         return self.clips.key[i]
+
+    def row(self, key: str) -> int:
+        """The row of a clip. Raises KeyError if there is no such key."""
+        if self._by_key is None:
+            # The rows in the order of their keys: a tenth of the memory of a dict. Made twice by two threads, it is the
+            # same twice.
+            self._by_key = pc.sort_indices(StringColumn.of(self.clips.key).array).to_numpy().astype(np.int64)
+        place = bisect.bisect_left(self._by_key, key, key=lambda row: self.clips.key[int(row)])
+        if place < len(self) and self.clips.key[row := int(self._by_key[place])] == key:
+            return row
+        raise KeyError(f"there is no clip {key[:100]!r} in {redact(self.path)}")
 
     def shard_path(self, s: int, extension: str = "tar") -> str:
         """Path or URL of a file of shard *s*: its ``tar``, ``idx`` or ``parquet``."""

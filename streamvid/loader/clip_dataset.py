@@ -11,10 +11,11 @@ import torch
 import torch.utils.data
 
 from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
+from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
-from streamvid.fetch.indexed_dataset import IndexedDataset, open_indexed
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
@@ -70,7 +71,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._can_sample = sampling is not None
         self._transform = transform or Transform(layout="THWC", dtype="uint8")
         self._recipe = SampleSpec(sampling or All(), seed, self._transform.num_random)
-        self.dataset, self._items = _open(dataset, self._recipe)
+        self._reader, self._items = _open(dataset, self._recipe)
         self._columns = self._check_columns(columns)
         # In shared memory, so that workers that stay for several epochs see it change.
         self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
@@ -97,8 +98,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read side by side: what DataLoader's workers call for a batch."""
         wanted = self.look_up(items)
-        samples = choose(self.dataset, wanted, self._recipe, self.epoch)
-        slices = self.dataset.read_slices(samples)
+        samples = choose(self._reader, wanted, self._recipe, self.epoch)
+        slices = self._reader.read_slices(samples)
         made = []
         for sample, part in zip(samples, slices, strict=True):
             batch = encoded_batch(self.dataset, [sample], [part])
@@ -124,8 +125,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
         order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
         """
-        samples = choose(self.dataset, self.look_up([item]), self._recipe, self.epoch)
-        return self.dataset.read_slices(samples)[0]
+        samples = choose(self._reader, self.look_up([item]), self._recipe, self.epoch)
+        return self._reader.read_slices(samples)[0]
 
     def encode(self, items: Sequence[Item]) -> EncodedBatch:
         """A batch of items, read but not decoded, padded to the longest of them.
@@ -134,14 +135,19 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
         """
         samples = pad_to_longest(
-            choose(self.dataset, self.look_up(items), self._recipe, self.epoch), self._recipe.sampling.pad
+            choose(self._reader, self.look_up(items), self._recipe, self.epoch), self._recipe.sampling.pad
         )
         self._check_sizes(np.array([sample.clip for sample in samples], dtype=np.int64))
-        return encoded_batch(self.dataset, samples, self.dataset.read_slices(samples))
+        return encoded_batch(self.dataset, samples, self._reader.read_slices(samples))
 
     def look_up(self, items: Sequence[Item]) -> list[ResolvedItem]:
         """What items stand for; errors as from `ds[…]`."""
         return [resolve(self.dataset, self._items, item, can_sample=self._can_sample) for item in items]
+
+    @property
+    def dataset(self) -> ClipSource:
+        """The packed dataset."""
+        return self._reader.dataset
 
     @property
     def recipe(self) -> SampleSpec:
@@ -205,21 +211,20 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         output_sizes(self._transform, heights, widths, [clips.key[row] for row in rows.tolist()])
 
 
-def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[IndexedDataset, torch.Tensor | None]:
-    """The dataset, and the items that take part, int64 [samples]; None if every clip gives one."""
+def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[ClipReader, torch.Tensor | None]:
+    """A reader of the dataset, and the items that take part, int64 [samples]; None if every clip gives one."""
     subset = what if isinstance(what, Subset) else Subset(what)
     if not isinstance(subset.dataset, Dataset | str | os.PathLike):
         raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset, it is {subset.dataset!r}")
     if subset.weights is not None:
         raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-    path = subset.dataset.path if isinstance(subset.dataset, Dataset) else os.fspath(subset.dataset)
-    dataset = open_indexed(path)
-    source = open_source(Subset(dataset, subset.where, subset.keys), lambda _: dataset)
+    source = open_source(subset, Dataset.open)
     (pool,) = make_pools(source, recipe.sampling).pools
-    if np.array_equal(pool.items, np.arange(len(dataset))):
-        return dataset, None
+    reader = ClipReader(source.dataset)
+    if np.array_equal(pool.items, np.arange(len(source.dataset))):
+        return reader, None
     # In shared memory: workers that are spawned do not get a copy each.
-    return dataset, _shared(torch.from_numpy(np.ascontiguousarray(pool.items)))
+    return reader, _shared(torch.from_numpy(np.ascontiguousarray(pool.items)))
 
 
 def _shared(tensor: Any) -> Any:

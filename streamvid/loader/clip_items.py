@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.indexed_dataset import IndexedDataset
+from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
 from streamvid.plan.permutation import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
@@ -67,7 +68,7 @@ class ResolvedItem:
     at: At | None
 
 
-def resolve(dataset: IndexedDataset, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
+def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
     """Find out what an item stands for.
 
     Args:
@@ -99,7 +100,7 @@ def resolve(dataset: IndexedDataset, items: Any, item: Any, *, can_sample: bool)
     return wanted
 
 
-def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: SampleSpec, epoch: int) -> list[SamplePlan]:
+def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], recipe: SampleSpec, epoch: int) -> list[SamplePlan]:
     """Choose the frames of items, and find their packets. Frame indexes are read side by side.
 
     Raises:
@@ -108,16 +109,16 @@ def choose(dataset: IndexedDataset, wanted: Sequence[ResolvedItem], recipe: Samp
         InputError: a clip is too short, and padding is off.
     """
     samples = []
-    for one, index in zip(wanted, dataset.load_indexes([one.row for one in wanted]), strict=True):
-        times = clip_times(dataset, one.row, index)
+    for one, index in zip(wanted, reader.load_indexes([one.row for one in wanted]), strict=True):
+        times = clip_times(reader.dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, recipe, epoch)
         random = draws(recipe.seed, epoch, one.number, recipe.num_random, purpose=AUGMENT)
         sample = make_sample(index, one.row, epoch, True, selection, random)
-        samples.append(_with_spans(dataset, sample))
+        samples.append(_with_spans(reader.dataset, sample))
     return samples
 
 
-def _row(dataset: IndexedDataset, clip: object) -> int:
+def _row(dataset: ClipSource, clip: object) -> int:
     if isinstance(clip, str):
         return dataset.row(clip)
     row = _index(clip, "a clip")
@@ -185,7 +186,7 @@ def _sampled(clip: ClipTimes, item: int, recipe: SampleSpec, epoch: int) -> Sele
         raise InputError(f"clip {clip.key!r} is too short for {recipe.sampling}: pad it, or leave it out") from error
 
 
-def _with_spans(dataset: IndexedDataset, sample: SamplePlan) -> SamplePlan:
+def _with_spans(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:
     """With the byte ranges that suit where the shard lies."""
     if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample

@@ -51,6 +51,7 @@ def test_rows_and_indexes(packed: Path) -> None:
     for i in range(len(dataset)):
         row = pq.read_table(packed / f"shards/{100 * i:08d}.parquet").to_pylist()[0]
         assert dataset.key(i) == row["key"]
+        assert dataset.row(row["key"]) == i
         assert dataset.clips.stsds[dataset.clips.stsd_id[i]] == row["stsd"]
         for name in SCALAR_SCHEMA.names:
             if name not in ("stsd", "label"):
@@ -67,6 +68,8 @@ def test_rows_and_indexes(packed: Path) -> None:
     for beyond in (-1, 6):
         with pytest.raises(IndexError):
             dataset.index(beyond)
+    with pytest.raises(KeyError, match="there is no clip 'none'"):
+        dataset.row("none")
     assert dataset.clips.seconds[0] == pytest.approx(12 / 30)
 
 

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, default_collate
 
 import streamvid as sv
-from streamvid.fetch import indexed_dataset
+from streamvid.fetch import clip_reader
+from streamvid.fetch.clip_reader import ClipReader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage import range_reader, retry
@@ -327,13 +328,13 @@ def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_frame_indexes_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed_dataset, "INDEX_BYTES", 70 * 48)
-    ds = sv.ClipDataset(dataset).dataset
-    expected = [sv.Dataset.open(dataset).index(row) for row in range(len(ds))]
-    for row in (*range(len(ds)), 0, 0):
-        np.testing.assert_array_equal(ds.index(row).pts, expected[row].pts)
-        assert sum(len(index) for index in ds._frame_indexes.values()) <= 70
-    assert 1 <= len(ds._frame_indexes) < len(ds)
+    monkeypatch.setattr(clip_reader, "INDEX_BYTES", 70 * 48)
+    opened = sv.Dataset.open(dataset)
+    reader = ClipReader(opened)
+    for row in (*range(len(opened)), 0, 0):
+        np.testing.assert_array_equal(reader.load_indexes([row])[0].pts, opened.index(row).pts)
+        assert sum(len(index) for index in reader._indexes.values()) <= 70
+    assert 1 <= len(reader._indexes) < len(opened)
 
 
 def _in_child(ds: sv.ClipDataset, answers: Any) -> None:
@@ -349,9 +350,9 @@ def test_a_forked_child_uses_nothing_of_its_parent(dataset: Path) -> None:
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     ds.get("one", frames=[0])
-    open_of_dataset = len(ds.dataset._reader._open)
+    open_of_dataset = len(ds._reader._ranges._open)
     assert open_of_dataset >= 2
-    with ds.dataset._lock, ds.dataset._reader._lock:
+    with ds._reader._lock, ds._reader._ranges._lock:
         child = context.Process(target=_in_child, args=(ds, answers))
         child.start()
     # It opened the shard anew, and closed those that its dataset came with.
@@ -469,8 +470,8 @@ def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, t
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
     [
-        (0, b"x" * 128, "none of NumPy"),
-        (61, b"9999999999999999", "none of NumPy|not int64"),
+        (0, b"x" * 128, "header cannot be parsed"),
+        (61, b"9999999999999999", "header cannot be parsed|not int64"),
         (128 + 8, (1 << 40).to_bytes(8, "little"), "does not lie within"),
         (128 + 16, (-1).to_bytes(8, "little", signed=True), "does not lie within"),
         (128 + 24, (64).to_bytes(8, "little"), "unknown flag"),
@@ -517,4 +518,6 @@ def test_options_that_cannot_be(dataset: Path) -> None:
 
 def test_a_dataset_that_was_opened_already(dataset: Path) -> None:
     opened = sv.Dataset.open(dataset)
-    same(sv.ClipDataset(opened).get("one", frames=[0]), sv.ClipDataset(str(dataset)).get("one", frames=[0]))
+    ds = sv.ClipDataset(opened)
+    assert ds.dataset is opened
+    same(ds.get("one", frames=[0]), sv.ClipDataset(str(dataset)).get("one", frames=[0]))
