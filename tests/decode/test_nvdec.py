@@ -1,0 +1,224 @@
+"""The pool of decode sessions without a GPU: FFmpeg stands in for NVDEC and host memory for the GPU's.
+
+Frames, their order, retries and sessions are what these tests hold; pixels on a real GPU are held by tests/gpu.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from streamvid.color import nv12
+from streamvid.decode import nvdec_worker
+from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.errors import VideoError
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.reference import slice_of, whole
+from tools.clips import Recipe, write
+
+Spoil = Callable[[list["Surface"]], list["Surface"]]
+"""What becomes of the frames of one call."""
+
+
+class Surface:
+    def __init__(self, frame: av.VideoFrame) -> None:
+        self._samples = np.ascontiguousarray(frame.to_ndarray(format="nv12"))
+        self._pts = frame.pts
+        self.shape = self._samples.shape
+
+    def framesize(self) -> int:
+        return self._samples.nbytes
+
+    def getPTS(self) -> int:  # noqa: N802
+        assert self._pts is not None
+        return self._pts
+
+    def GetPtrToPlane(self, plane: int) -> int:  # noqa: N802
+        return self._samples.ctypes.data
+
+
+class Decoder:
+    """PyNvVideoCodec's, by FFmpeg. Of the packets of a call only the first gets the timestamp that was given."""
+
+    def __init__(self, codec: str, spoil: Spoil) -> None:
+        self._codec, self._spoil = codec, spoil
+        self._start()
+
+    def _start(self) -> None:
+        context = av.CodecContext.create(self._codec, "r")
+        assert isinstance(context, av.VideoCodecContext)
+        context.thread_count = 1
+        self._context = context
+
+    def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
+        if not packet.bsl:
+            frames = self._context.decode(None)
+            self._start()
+        else:
+            units = [*self._context.parse(ctypes.string_at(packet.bsl_data, packet.bsl)), *self._context.parse()]
+            frames = []
+            for n, unit in enumerate(units):
+                unit.pts = packet.pts + n
+                frames += self._context.decode(unit)
+        return self._spoil([Surface(frame) for frame in frames])
+
+
+class Copies:
+    def __init__(self, stream: int) -> None: ...
+
+    def on_device(self, destination: int, source: int, size: int) -> None:
+        ctypes.memmove(destination, source, size)
+
+    to_device = on_device
+
+
+class Stream:
+    cuda_stream, device = 0, torch.device("cpu")
+
+    def __init__(self, device_id: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Event:
+    def record(self, stream: Stream) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def luma(surfaces: Any, out: Any, dst_rows: Any, *, count: int, full_range: bool) -> None:
+    """Stands in for the conversion to RGB."""
+    height = out.shape[1]
+    out[dst_rows[:count]] = surfaces[:count, :height, :, None]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the GPU; the arguments of every session that is opened."""
+    calls: list[Any] = []
+
+    def create(**options: Any) -> Decoder:
+        calls.append(options)
+        return Decoder(options["codec"], lambda frames: frames)
+
+    empty = torch.empty
+    codecs = SimpleNamespace(H264="h264", HEVC="hevc")
+    fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
+    for name, value in {"Stream": Stream, "Event": Event, "device": nullcontext, "stream": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
+    monkeypatch.setattr(nvdec_worker, "_CudaCopies", Copies)
+    monkeypatch.setattr(nv12, "to_rgb", luma)
+    return calls
+
+
+Clips = dict[str, tuple[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Clips:
+    """Stored clips, and the luma of their frames."""
+    made = {}
+    for name, recipe in {
+        "h264": Recipe(width=960, height=540, frames=40, gop=10, b_frames=2),
+        "long": Recipe(width=960, height=540, frames=30, gop=30, b_frames=3),
+        "hevc": Recipe(codec="hevc", frames=36, gop=12, b_frames=2),
+        "open": Recipe(codec="hevc", frames=36, gop=12, b_frames=3, open_gop=True),
+    }.items():
+        folder = tmp_path_factory.mktemp(name)
+        clip = store_clip(write(recipe, folder / "source.mp4"), folder)
+        with av.open(str(clip.mp4)) as container:
+            frames = [frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)]
+        made[name] = clip, np.stack(frames)
+    return made
+
+
+def agree(pool: NvdecSessionPool, clips: Clips, *, rounds: int) -> None:
+    """Random frames of clips in random order, several batches at a time."""
+    rng = np.random.default_rng(rounds)
+    begun = []
+    for _ in range(rounds):
+        names = rng.permutation(list(clips) * 3)
+        wanted = [np.sort(rng.choice(len(clips[n][1]), 5, replace=False)) for n in names]
+        slices = [slice_of(clips[n][0], frames) for n, frames in zip(names, wanted, strict=True)]
+        begun.append((names, wanted, pool.submit(slices)))
+    for names, wanted, pending in begun:
+        for name, frames, got in zip(names, wanted, pending.result(), strict=True):
+            for channel in range(3):
+                np.testing.assert_array_equal(got[..., channel].numpy(), clips[name][1][frames])
+    pool.close()
+
+
+@pytest.mark.parametrize(("engines", "cpu_workers"), [(1, 0), (3, 0), (0, 2), (1, 2)])
+def test_frames_are_those_of_the_sequential_decode(
+    clips: Clips, opened: list[Any], engines: int, cpu_workers: int
+) -> None:
+    agree(NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers), clips, rounds=2)
+    assert bool(opened) == bool(engines)
+    assert {(one["codec"], one["maxwidth"], one["maxheight"]) for one in opened} <= {
+        ("h264", 960, 540), ("hevc", 320, 180),
+    }  # fmt: skip
+
+
+def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
+    clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 20))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    for name in ("h264", "hevc", "h264"):
+        clip, frames = clips[name]
+        (got,) = pool.submit([slice_of(clip, [3, 17])]).result()
+        np.testing.assert_array_equal(got[..., 0].numpy(), frames[[3, 17]])
+    pool.close()
+    assert [one["codec"] for one in opened] == ["h264", "hevc", "h264"]
+
+
+@pytest.mark.parametrize("spoiled", ["lost", "twice", "error"])
+def test_a_decoder_that_fails_at_times_costs_no_frame(
+    clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch, spoiled: str
+) -> None:
+    calls = count(1)
+
+    def spoil(frames: list[Surface]) -> list[Surface]:
+        # A retry feeds packet by packet, and gets few frames at a time.
+        if len(frames) < 4 or next(calls) not in (2, 5):
+            return frames
+        if spoiled == "error":
+            raise RuntimeError("CUDA_ERROR_UNKNOWN")
+        return frames[:-1] if spoiled == "lost" else [*frames, frames[-1]]
+
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, spoil))
+    agree(NvdecSessionPool(device_id=0, engines=1), clips, rounds=2)
+    assert next(calls) > 5
+
+
+def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(clips: Clips, opened: list[Any]) -> None:
+    clip, frames = clips["h264"]
+    good = whole(clip)
+    bad: list[EncodedSlice] = []
+    for name, change in {"gone": {"frames": np.append(good.frames, 1000)}, "torn": {"data": 0 * good.data}}.items():
+        bad.append(replace(good, name=name, **change))  # type: ignore[arg-type]
+    pool = NvdecSessionPool(device_id=0, engines=2)
+    for part in bad:
+        with pytest.raises(VideoError, match=part.name):
+            pool.submit([part]).result()
+        (got,) = pool.submit([good]).result()
+        np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    pool.close()
