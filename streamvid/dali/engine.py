@@ -117,10 +117,10 @@ class DaliEngine:
 
     def _fits(self, steps: list[Step], most: int) -> bool:
         """Whether one pipeline may have these steps: at most so many, of one size, with shards that fit the cache."""
-        sizes = [len(step.items) for step in steps]
+        sizes = [len(step.sample_ids) for step in steps]
         if len(steps) > most or sum(sizes) > _CHUNK_CLIPS or sizes[-1] != sizes[0]:
             return False
-        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.items for step in steps]))])
+        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))])
         return len(self._access.groups(shards.tolist())) == 1
 
     def _open(self, chunks: Iterator[list[Step]]) -> _OpenChunk | None:
@@ -128,7 +128,9 @@ class DaliEngine:
         steps = next(chunks, None)
         if steps is None:
             return None
-        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.items for step in steps]))]).tolist()
+        shards = np.unique(
+            self._dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))]
+        ).tolist()
         with ExitStack() as leases:
             paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
             batches = [self._batch(step, paths) for step in steps]

@@ -48,4 +48,4 @@ def read_epoch(
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:
     """The shards that the steps from `start` on will read, as far ahead as is worth downloading."""
     for number in range(start, min(start + _PREFETCHED_STEPS, epoch.steps)):
-        yield from dataset.clips.shard[rows_of(epoch.step(number).items)].tolist()
+        yield from dataset.clips.shard[rows_of(epoch.step(number).sample_ids)].tolist()

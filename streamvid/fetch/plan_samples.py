@@ -17,7 +17,7 @@ from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
 from streamvid.plan.epoch_plan import Step
-from streamvid.plan.permutation import AUGMENT, draws
+from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
@@ -73,7 +73,7 @@ def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[Sa
         DatasetError: an index is damaged.
     """
     samples = []
-    for item, number, valid in zip(step.items.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
+    for item, number, valid in zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
         clip = row_of(item)
         index = dataset.index(clip)
         for_sampling = draws(recipe.seed, number, item, recipe.sampling.num_random)

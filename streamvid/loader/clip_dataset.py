@@ -221,10 +221,10 @@ def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[ClipReader, torch.T
     source = open_source(subset, Dataset.open)
     (pool,) = make_pools(source, recipe.sampling).pools
     reader = ClipReader(source.dataset)
-    if np.array_equal(pool.items, np.arange(len(source.dataset))):
+    if np.array_equal(pool.sample_ids, np.arange(len(source.dataset))):
         return reader, None
     # In shared memory: workers that are spawned do not get a copy each.
-    return reader, _shared(torch.from_numpy(np.ascontiguousarray(pool.items)))
+    return reader, _shared(torch.from_numpy(np.ascontiguousarray(pool.sample_ids)))
 
 
 def _shared(tensor: Any) -> Any:

@@ -14,7 +14,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
 from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
-from streamvid.plan.permutation import AUGMENT, draws
+from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks

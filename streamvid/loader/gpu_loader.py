@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from streamvid.checks import integer
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.loader.clip_dataset import ClipDataset
@@ -20,7 +21,6 @@ from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.loader.stream_loader import LoaderStats
-from streamvid.plan.epoch_plan import check_whole
 from streamvid.plan.world import find_cores, find_device
 from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.render import RenderedBatch, make_renderer
@@ -83,9 +83,9 @@ class GpuDataLoader:
             batch_size = getattr(batch_sampler, "batch_size", None)
             if batch_size is None:
                 raise InputError("give batch_size: with a batch_sampler the most clips that it puts into a batch")
-        check_whole(batch_size, "batch_size")
+        integer(batch_size, "batch_size")
         if num_threads is not None:
-            check_whole(num_threads, "num_threads")
+            integer(num_threads, "num_threads")
         chosen: dict[str, Any] = {"batch_sampler": batch_sampler}
         if batch_sampler is None:
             chosen = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle, "drop_last": drop_last}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checks import integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
@@ -23,9 +24,9 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.engine import EngineName, make_engine
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
-from streamvid.plan.epoch_plan import LastBatch, Plan, check_whole
+from streamvid.plan.epoch_plan import LastBatch, Plan
 from streamvid.plan.inputs import Mix, Subset, make_pools, open_source
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler, check_sampler
@@ -152,7 +153,7 @@ class StreamLoader:
             raise InputError(f"locality must be 'node' or None, it is {locality!r}")
         for name, number in (("num_threads", num_threads), ("cache_bytes", cache_bytes), ("batch_size", batch_size)):
             if number is not None:
-                check_whole(number, name)
+                integer(number, name, most=None)
         if not isinstance(last_batch, str) and hasattr(last_batch, "name"):
             last_batch = last_batch.name.lower()  # DALI's LastBatchPolicy
         order, group = _shuffle(shuffle), _group(group_by_size)
@@ -173,11 +174,18 @@ class StreamLoader:
         self._recipe = SampleSpec(sampling, seed, self._transform.num_random)
         self._check_sizes(rows)
         self._columns = self._check_columns(columns)
-        stream = Stream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
+        stream = SampleStream(found.pools, source.weights, seed, order, _BLOCK_SHARDS)
         # A state in which clips were grouped is gone on with by a loader that groups none, too.
-        kinds = cache(partial(bucket_keys, self.dataset.clips, rows))
+        keys = cache(partial(bucket_keys, self.dataset.clips, rows))
         self._plan = Plan(
-            stream, batch_size, world, last_batch, locality == "node", steps_per_epoch, group=group, kinds=kinds
+            stream,
+            batch_size,
+            world,
+            last_batch,
+            locality == "node",
+            steps_per_epoch,
+            bucket_steps=group,
+            bucket_keys=keys,
         )
         if len(self._plan) == 0:
             raise InputError(
@@ -196,10 +204,10 @@ class StreamLoader:
             num_threads=num_threads or find_cores(),
             max_batch=batch_size,
         )
-        self._course = RunSchedule(self._plan, tuple(source.checksums()), sampling)
+        self._schedule = RunSchedule(self._plan, tuple(source.checksums()), sampling)
         self._batch_fn = batch_fn
         self._stats = LoaderStats()
-        self._next = self._course.start(0)
+        self._next = self._schedule.start(0)
         self._now: Cursor | None = None
         """Where the last iteration that was begun stands; None before it, and when it has ended."""
 
@@ -217,7 +225,7 @@ class StreamLoader:
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
         if epoch != self.epoch:
-            self._next = self._course.start(epoch)
+            self._next = self._schedule.start(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
@@ -239,7 +247,7 @@ class StreamLoader:
         Raises:
             InputError: the state belongs to another dataset, sampling, seed or order, or is none.
         """
-        self._next, self._now = self._course.resume(state), None
+        self._next, self._now = self._schedule.resume(state), None
 
     def stats(self) -> LoaderStats:
         """What has been done so far."""
@@ -258,12 +266,12 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        standing = self._next
-        self._next, self._now = self._course.after(standing), standing
-        return self._run(standing)
+        cursor = self._next
+        self._next, self._now = self._schedule.after(cursor), cursor
+        return self._run(cursor)
 
-    def _run(self, standing: Cursor) -> Iterator[dict[str, Any]]:
-        rendered = self._engine.run(standing.epoch())
+    def _run(self, cursor: Cursor) -> Iterator[dict[str, Any]]:
+        rendered = self._engine.run(cursor.epoch())
         try:
             while True:
                 started = time.perf_counter()
@@ -271,9 +279,9 @@ class StreamLoader:
                 self._count(wait_seconds=time.perf_counter() - started)
                 if one is None:
                     break
-                before, standing = standing, standing.advanced()
+                before, cursor = cursor, cursor.advanced()
                 if self._now is before:  # not if another iteration has begun since
-                    self._now = standing
+                    self._now = cursor
                 batch = self._batch(one)
                 valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
                 self._count(
@@ -283,7 +291,7 @@ class StreamLoader:
                     bytes_read=one.encoded.bytes_read,
                 )
                 yield batch if self._batch_fn is None else self._batch_fn(batch)
-            if self._now is standing:
+            if self._now is cursor:
                 self._now = None
         finally:
             rendered.close()
@@ -356,7 +364,7 @@ def _group(steps: bool | int) -> int:
     """How many steps are grouped together; 0: none are."""
     if isinstance(steps, bool):
         return _GROUP_STEPS if steps else 0
-    check_whole(steps, "group_by_size")
+    integer(steps, "group_by_size")
     return steps
 
 

@@ -1,7 +1,7 @@
-"""BucketKeys of clips: what one hardware decoder can decode, as a column of small integers.
+"""Bucket keys: a small integer for each decoder configuration (size, codec, pixel format, parameter sets) of a dataset.
 
-A decoder is opened for a codec, a size, a pixel format and, at the finest, parameter sets. The sample descriptions
-themselves say too much: most muxers write each file's bit rate into them (`btrt`), so that hardly two are equal.
+A hardware decoder is opened for one such configuration. Sample descriptions themselves would tell too many apart: most
+muxers write each file's bit rate into them (`btrt`), so that hardly two are equal.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CODEC_OF: Final = ((b"avcC", "h264"), (b"hvcC", "hevc"))
 
 
 def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
-    """The kind of every clip.
+    """The bucket key of every clip.
 
-    BucketKeys are numbered by size first (by area, then width), then codec, pixel format and parameter sets. So kinds
-    whose numbers are close are alike, and of two clips the same one comes first in any dataset that holds both.
+    Configurations are numbered by size first (by area, then width), then codec, pixel format and parameter sets, so
+    that close numbers mean similar clips, and two clips come in the same order in any dataset that holds both.
 
     Args:
-        clips: all clips' rows.
-        rows: int64, which of them matter; default: all.
+        clips: the dataset's rows.
+        rows: int64, the selected ones; default: all.
 
     Returns:
-        uint16 or uint32 [clips], numbers from 0 without gaps; 0 for rows that do not matter.
+        uint16 or uint32 [clips], numbers from 0 without gaps; 0 for rows that are not selected.
     """
     chosen = np.arange(len(clips)) if rows is None else rows
     sets_of, sets = _parameter_sets(clips, clips.stsd_id[chosen])
@@ -52,9 +52,9 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
         keys.append((width * height, width, clips.codec[row], clips.pix_fmt[row], sets[sets_of[n]]))
     numbers = np.empty(len(keys), dtype=np.uint16 if len(keys) <= 1 << 16 else np.uint32)
     numbers[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
-    kinds = np.zeros(len(clips), dtype=numbers.dtype)
-    kinds[chosen] = numbers[combined]
-    return kinds
+    result = np.zeros(len(clips), dtype=numbers.dtype)
+    result[chosen] = numbers[combined]
+    return result
 
 
 def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[Int64, list[bytes]]:

@@ -133,7 +133,7 @@ class Pools:
         """int64: all rows that take part, rising, each once."""
         from streamvid.plan.sample_id import rows_of
 
-        return np.unique(np.concatenate([rows_of(pool.items) for pool in self.pools]))
+        return np.unique(np.concatenate([rows_of(pool.sample_ids) for pool in self.pools]))
 
 
 def make_pools(source: Source, sampling: FrameSampler) -> Pools:

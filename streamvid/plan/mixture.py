@@ -1,6 +1,6 @@
-"""One endless stream of items out of one or several pools: which item stands at any position, by arithmetic alone.
+"""One endless stream of samples out of one or several pools: which sample stands at any position, by arithmetic alone.
 
-Position *x* belongs to one of the pools; of that pool's own stream, pass after pass, it is the item number *k*. Both
+Position *x* belongs to one of the pools; of that pool's own stream, pass after pass, it is the sample number *k*. Both
 follow from *x* without walking there, so a run can start anywhere.
 """
 
@@ -16,15 +16,16 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.errors import InputError
-from streamvid.plan.permutation import MIX, Pool, Shuffle, arrange, generator, pass_items
+from streamvid.plan.permutation import Pool, Shuffle, arrange, pass_samples
+from streamvid.plan.rng import MIX, generator
 
 BLOCK: Final = 4096
 """Positions in which every pool has its exact share, give or take one, in random order."""
 
 
 @dataclass(frozen=True)
-class Stream:
-    """An endless stream of items.
+class SampleStream:
+    """An endless stream of samples.
 
     Attributes:
         pools: what it is made of.
@@ -39,47 +40,47 @@ class Stream:
     block_shards: int
 
     def pass_length(self) -> int:
-        """Items after which, with one pool, each has come once; with several, as many items as they have together."""
+        """Samples in a pass over one pool; with several pools, in a pass over each."""
         return sum(len(pool) for pool in self.pools)
 
     def take(self, first: int, count: int) -> tuple[Int64, Int64]:
-        """`count` items from position `first` on.
+        """`count` samples from position `first` on.
 
         Returns:
-            items and passes, both int64 [count]: what to decode, and in which pass over its dataset, counted from 0.
+            samples and passes, both int64 [count]: what to decode, and in which pass over its dataset, counted from 0.
         """
         if len(self.pools) == 1:
             return self._of_pool(0, first, count)
-        items, passes = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        sample_ids, passes = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         pools = self._pools_at(first, count)
         for part in range(len(self.pools)):
             here = np.flatnonzero(pools == part)
             if len(here):
-                items[here], passes[here] = self._of_pool(part, self._before(first, part), len(here))
-        return items, passes
+                sample_ids[here], passes[here] = self._of_pool(part, self._before(first, part), len(here))
+        return sample_ids, passes
 
     def order(self, number: int, part: int = 0) -> Int64:
-        """int64 [items of the pool]: one pass, in order."""
-        items, shards = pass_items(self.pools[part], self.seed, number, part)
+        """int64 [samples of the pool]: one pass, in order."""
+        sample_ids, shards = pass_samples(self.pools[part], self.seed, number, part)
         return arrange(
-            items, shards, self.shuffle, block_shards=self.block_shards, seed=self.seed, number=number, part=part
+            sample_ids, shards, self.shuffle, block_shards=self.block_shards, seed=self.seed, number=number, part=part
         )
 
     def _of_pool(self, part: int, first: int, count: int) -> tuple[Int64, Int64]:
-        """Items number `first` … of a pool's own stream."""
+        """Samples number `first` … of a pool's own stream."""
         length = len(self.pools[part])
-        items: list[Int64] = []
+        sample_ids: list[Int64] = []
         passes: list[Int64] = []
         while count:
             number, start = divmod(first, length)
             piece = self.order(number, part)[start : start + count]
-            items.append(piece)
+            sample_ids.append(piece)
             passes.append(np.full(len(piece), number, dtype=np.int64))
             first, count = first + len(piece), count - len(piece)
-        if len(items) == 1:
-            return items[0], passes[0]
+        if len(sample_ids) == 1:
+            return sample_ids[0], passes[0]
         empty = np.empty(0, dtype=np.int64)
-        return np.concatenate([empty, *items]), np.concatenate([empty, *passes])
+        return np.concatenate([empty, *sample_ids]), np.concatenate([empty, *passes])
 
     def _before(self, position: int, part: int) -> int:
         """How many positions before this one belong to a pool."""

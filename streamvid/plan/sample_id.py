@@ -1,6 +1,7 @@
-"""Items: what an epoch consists of. One number names a clip, which sample of it, and which repeat of that.
+"""Sample ids: one int64 names a clip, which of its samples, and which repeat of that in an epoch.
 
-A plan orders and deals out items as plain int64 arrays. Where every clip gives one sample once, items are row numbers.
+A plan orders and divides samples as plain int64 arrays. Where every clip gives one sample once, ids are row numbers.
+Bits 0 to 31 are the row, 32 to 51 the sample's number, 52 to 62 the repeat.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ MAX_REPEATS: Final = 1 << (63 - _ROW_BITS - _SAMPLE_BITS)
 """Times that one sample can come in an epoch."""
 
 
-def row_of(item: int) -> int:
+def row_of(sample_id: int) -> int:
     """The clip's row number."""
-    return item & ((1 << _ROW_BITS) - 1)
+    return sample_id & ((1 << _ROW_BITS) - 1)
 
 
-def sample_of(item: int) -> int:
+def sample_of(sample_id: int) -> int:
     """Which sample of the clip, from 0."""
-    return item >> _ROW_BITS & (MAX_SAMPLES - 1)
+    return sample_id >> _ROW_BITS & (MAX_SAMPLES - 1)
 
 
-def rows_of(items: Int64) -> Int64:
-    """int64 [items]: the clips' row numbers."""
-    return items & ((1 << _ROW_BITS) - 1)
+def rows_of(sample_ids: Int64) -> Int64:
+    """int64 [samples]: the clips' row numbers."""
+    return sample_ids & ((1 << _ROW_BITS) - 1)
 
 
 def expand(rows: Int64, samples: Int64) -> Int64:
-    """The items of clips that give several samples each.
+    """The ids of clips that give several samples each.
 
     Args:
         rows: int64 [clips].
@@ -51,16 +52,16 @@ def expand(rows: Int64, samples: Int64) -> Int64:
     return np.repeat(rows, samples) | number << _ROW_BITS
 
 
-def repeat(items: Int64, times: Int64) -> Int64:
-    """Each item as often as `times` says, int64 [items]; 0 leaves it out.
+def repeat(sample_ids: Int64, times: Int64) -> Int64:
+    """Each sample as often as `times` says, int64 [samples]; 0 leaves it out.
 
     Raises:
         ValueError: one comes more often than MAX_REPEATS.
     """
     if np.all(times == 1):
-        return items
+        return sample_ids
     if np.max(times, initial=0) > MAX_REPEATS:
         raise ValueError(f"an item would come {np.max(times)} times in a pass; the limit is {MAX_REPEATS}")
     starts = np.cumsum(times) - times
     number = np.arange(int(times.sum()), dtype=np.int64) - np.repeat(starts, times)
-    return np.repeat(items, times) | number << (_ROW_BITS + _SAMPLE_BITS)
+    return np.repeat(sample_ids, times) | number << (_ROW_BITS + _SAMPLE_BITS)

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.plan.epoch_plan import LastBatch, Plan, Position, Step
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool, Shuffle
 from streamvid.plan.world import World
 
@@ -41,7 +41,7 @@ def plans(
     """The plan of every rank of the example: 8 shards of 22 clips, or the first so many of them."""
     shards = np.repeat(np.arange(len(CLIPS_IN_SHARD), dtype=np.int32), CLIPS_IN_SHARD)[:clips]
     pool = Pool(np.arange(clips, dtype=np.int64), shards)
-    stream = Stream((pool,), (1,), seed=0, shuffle=shuffle, block_shards=2)
+    stream = SampleStream((pool,), (1,), seed=0, shuffle=shuffle, block_shards=2)
     worlds = [World(rank, nodes * per_node, nodes=nodes) for rank in range(nodes * per_node)]
     return [Plan(stream, BATCH, world, last_batch=last_batch, local=local) for world in worlds]
 
@@ -57,7 +57,7 @@ def after(plan: Plan, steps: int, position: Position | None = None) -> Position:
     """Where a run stands that has made some more steps of epoch 0."""
     position = position or plan.start(0)
     for _ in range(steps):
-        position = position.advanced(plan.layout)
+        position = position.advanced(plan.topology)
     return position
 
 
@@ -65,7 +65,7 @@ def epoch_table(ranks: list[Plan], position: Position | None = None, *, only_las
     """What is left of epoch 0: a line for each step, a column for each rank, and what each node reads."""
     position = position or ranks[0].start(0)
     epochs = [plan.epoch(position) for plan in ranks]
-    done = sum(segment.steps for segment in position.segments)
+    done = sum(run.steps for run in position.history)
     heads = [f"node {plan.world.node}, rank {plan.world.rank}" for plan in ranks]
     lines = [_line(["step", *heads]), _line(["---"] * (1 + len(heads)))]
     read: list[set[str]] = [set() for _ in range(ranks[0].world.nodes)]
@@ -73,7 +73,7 @@ def epoch_table(ranks: list[Plan], position: Position | None = None, *, only_las
     for count, number in enumerate(steps):
         row = [epoch.step(number) for epoch in epochs]
         for plan, step in zip(ranks, row, strict=True):
-            read[plan.world.node] |= {name(clip)[0] for clip in step.items.tolist()}
+            read[plan.world.node] |= {name(clip)[0] for clip in step.sample_ids.tolist()}
         if not only_last or number == steps[-1]:
             lines.append(_line([str(done + count), *(cell(step) for step in row)]))
     if not only_last:
@@ -88,7 +88,7 @@ def epoch_table(ranks: list[Plan], position: Position | None = None, *, only_las
 
 def cell(step: Step) -> str:
     """A batch."""
-    pairs = zip(step.items.tolist(), step.valid.tolist(), strict=True)
+    pairs = zip(step.sample_ids.tolist(), step.valid.tolist(), strict=True)
     return " ".join(name(clip) if valid else f"({name(clip)})" for clip, valid in pairs)
 
 

@@ -25,5 +25,5 @@ def test_the_sentences_around_the_tables() -> None:
     for one in tables.plans(local=True):
         epoch = one.epoch(one.start(0))
         for number in range(epoch.steps):
-            shards[one.world.node] |= {tables.name(clip)[0] for clip in epoch.step(number).items.tolist()}
+            shards[one.world.node] |= {tables.name(clip)[0] for clip in epoch.step(number).sample_ids.tolist()}
     assert shards[0] & shards[1] == {"C"}

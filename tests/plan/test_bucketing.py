@@ -1,4 +1,4 @@
-"""Batches of few kinds: how few, out of which clips, and with which frames."""
+"""Batches of few bucket keys: how few, out of which clips, and with which frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.plan.bucket_key import BucketKeys, bucket_keys
 from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan, Position, Step, Topology, TopologyRun
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
 from tools.clips import Recipe, write
@@ -26,14 +26,14 @@ from tools.clips import Recipe, write
 seeds = st.integers(0, 2**64)
 
 
-def kinds_by(clips: Any, kinds: int, seed: int) -> Callable[[], BucketKeys]:
+def kinds_by(clips: Any, bucket_keys: int, seed: int) -> Callable[[], BucketKeys]:
     """BucketKeys of rows up to the last of these, some commoner than others."""
     drawn = np.random.default_rng(seed).geometric(0.3, size=int(clips.max()) + 1)
-    return lambda: (drawn % kinds).astype(np.uint16)
+    return lambda: (drawn % bucket_keys).astype(np.uint16)
 
 
-def stream(clips: Any, seed: int, shuffle: Shuffle = "full", weights: Any = None) -> Stream:
-    return Stream((Pool(clips, (clips // 7).astype(np.int32), weights),), (1,), seed, shuffle, block_shards=3)
+def stream(clips: Any, seed: int, shuffle: Shuffle = "full", weights: Any = None) -> SampleStream:
+    return SampleStream((Pool(clips, (clips // 7).astype(np.int32), weights),), (1,), seed, shuffle, block_shards=3)
 
 
 def steps(plan: Plan, epoch: int = 0) -> list[Step]:
@@ -41,9 +41,9 @@ def steps(plan: Plan, epoch: int = 0) -> list[Step]:
     return [left.step(n) for n in range(left.steps)]
 
 
-def seams(kinds: Any) -> int:
-    """How many more kinds than one."""
-    return len(np.unique(kinds)) - 1
+def seams(bucket_keys: Any) -> int:
+    """How many more bucket keys than one."""
+    return len(np.unique(bucket_keys)) - 1
 
 
 @settings(max_examples=300, deadline=None)
@@ -52,40 +52,51 @@ def seams(kinds: Any) -> int:
     seeds, st.integers(0, 5), st.sampled_from(SHUFFLES), st.sampled_from(LAST_BATCH),
 )  # fmt: skip
 def test_few_kinds_out_of_the_same_windows(
-    count: int, batch: int, ranks: int, group: int, many: int, seed: int, epoch: int, shuffle: Shuffle, last: LastBatch
+    count: int,
+    batch: int,
+    ranks: int,
+    bucket_steps: int,
+    many: int,
+    seed: int,
+    epoch: int,
+    shuffle: Shuffle,
+    last: LastBatch,
 ) -> None:
     clips = np.arange(count) * 3
-    source, kinds = stream(clips, seed, shuffle), kinds_by(clips, many, seed)
-    plans = [Plan(source, batch, World(n, ranks), last, group=group, kinds=kinds) for n in range(ranks)]
+    source, bucket_keys = stream(clips, seed, shuffle), kinds_by(clips, many, seed)
+    plans = [
+        Plan(source, batch, World(n, ranks), last, bucket_steps=bucket_steps, bucket_keys=bucket_keys)
+        for n in range(ranks)
+    ]
     by_rank = [steps(plan, epoch) for plan in plans]
     plain = [steps(Plan(source, batch, World(n, ranks), last), epoch) for n in range(ranks)]
     assert {len(rank) for rank in by_rank} == {len(rank) for rank in plain} == {len(plans[0])}
     share = batch * ranks
     full = count // share
-    windows = max(1, full // group)
-    of_kind = kinds()
+    windows = max(1, full // bucket_steps)
+    of_kind = bucket_keys()
     for window in range(windows):
-        first = window * group
-        end = full if window == windows - 1 else first + group
-        assert end - first < 2 * group or window
-        batches = [rank[n].items for n in range(first, end) for rank in by_rank]
+        first = window * bucket_steps
+        end = full if window == windows - 1 else first + bucket_steps
+        assert end - first < 2 * bucket_steps or window
+        batches = [rank[n].sample_ids for n in range(first, end) for rank in by_rank]
         there = np.concatenate([*batches, np.empty(0, np.int64)])
-        expected = [rank[n].items for n in range(first, end) for rank in plain]
+        expected = [rank[n].sample_ids for n in range(first, end) for rank in plain]
         assert sorted(there.tolist()) == sorted(np.concatenate([*expected, np.empty(0, np.int64)]).tolist())
         if len(there) == 0:
             continue
-        # In the order of kinds, a kind begins in at most one batch that another ends in.
+        # In the order of bucket keys, a bucket key begins in at most one batch that another ends in.
         assert sum(seams(of_kind[one]) for one in batches) <= seams(of_kind[there])
-        of_steps = [np.concatenate([rank[n].items for rank in by_rank]) for n in range(first, end)]
+        of_steps = [np.concatenate([rank[n].sample_ids for rank in by_rank]) for n in range(first, end)]
         assert sum(seams(of_kind[one]) for one in of_steps) <= seams(of_kind[there])
     for n in range(full, len(plans[0])):
-        # The last clips stay the last, so that which are left out by "drop" has nothing to do with kinds.
-        there = np.concatenate([rank[n].items[rank[n].valid] for rank in by_rank])
-        expected = [rank[n].items[rank[n].valid] for rank in plain]
+        # The last clips stay the last, so that which are left out by "drop" has nothing to do with bucket keys.
+        there = np.concatenate([rank[n].sample_ids[rank[n].valid] for rank in by_rank])
+        expected = [rank[n].sample_ids[rank[n].valid] for rank in plain]
         assert sorted(there.tolist()) == sorted(np.concatenate(expected).tolist())
         assert np.all(np.diff(of_kind[there].astype(int)) >= 0)
     for rank, ungrouped in zip(by_rank, plain, strict=True):
-        assert [len(step.items) for step in rank] == [len(step.items) for step in ungrouped]
+        assert [len(step.sample_ids) for step in rank] == [len(step.sample_ids) for step in ungrouped]
         assert [step.valid.tolist() for step in rank] == [step.valid.tolist() for step in ungrouped]
         assert all(set(step.passes.tolist()) == {epoch} for step in rank)
 
@@ -93,29 +104,37 @@ def test_few_kinds_out_of_the_same_windows(
 @settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(1, 4), st.integers(1, 3), st.integers(1, 30), st.integers(1, 5), st.integers(1, 9))
 def test_weights_and_epochs_of_some_steps(
-    seed: int, batch: int, ranks: int, count: int, group: int, length: int
+    seed: int, batch: int, ranks: int, count: int, bucket_steps: int, length: int
 ) -> None:
-    """Whatever an epoch consists of, grouped it is the same, items and passes together."""
+    """Whatever an epoch consists of, bucketed it is the same, samples and passes together."""
     clips = np.arange(count)
     weights = np.random.default_rng(seed).random(count) * 3
     assume(weights.sum() >= 1)
-    source, kinds = stream(clips, seed, weights=weights), kinds_by(clips, 4, seed)
+    source, bucket_keys = stream(clips, seed, weights=weights), kinds_by(clips, 4, seed)
     found = []
-    for grouped in (0, group):
-        plans = [Plan(source, batch, World(n, ranks), steps=length, group=grouped, kinds=kinds) for n in range(ranks)]
+    for bucketed in (0, bucket_steps):
+        plans = [
+            Plan(source, batch, World(n, ranks), steps=length, bucket_steps=bucketed, bucket_keys=bucket_keys)
+            for n in range(ranks)
+        ]
         parts = [step for plan in plans for step in steps(plan, 2)]
         assert len(parts) == length * ranks
-        found.append(Counter(pair for s in parts for pair in zip(s.items.tolist(), s.passes.tolist(), strict=True)))
+        found.append(
+            Counter(pair for s in parts for pair in zip(s.sample_ids.tolist(), s.passes.tolist(), strict=True))
+        )
     assert found[0] == found[1]
 
 
 def test_steps_and_ranks_take_turns() -> None:
-    """Neither do the steps of a window come in the order of kinds, nor does one rank always get the larger."""
+    """Neither do the steps of a window come in the order of bucket keys, nor does one rank always get the larger."""
     clips = np.arange(4 * 3 * 16 * 50)
     random = np.random.default_rng(0)
-    kinds = random.permutation(clips).astype(np.uint16)  # as many kinds as clips
-    ranks = [steps(Plan(stream(clips, 1), 4, World(n, 3), group=16, kinds=lambda: kinds), epoch=1) for n in range(3)]
-    means = np.array([[kinds[step.items].mean() for step in rank] for rank in ranks])
+    bucket_keys = random.permutation(clips).astype(np.uint16)  # as many bucket keys as clips
+    ranks = [
+        steps(Plan(stream(clips, 1), 4, World(n, 3), bucket_steps=16, bucket_keys=lambda: bucket_keys), epoch=1)
+        for n in range(3)
+    ]
+    means = np.array([[bucket_keys[step.sample_ids].mean() for step in rank] for rank in ranks])
     of_steps = means.mean(axis=0).reshape(50, 16)
     assert abs(np.corrcoef(np.arange(16), of_steps.mean(axis=0))[0, 1]) < 0.7
     for window in range(50):
@@ -123,54 +142,58 @@ def test_steps_and_ranks_take_turns() -> None:
         assert np.any(np.diff(of_steps[window]) < 0)
     largest = np.bincount(means.argmax(axis=0), minlength=3) / means.shape[1]
     assert largest.min() > 0.25
-    # But all ranks of a step are close to each other: within the sixteenth of all kinds that a step takes.
+    # But all ranks of a step are close to each other: within the sixteenth of all bucket keys that a step takes.
     assert (means.max(axis=0) - means.min(axis=0)).mean() < len(clips) / 16
-    again = steps(Plan(stream(clips, 1), 4, World(2, 3), group=16, kinds=lambda: kinds), epoch=1)
-    assert [step.items.tolist() for step in again] == [step.items.tolist() for step in ranks[2]]
-    other = steps(Plan(stream(clips, 2), 4, World(2, 3), group=16, kinds=lambda: kinds), epoch=1)
-    assert [step.items.tolist() for step in other] != [step.items.tolist() for step in ranks[2]]
-    unshuffled = steps(Plan(stream(clips, 1, "none"), 4, World(0, 1), group=16, kinds=lambda: kinds))
+    again = steps(Plan(stream(clips, 1), 4, World(2, 3), bucket_steps=16, bucket_keys=lambda: bucket_keys), epoch=1)
+    assert [step.sample_ids.tolist() for step in again] == [step.sample_ids.tolist() for step in ranks[2]]
+    other = steps(Plan(stream(clips, 2), 4, World(2, 3), bucket_steps=16, bucket_keys=lambda: bucket_keys), epoch=1)
+    assert [step.sample_ids.tolist() for step in other] != [step.sample_ids.tolist() for step in ranks[2]]
+    unshuffled = steps(Plan(stream(clips, 1, "none"), 4, World(0, 1), bucket_steps=16, bucket_keys=lambda: bucket_keys))
     for first in range(0, 16 * 20, 16):
-        window = np.concatenate([kinds[step.items] for step in unshuffled[first : first + 16]])
+        window = np.concatenate([bucket_keys[step.sample_ids] for step in unshuffled[first : first + 16]])
         assert np.all(np.diff(window.astype(int)) > 0)
 
 
 def test_nodes_get_the_same_sizes_at_the_same_time() -> None:
     clips = np.arange(4 * 2 * 2 * 160)
-    kinds = (clips % 10).astype(np.uint16)
+    bucket_keys = (clips % 10).astype(np.uint16)
     worlds = [World(rank, 4, nodes=2) for rank in range(4)]
-    ranks = [steps(Plan(stream(clips, 3), 4, world, local=True, group=40, kinds=lambda: kinds)) for world in worlds]
-    medians = np.array([[np.median(kinds[step.items]) for step in rank] for rank in ranks])
+    ranks = [
+        steps(Plan(stream(clips, 3), 4, world, local=True, bucket_steps=40, bucket_keys=lambda: bucket_keys))
+        for world in worlds
+    ]
+    medians = np.array([[np.median(bucket_keys[step.sample_ids]) for step in rank] for rank in ranks])
     assert np.mean(medians.max(axis=0) - medians.min(axis=0)) < 1
-    assert medians.std(axis=1).min() > 2  # which is not for want of kinds
+    assert medians.std(axis=1).min() > 2  # which is not for want of bucket keys
 
 
 def test_where_all_is_of_one_kind_the_clips_of_a_batch_stay_together() -> None:
     clips = np.arange(96)
     one = [
-        steps(Plan(stream(clips, 4), 4, World(n, 2), group=4, kinds=lambda: np.zeros(96, np.uint16))) for n in (0, 1)
+        steps(Plan(stream(clips, 4), 4, World(n, 2), bucket_steps=4, bucket_keys=lambda: np.zeros(96, np.uint16)))
+        for n in (0, 1)
     ]
     plain = [steps(Plan(stream(clips, 4), 4, World(n, 2))) for n in (0, 1)]
-    assert {tuple(s.items.tolist()) for rank in one for s in rank} == {
-        tuple(s.items.tolist()) for rank in plain for s in rank
+    assert {tuple(s.sample_ids.tolist()) for rank in one for s in rank} == {
+        tuple(s.sample_ids.tolist()) for rank in plain for s in rank
     }
 
 
 def test_the_same_for_ever() -> None:
     """A change here changes everybody's runs, and what their states mean."""
-    kinds = np.array([2, 0, 1, 0, 2, 1, 0, 1, 2, 0, 1], np.uint16)
-    plan = Plan(stream(np.arange(11), 7), 2, World(0, 1), group=2, kinds=lambda: kinds)
-    assert [step.items.tolist() for step in steps(plan, 3)] == [[9, 7], [8, 4], [5, 0], [1, 10], [3, 6], [2]]
+    bucket_keys = np.array([2, 0, 1, 0, 2, 1, 0, 1, 2, 0, 1], np.uint16)
+    plan = Plan(stream(np.arange(11), 7), 2, World(0, 1), bucket_steps=2, bucket_keys=lambda: bucket_keys)
+    assert [step.sample_ids.tolist() for step in steps(plan, 3)] == [[9, 7], [8, 4], [5, 0], [1, 10], [3, 6], [2]]
 
 
 def test_a_state_of_more_than_there_is_leaves_nothing() -> None:
     clips = np.arange(40)
-    plan = Plan(stream(clips, 0), 2, World(0, 2), kinds=kinds_by(clips, 3, 0))
+    plan = Plan(stream(clips, 0), 2, World(0, 2), bucket_keys=kinds_by(clips, 3, 0))
     for huge in (50, 2**31, 2**61):
         for numbers in ((huge, 1, 1), (1, huge, 1), (1, 1, huge), (huge, huge, huge)):
-            ranks, batch, group = numbers
-            segment = TopologyRun(Topology(1, ranks, batch, group), huge)
-            assert plan.epoch(Position(0, 0, 40, (segment,))).left == 0
+            ranks, batch, bucket_steps = numbers
+            run = TopologyRun(Topology(1, ranks, batch, bucket_steps), huge)
+            assert plan.epoch(Position(0, 0, 40, (run,))).left == 0
 
 
 RECIPES = {
@@ -185,7 +208,7 @@ COPIES = 5
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five kinds of clips, five of each, in several shards."""
+    """Five bucket keys of clips, five of each, in several shards."""
     folder = tmp_path_factory.mktemp("grouping")
     (folder / "in").mkdir()
     for number, (name, recipe) in enumerate(RECIPES.items()):
@@ -216,30 +239,32 @@ def clips_of(batches: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, str, fl
 @pytest.mark.parametrize("options", [{}, {"shuffle": "block"}, {"locality": "node", "ranks_per_node": 1}])
 def test_the_same_frames_of_every_clip(dataset: Path, sampling: Any, options: dict[str, Any]) -> None:
     found = []
-    for group in (False, 3):
+    for bucket_steps in (False, 3):
         batches: list[dict[str, Any]] = []
         for rank in range(2):
-            with loader(dataset, sampling=sampling, rank=rank, world_size=2, group_by_size=group, **options) as one:
+            with loader(
+                dataset, sampling=sampling, rank=rank, world_size=2, group_by_size=bucket_steps, **options
+            ) as one:
                 batches += [batch for _ in range(2) for batch in one]
                 assert one.epoch == 2
         pairs = list(clips_of(batches))
         assert len({key for key, _ in pairs}) == len(pairs)
         found.append(dict(pairs))
-    plain, grouped = found
+    plain, bucketed = found
     assert len(plain) == 2 * len(RECIPES) * COPIES * (3 if isinstance(sampling, sv.TiledWindows) else 1)
-    assert plain.keys() == grouped.keys()
+    assert plain.keys() == bucketed.keys()
     for key, frames in plain.items():
-        assert torch.equal(frames, grouped[key]), key
+        assert torch.equal(frames, bucketed[key]), key
 
 
 def test_a_batch_holds_few_kinds(dataset: Path) -> None:
-    kinds = bucket_keys(sv.Dataset.open(dataset).clips)
+    keys = bucket_keys(sv.Dataset.open(dataset).clips)
     with loader(dataset, batch_size=5, group_by_size=True) as one:
         for _ in range(2):
-            batches = [kinds[batch["clip"].numpy()] for batch in one]
+            batches = [keys[batch["clip"].numpy()] for batch in one]
             assert [len(np.unique(batch)) for batch in batches] == [1] * 5
     with loader(dataset, batch_size=5) as two:
-        assert max(len(np.unique(kinds[batch["clip"].numpy()])) for batch in two) > 2
+        assert max(len(np.unique(keys[batch["clip"].numpy()])) for batch in two) > 2
 
 
 @pytest.mark.parametrize("last_batch", LAST_BATCH)
@@ -293,7 +318,7 @@ def test_a_mixture_keeps_its_shares(dataset: Path) -> None:
     assert any(len(set(batch["dataset"].tolist())) == 1 for batch in batches)
 
 
-@pytest.mark.parametrize("group", [0, -1, 2.5, "yes", None])
-def test_silly_options(dataset: Path, group: Any) -> None:
+@pytest.mark.parametrize("bucket_steps", [0, -1, 2.5, "yes", None])
+def test_silly_options(dataset: Path, bucket_steps: Any) -> None:
     with pytest.raises(sv.InputError, match="group_by_size must be a whole number of at least 1"):
-        loader(dataset, group_by_size=group)
+        loader(dataset, group_by_size=bucket_steps)

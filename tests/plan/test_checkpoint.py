@@ -18,7 +18,7 @@ import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch_plan import Plan
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
 from tools.clips import Recipe, write
@@ -27,18 +27,26 @@ OLD = 11
 ALONE = World(0, 1)
 
 
-def course(sizes: list[int], world: World = ALONE, **options: Any) -> RunSchedule:
+def schedule(sizes: list[int], world: World = ALONE, **options: Any) -> RunSchedule:
     """Over shards of so many clips, of which the names are the same in every dataset."""
     batch_size, seed, local = options.get("batch_size", 2), options.get("seed", 3), options.get("local", False)
     weights = options.get("weights")
-    items = np.arange(sum(sizes), dtype=np.int64)
+    sample_ids = np.arange(sum(sizes), dtype=np.int64)
     shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    pools = (Pool(items, shards, weights),) * options.get("pools", 1)
-    stream = Stream(pools, (1,) * len(pools), seed, options.get("shuffle", "full"), 2)
-    group = options.get("group", 0)
-    # Of a dataset that was appended to, the kinds have other numbers, in the same order.
-    kinds = (items * 7 % 5 * len(sizes)).astype(np.uint16)
-    plan = Plan(stream, batch_size, world, local=local, steps=options.get("steps"), group=group, kinds=lambda: kinds)
+    pools = (Pool(sample_ids, shards, weights),) * options.get("pools", 1)
+    stream = SampleStream(pools, (1,) * len(pools), seed, options.get("shuffle", "full"), 2)
+    bucket_steps = options.get("group", 0)
+    # Of a dataset that was appended to, the bucket keys have other numbers, in the same order.
+    bucket_keys = (sample_ids * 7 % 5 * len(sizes)).astype(np.uint16)
+    plan = Plan(
+        stream,
+        batch_size,
+        world,
+        local=local,
+        steps=options.get("steps"),
+        bucket_steps=bucket_steps,
+        bucket_keys=lambda: bucket_keys,
+    )
     return RunSchedule(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2))
 
 
@@ -49,7 +57,7 @@ def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
         epoch = standing_of(make(rank)).epoch()
         for step in range(epoch.done, epoch.done + epoch.left):
             part = epoch.step(step)
-            seen.update(part.items[part.valid].tolist())
+            seen.update(part.sample_ids[part.valid].tolist())
     return seen
 
 
@@ -80,9 +88,9 @@ def test_each_clip_once_in_each_epoch(
 
     def at(sizes: list[int], phase: int) -> Any:
         count = ranks[phase]
-        return lambda rank: course(
+        return lambda rank: schedule(
             sizes, World(rank, count, nodes=count), batch_size=batches[phase], shuffle=shuffle, local=local,
-            group=groups[phase],
+            bucket_steps=groups[phase],
         )  # fmt: skip
 
     begun = at(old, 0)(0).start(epoch)
@@ -92,7 +100,7 @@ def test_each_clip_once_in_each_epoch(
         left = at(old, 0)(rank).start(epoch).epoch()
         for step in range(steps):
             part = left.step(step)
-            seen.update(part.items[part.valid].tolist())
+            seen.update(part.sample_ids[part.valid].tolist())
     for _ in range(steps):
         begun = begun.advanced()
     state = json.loads(json.dumps(begun.state()))
@@ -105,7 +113,7 @@ def test_each_clip_once_in_each_epoch(
     for rank in range(ranks[1]):
         one = at(longer, 1)(rank).resume(state).epoch()
         part = one.step(one.done)
-        seen.update(part.items[part.valid].tolist())
+        seen.update(part.sample_ids[part.valid].tolist())
     again = json.loads(json.dumps(resumed.advanced().state()))
     last = at(longer, 2)
     following = last(0).resume(again)
@@ -113,29 +121,29 @@ def test_each_clip_once_in_each_epoch(
         seen += rest(last, lambda one: one.resume(again), ranks[2])
         following = last(0).after(following)
     assert seen == Counter(range(sum(old)))
-    assert following.course.identity == last(0).identity
+    assert following.schedule.identity == last(0).identity
     assert following.position == last(0).start(epoch + 1).position
     assert rest(last, lambda one: one.start(epoch + 1), ranks[2]) == Counter(range(sum(longer)))
 
 
 def test_a_state_between_epochs_begins_with_all() -> None:
-    before, now = course([4, 3]), course([4, 3, 5])
+    before, now = schedule([4, 3]), schedule([4, 3, 5])
     state = before.after(before.start(6)).state()
     assert now.resume(state) == Cursor(now, now.plan.start(7))
     assert before.resume(state) == before.start(7)
 
 
 def test_what_was_not_appended_to_is_refused() -> None:
-    before = course([4, 3])
+    before = schedule([4, 3])
     state = before.start(1).advanced().state()
-    for other in (course([4, 4, 5]), course([4]), course([3, 4, 5]), replace(before, checksums=("x", "y"))):
+    for other in (schedule([4, 4, 5]), schedule([4]), schedule([3, 4, 5]), replace(before, checksums=("x", "y"))):
         with pytest.raises(InputError, match="another dataset"):
             other.resume(state)
     with pytest.raises(InputError, match="another seed"):
-        course([4, 3, 5], seed=4).resume(state)
+        schedule([4, 3, 5], seed=4).resume(state)
     for damaged in (-1, 3.5, "2", None, [2], 10**30):
         with pytest.raises(InputError, match="another dataset"):
-            course([4, 3, 5]).resume({**state, "shards": damaged})
+            schedule([4, 3, 5]).resume({**state, "shards": damaged})
 
 
 def test_where_it_cannot_be_it_says_what_to_do() -> None:
@@ -143,21 +151,12 @@ def test_where_it_cannot_be_it_says_what_to_do() -> None:
     for what in ("steps", "pools", "weights"):
 
         def made(sizes: list[int], what: str = what) -> RunSchedule:
-            return course(sizes, ALONE, **{what: np.ones(sum(sizes)) if what == "weights" else 2})
+            return schedule(sizes, ALONE, **{what: np.ones(sum(sizes)) if what == "weights" else 2})
 
         state = made(before).start(1).advanced().state()
-        assert made(before).resume(state).position.segments
+        assert made(before).resume(state).position.history
         with pytest.raises(InputError, match=r"begin the next epoch with set_epoch\(2\)"):
             made(after).resume(state)
-
-
-def test_states_from_before_shards_were_counted() -> None:
-    one = course([4, 3])
-    state = one.start(1).advanced().state()
-    del state["shards"]
-    assert one.resume(state).position == one.start(1).advanced().position
-    with pytest.raises(InputError, match="another dataset"):
-        course([4, 3, 5]).resume(state)
 
 
 @pytest.fixture(scope="module")

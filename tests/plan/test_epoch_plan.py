@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from streamvid import All
 from streamvid.errors import InputError
+from streamvid.plan.checkpoint import Cursor, RunSchedule, position_from
 from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan, Position, Step, Topology, TopologyRun
-from streamvid.plan.mixture import BLOCK, Stream, whole_weights
-from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle, draws
-from streamvid.plan.state import from_state, identify, to_state
+from streamvid.plan.mixture import BLOCK, SampleStream, whole_weights
+from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
+from streamvid.plan.rng import draws
 from streamvid.plan.world import World
 
 seeds = st.integers(-(2**70), 2**70) | st.integers(0, 3)
@@ -31,13 +32,15 @@ def rows(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(sorted(draw(st.sets(st.integers(0, 500), min_size=1, max_size=80))), dtype=np.int64)
 
 
-def stream(clips: Any, seed: int = 0, shuffle: Shuffle = "full", weights: Any = None, per_shard: int = 7) -> Stream:
+def stream(
+    clips: Any, seed: int = 0, shuffle: Shuffle = "full", weights: Any = None, per_shard: int = 7
+) -> SampleStream:
     pool = Pool(clips, (clips // per_shard).astype(np.int32), weights)
-    return Stream((pool,), (1,), seed, shuffle, block_shards=3)
+    return SampleStream((pool,), (1,), seed, shuffle, block_shards=3)
 
 
 def ranks_of(
-    source: Stream, batch: int, size: int, last: LastBatch = "partial", *, nodes: int = 1, **more: Any
+    source: SampleStream, batch: int, size: int, last: LastBatch = "partial", *, nodes: int = 1, **more: Any
 ) -> list[Plan]:
     return [Plan(source, batch, World(rank, size, nodes), last, **more) for rank in range(size)]
 
@@ -48,8 +51,13 @@ def steps(plan: Plan, position: Position) -> list[Step]:
 
 
 def handed_out(ranks: Sequence[Sequence[Step]]) -> list[int]:
-    """Valid items of all ranks, step by step."""
-    return [item for step in zip(*ranks, strict=True) for part in step for item in part.items[part.valid].tolist()]
+    """Valid samples of all ranks, step by step."""
+    return [
+        sample_id
+        for step in zip(*ranks, strict=True)
+        for part in step
+        for sample_id in part.sample_ids[part.valid].tolist()
+    ]
 
 
 @settings(max_examples=400, deadline=None)
@@ -74,18 +82,18 @@ def test_all_ranks_together_give_every_clip_once(
     for n in range(count):
         for rank in ranks:
             step = rank[n]
-            assert step.items.dtype == step.passes.dtype == np.int64
+            assert step.sample_ids.dtype == step.passes.dtype == np.int64
             assert step.valid.dtype == np.bool_
-            assert len(step.items) == len(step.valid) == len(step.passes)
+            assert len(step.sample_ids) == len(step.valid) == len(step.passes)
             assert set(step.passes.tolist()) == {epoch}
-            assert set(step.items.tolist()) <= set(clips.tolist())
+            assert set(step.sample_ids.tolist()) <= set(clips.tolist())
             if n < count - 1 or last != "partial" or len(clips) % share == 0:
-                assert len(step.items) == batch
+                assert len(step.sample_ids) == batch
             else:
-                assert 1 <= len(step.items) <= batch
+                assert 1 <= len(step.sample_ids) <= batch
             if n < count - 1 or last != "fill":
                 # Only a rank that would have nothing holds a clip that does not count.
-                assert step.valid.all() or len(step.items) == 1
+                assert step.valid.all() or len(step.sample_ids) == 1
     if last == "partial" and count:
         sizes = [int(rank[-1].valid.sum()) for rank in ranks]
         assert max(sizes) - min(sizes) <= 1
@@ -132,7 +140,7 @@ def test_filled_up_from_the_start_of_the_order(clips: Any, batch: int, size: int
     plans = ranks_of(stream(clips, 5), batch, size, "fill")
     ranks = [steps(plan, plan.start(epoch)) for plan in plans]
     order = plans[0].stream.order(epoch)
-    last = np.concatenate([rank[-1].items for rank in ranks])
+    last = np.concatenate([rank[-1].sample_ids for rank in ranks])
     valid = np.concatenate([rank[-1].valid for rank in ranks])
     rest = len(clips) % (batch * size)
     assert valid.tolist() == [n < rest for n in range(batch * size)]
@@ -140,8 +148,8 @@ def test_filled_up_from_the_start_of_the_order(clips: Any, batch: int, size: int
     assert filling.tolist() == order[: len(filling)].tolist()
 
 
-layouts = st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(1, 5), st.sampled_from([0, 0, 1, 2, 5]))
-"""Nodes, ranks per node, batch size, steps that are grouped by kind together."""
+topologies = st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(1, 5), st.sampled_from([0, 0, 1, 2, 5]))
+"""Nodes, ranks per node, batch size, steps that are bucketed by bucket key together."""
 
 
 def some_kinds() -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -151,7 +159,7 @@ def some_kinds() -> np.ndarray[Any, np.dtype[np.uint16]]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    rows(), st.lists(st.tuples(layouts, st.integers(0, 4)), max_size=6), layouts, seeds, epochs,
+    rows(), st.lists(st.tuples(topologies, st.integers(0, 4)), max_size=6), topologies, seeds, epochs,
     st.sampled_from(SHUFFLES), st.sampled_from(["partial", "fill"]), st.booleans(),
 )  # fmt: skip
 def test_stopped_and_resized_at_will_every_clip_comes_once(
@@ -160,48 +168,62 @@ def test_stopped_and_resized_at_will_every_clip_comes_once(
     source = stream(clips, seed, shuffle)
     position = Plan(source, 1, World(0, 1), last, local).start(epoch)
     seen: list[int] = []
-    for (nodes, ranks, batch, group), most in [*stops, (final, 10**6)]:
-        plans = ranks_of(source, batch, nodes * ranks, last, nodes=nodes, local=local, group=group, kinds=some_kinds)
+    for (nodes, ranks, batch, bucket_steps), most in [*stops, (final, 10**6)]:
+        plans = ranks_of(
+            source,
+            batch,
+            nodes * ranks,
+            last,
+            nodes=nodes,
+            local=local,
+            bucket_steps=bucket_steps,
+            bucket_keys=some_kinds,
+        )
         taken = [steps(plan, position)[:most] for plan in plans]
         assert len({len(rank) for rank in taken}) == 1
         assert {plan.epoch(position).left for plan in plans} == {plans[0].epoch(position).left}
         for _ in taken[0]:
-            (position,) = {position.advanced(plan.layout) for plan in plans}
+            (position,) = {position.advanced(plan.topology) for plan in plans}
         seen += handed_out(taken)
         # A state that went through JSON means the same.
-        identity = identify(["a"], plans[0], All())
-        state = json.loads(json.dumps(to_state(position, identity)))
-        assert from_state(state, identity) == position
-        assert state["version"] == (2 if any(one.layout.group for one in position.segments) else 1)
-        # Without lanes and groups it does not grow with every change.
+        schedule = RunSchedule(plans[0], ("a",), All())
+        state = json.loads(json.dumps(Cursor(schedule, position).state()))
+        assert position_from(state, schedule.identity) == position
+        # Without partitions and buckets it does not grow with every change.
         assert len(json.dumps(state)) < 1024
     assert sorted(seen) == clips.tolist()
     assert {plan.epoch(position).left for plan in plans} == {0}
 
 
 def test_one_node_keeps_its_order_when_it_is_resized() -> None:
-    """Found by hypothesis: earlier layouts of a single lane are folded into one, which must not be dealt anew."""
+    """Found by hypothesis: earlier topologies of a single partition are folded into one, not divided anew."""
     clips = np.arange(12)
-    source = Stream((Pool(clips, (clips // 4).astype(np.int32)),), (1,), 0, "block", block_shards=2)
+    source = SampleStream((Pool(clips, (clips // 4).astype(np.int32)),), (1,), 0, "block", block_shards=2)
     position = Plan(source, 1, World(0, 1), "fill", True).start(0)
     seen: list[int] = []
     for nodes, ranks, batch, most in ((1, 1, 3, 1), (1, 1, 1, 3), (4, 3, 2, 99)):
         plans = ranks_of(source, batch, nodes * ranks, "fill", nodes=nodes, local=True)
         taken = [steps(plan, position)[:most] for plan in plans]
         for _ in taken[0]:
-            position = position.advanced(plans[0].layout)
+            position = position.advanced(plans[0].topology)
         seen += handed_out(taken)
     assert sorted(seen) == clips.tolist()
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows(), layouts, st.lists(st.integers(0, 3), max_size=6), seeds, st.sampled_from(SHUFFLES), st.booleans())
+@given(rows(), topologies, st.lists(st.integers(0, 3), max_size=6), seeds, st.sampled_from(SHUFFLES), st.booleans())
 def test_stopping_alone_changes_nothing(
-    clips: Any, layout: Any, stops: list[int], seed: int, shuffle: Shuffle, local: bool
+    clips: Any, topology: Any, stops: list[int], seed: int, shuffle: Shuffle, local: bool
 ) -> None:
-    nodes, ranks, batch, group = layout
+    nodes, ranks, batch, bucket_steps = topology
     plans = ranks_of(
-        stream(clips, seed, shuffle), batch, nodes * ranks, nodes=nodes, local=local, group=group, kinds=some_kinds
+        stream(clips, seed, shuffle),
+        batch,
+        nodes * ranks,
+        nodes=nodes,
+        local=local,
+        bucket_steps=bucket_steps,
+        bucket_keys=some_kinds,
     )
     whole = [steps(plan, plan.start(2)) for plan in plans]
     position = plans[0].start(2)
@@ -211,10 +233,10 @@ def test_stopping_alone_changes_nothing(
         for piece, more in zip(pieces, taken, strict=True):
             piece += more
         for _ in taken[0]:
-            position = position.advanced(plans[0].layout)
+            position = position.advanced(plans[0].topology)
     for rank, piece in zip(whole, pieces, strict=True):
-        assert [(s.items.tolist(), s.valid.tolist()) for s in rank] == [
-            (s.items.tolist(), s.valid.tolist()) for s in piece
+        assert [(s.sample_ids.tolist(), s.valid.tolist()) for s in rank] == [
+            (s.sample_ids.tolist(), s.valid.tolist()) for s in piece
         ]
 
 
@@ -228,7 +250,7 @@ def test_nodes_have_shards_of_their_own(nodes: int, ranks: int, batch: int, seed
         shards: dict[int, set[int]] = {}
         for plan in plans:
             for step in steps(plan, plan.start(epoch)):
-                shards.setdefault(plan.world.node, set()).update((step.items[step.valid] // 7).tolist())
+                shards.setdefault(plan.world.node, set()).update((step.sample_ids[step.valid] // 7).tolist())
         of_node.append(shards)
         assert sum(len(held) for held in shards.values()) <= 20 * nodes + nodes - 1
     assert of_node[0] == of_node[1]
@@ -247,9 +269,11 @@ def test_epochs_of_some_steps_go_through_pass_after_pass(
         assert {len(rank) for rank in ranks} == {count} == {len(plan) for plan in plans}
         for part in (part for step in zip(*ranks, strict=True) for part in step):
             assert part.valid.all()
-            seen += list(zip(part.passes.tolist(), part.items.tolist(), strict=True))
+            seen += list(zip(part.passes.tolist(), part.sample_ids.tolist(), strict=True))
         position = plans[0].after(position)
-    expected = [(n, item) for n in range(len(seen) // len(clips) + 1) for item in plans[0].stream.order(n).tolist()]
+    expected = [
+        (n, sample_id) for n in range(len(seen) // len(clips) + 1) for sample_id in plans[0].stream.order(n).tolist()
+    ]
     assert seen == expected[: len(seen)]
 
 
@@ -257,15 +281,15 @@ def test_epochs_of_some_steps_go_through_pass_after_pass(
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 40), st.integers(0, 30_000), seeds)
 def test_a_mixture_gives_every_part_its_share(weights: list[int], length: int, first: int, seed: int) -> None:
     pools = tuple(Pool(np.arange(length) + 1000 * n, np.zeros(length, np.int32)) for n in range(len(weights)))
-    mixed = Stream(pools, whole_weights([float(w) for w in weights]), seed, "full", 16)
-    items, passes = mixed.take(0, 3 * BLOCK)
-    parts = items // 1000
+    mixed = SampleStream(pools, whole_weights([float(w) for w in weights]), seed, "full", 16)
+    sample_ids, passes = mixed.take(0, 3 * BLOCK)
+    parts = sample_ids // 1000
     for block in range(3):
         counts = np.bincount(parts[block * BLOCK : (block + 1) * BLOCK], minlength=len(weights))
         assert np.all(np.abs(counts - BLOCK * np.array(weights) / sum(weights)) < 2)
     for part in range(len(weights)):
         # Of every part: pass after pass, each of its clips once.
-        own, own_passes = items[parts == part], passes[parts == part]
+        own, own_passes = sample_ids[parts == part], passes[parts == part]
         assert own_passes.tolist() == [n // length for n in range(len(own))]
         for n in range(len(own) // length):
             assert sorted(own[n * length : (n + 1) * length] - 1000 * part) == list(range(length))
@@ -287,7 +311,7 @@ def test_weights_are_how_often_a_clip_comes(weights: list[float], seed: int, epo
     times = np.bincount(order & 0xFFFFFFFF, minlength=len(weights))
     scaled = np.array(weights) * len(order) / sum(weights)
     assert np.all((times >= np.floor(scaled - 1e-9)) & (times <= np.ceil(scaled + 1e-9)))
-    assert len(set(order.tolist())) == len(order)  # repeats are items of their own: other draws
+    assert len(set(order.tolist())) == len(order)  # repeats are samples of their own: other draws
 
 
 def test_weights_hold_on_average() -> None:
@@ -300,37 +324,37 @@ def test_weights_hold_on_average() -> None:
 def test_a_state_of_another_run_is_refused() -> None:
     clips = np.arange(20)
     plan = Plan(stream(clips), 2, World(0, 1))
-    identity = identify(["a", "b"], plan, All())
-    state = to_state(plan.start(0).advanced(plan.layout), identity)
+    state = RunSchedule(plan, ("a", "b"), All()).start(0).advanced().state()
     others = {
-        "another dataset": identify(["a", "c"], plan, All()),
-        "other clips": identify(["a", "b"], Plan(stream(clips[1:]), 2, World(0, 1)), All()),
-        "another sampling": identify(["a", "b"], plan, All(pad="constant")),
-        "another seed": identify(["a", "b"], Plan(stream(clips, 1), 2, World(0, 1)), All()),
+        "another dataset": RunSchedule(plan, ("a", "c"), All()),
+        "other clips": RunSchedule(Plan(stream(clips[1:]), 2, World(0, 1)), ("a", "b"), All()),
+        "another sampling": RunSchedule(plan, ("a", "b"), All(pad="constant")),
+        "another seed": RunSchedule(Plan(stream(clips, 1), 2, World(0, 1)), ("a", "b"), All()),
     }
     for words, other in others.items():
         with pytest.raises(InputError, match=words):
-            from_state(state, other)
+            position_from(state, other.identity)
     # Batch size and world may change.
-    again = identify(["a", "b"], Plan(stream(clips), 5, World(3, 4)), All())
-    assert from_state(state, again).segments == (TopologyRun(Topology(1, 1, 2), 1),)
+    again = RunSchedule(Plan(stream(clips), 5, World(3, 4)), ("a", "b"), All())
+    assert position_from(state, again.identity).history == (TopologyRun(Topology(1, 1, 2), 1),)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"version": 3}, {"version": None}, {"epoch": -1}, {"epoch": "0"}, {"first": None}, {"size": 1.5},
-        {"segments": [[1, 1, 0, 1]]}, {"segments": [[1, 1, 1]]}, {"segments": [["1", 1, 1, 1]]}, {"segments": 3},
-        {"version": 2, "segments": [[1, 1, 1, 1]]}, {"version": 2, "segments": [[1, 1, 1, 1, -1]]}, {"version": [2]},
+        {"segments": [[1, 1, 0, 1, 0]]}, {"segments": [[1, 1, 1]]}, {"segments": [["1", 1, 1, 1, 0]]}, {"segments": 3},
+        {"segments": [[1, 1, 1, 1]]}, {"segments": [[1, 1, 1, 1, -1]]}, {"segments": [[1, 1, 1, 1, 0, 0]]},
+        {"version": [1]}, {"version": True},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     plan = Plan(stream(np.arange(9)), 2, World(0, 1))
-    identity = identify(["a"], plan, All())
+    schedule = RunSchedule(plan, ("a",), All())
     with pytest.raises(InputError):
-        from_state({**to_state(plan.start(0), identity), **change}, identity)
+        schedule.resume({**schedule.start(0).state(), **change})
     with pytest.raises(InputError):
-        from_state({}, identity)
+        schedule.resume({})
 
 
 @settings(max_examples=200, deadline=None)

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.plan.epoch_plan import Plan, Position, Topology, TopologyRun
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
 from tools.bench.report import Check, Report, Row, arguments, finish
@@ -117,19 +117,21 @@ def make_plan(case: Case) -> Plan:
     """The plan of one rank."""
     items = np.arange(case.clips, dtype=np.int64)
     pool = Pool(items, (items // PER_SHARD).astype(np.int32))
-    stream = Stream((pool,), (1,), seed=1, shuffle=case.shuffle, block_shards=BLOCK_SHARDS)
+    stream = SampleStream((pool,), (1,), seed=1, shuffle=case.shuffle, block_shards=BLOCK_SHARDS)
     world = World(case.ranks // 2, case.ranks, nodes=case.nodes)
     kinds = np.random.default_rng(0).integers(0, KINDS, case.clips, dtype=np.uint16)
     group = GROUP if case.grouped else 0
-    return Plan(stream, BATCH, world, local=case.local, group=group, kinds=lambda: kinds)
+    return Plan(stream, BATCH, world, local=case.local, bucket_steps=group, bucket_keys=lambda: kinds)
 
 
 def _halfway(case: Case, plan: Plan) -> Position:
     """In epoch 0, half of it done by another number of ranks."""
     nodes = case.nodes // 2 or 2
-    before = Topology(nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH, plan.group)
+    before = Topology(
+        nodes if case.local else 1, PER_NODE if case.local else nodes * PER_NODE, BATCH, plan.bucket_steps
+    )
     start = plan.start(0)
-    done = TopologyRun(before, case.clips // 2 // (before.lanes * before.share))
+    done = TopologyRun(before, case.clips // 2 // (before.partitions * before.share))
     return Position(start.epoch, start.first, start.size, (done,))
 
 

@@ -32,7 +32,7 @@ from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from streamvid.plan.epoch_plan import Plan, Pool
-from streamvid.plan.mixture import Stream
+from streamvid.plan.mixture import SampleStream
 from streamvid.plan.world import World, find_device
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
@@ -213,7 +213,7 @@ class Bench:
     def _slices(self, epoch: int) -> list[list[EncodedSlice]]:
         """What the loader decodes in that epoch."""
         clips = np.arange(len(self._dataset), dtype=np.int64)
-        stream = Stream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
+        stream = SampleStream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
         plan = Plan(stream, self._size.batch, World(0, 1))
         recipe = plan_samples.SampleSpec(SAMPLING, seed=SEED, num_random=0)
         access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
