@@ -31,8 +31,9 @@ from streamvid.fetch import plan_samples
 from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
-from streamvid.plan.epoch_plan import Plan, Pool
+from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
+from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World, find_device
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
