@@ -3,23 +3,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamvid.arrays import Int64
 from streamvid.dali.reader import VideoSource, write_indexes
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
 from streamvid.transform.dali_graph import build_graph, input_names
-from streamvid.transform.dali_pipeline import check_dali_part
+from streamvid.transform.dali_pipeline import GraphOutputs
 from streamvid.transform.params import PARAM_TYPES, batch_params
-from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views
+
+if TYPE_CHECKING:
+    import torch
+    from nvidia.dali.data_node import DataNode
+
+_DEPTH: Final = 2
+"""Batches that DALI works on at once."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class ChunkPipeline:
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads.
         rotates, has_blanks: as in `streamvid.transform.dali_graph.build_graph`.
+
+    Raises:
+        DatasetError: a shard cannot be read.
+        VideoError: a clip cannot be decoded.
     """
 
     def __init__(
@@ -64,89 +77,70 @@ class ChunkPipeline:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        self._batches, self._transform, self._views = batches, transform, by_view(transform)
+        self._batches = batches
         self._iterator: Any = None
         self._resources = ExitStack()
         folder = self._resources.enter_context(TemporaryDirectory(prefix="streamvid-dali-"))
         files = write_indexes([source for batch in batches for source in batch.sources], Path(folder))
-        names = input_names(transform, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
-        kinds = [
-            (np.uint8, 1),
-            (np.int32, 1),
-            *(PARAM_TYPES[name.rpartition(".")[2]] for name in names),
-            *BATCH_COLUMNS.values(),
-        ]
         on_gpu = device_id is not None
+        self._outputs = GraphOutputs(transform, on_gpu=on_gpu)
+        drawn = self._outputs.transform
+        names = input_names(transform, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
+        kinds = [(np.uint8, 1), (np.int32, 1), *(PARAM_TYPES[name.rpartition(".")[2]] for name in names)]
+        kinds += BATCH_COLUMNS.values()
 
         @pipeline_def(
-            batch_size=len(batches[0].sources), num_threads=num_threads, device_id=device_id, prefetch_queue_depth=2
+            batch_size=len(batches[0].sources),
+            num_threads=num_threads,
+            device_id=device_id,
+            prefetch_queue_depth=_DEPTH,
         )
-        def chunk() -> Any:
+        def chunk() -> tuple[DataNode, ...]:
             # Without mmap: a shard that shrinks while it is read raises instead of killing the process with SIGBUS.
-            read = fn.readers.webdataset(
+            ranges = fn.readers.webdataset(
                 paths=files.paths,
                 index_paths=files.index_paths,
                 ext=files.extensions,
                 missing_component_behavior="empty",
                 dont_use_mmap=True,
             )
-            ranges = read if isinstance(read, list | tuple) else [read]
             header, frames, *rest = fn.external_source(
-                source=self._feed(names),
+                source=_feed(batches, transform, names),
                 num_outputs=len(kinds),
                 batch=True,
                 dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
                 ndim=[ndim for _, ndim in kinds],
             )
-            video = fn.decoders.video(
-                fn.cat(header, *ranges, axis=0), frames=frames, device="mixed" if on_gpu else "cpu"
-            )
-            given = dict(zip(names, rest, strict=False))
-            shown = build_graph(transform, [video], given, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
-            beside = rest[len(names) :]
-            return *shown, *([node.gpu() for node in beside] if on_gpu else beside)
+            video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
+            decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
+            params, columns = dict(zip(names, rest, strict=False)), rest[len(names) :]
+            views = build_graph(drawn, [decoded], params, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
+            return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
             pipeline = chunk()
             pipeline.build()
-            # The plan decides how the last batch is made; here every batch is handed on as it comes.
+            # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
-                [pipeline],
-                [*self._views, *BATCH_COLUMNS],
-                auto_reset=False,
-                last_batch_policy=LastBatchPolicy.PARTIAL,
+                [pipeline], self._outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
             )
         except RuntimeError as error:
             self.close()
-            raise _explained(error, batches[:1]) from error
+            raise _explain(error, batches, 0) from error
         except BaseException:
             self.close()
             raise
 
-    def _feed(self, names: Sequence[str]) -> Iterator[tuple[list[Any], ...]]:
-        """What the external source gives for each batch: headers, frame numbers, the transform's inputs, the rest."""
-        for batch in self._batches:
-            encoded, params = batch.encoded, batch_params(self._transform, batch.encoded)
-            yield (
-                [source.header for source in batch.sources],
-                [frames.astype(np.int32) for frames in batch.frames],
-                *([np.asarray(value) for value in params[name]] for name in names),
-                *([np.asarray(value) for value in column] for column in encoded.columns().values()),
-            )
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for number, batch in enumerate(self._batches):
             try:
                 (tensors,) = next(self._iterator)
             except RuntimeError as error:
-                raise _explained(error, self._batches[number : number + 3]) from error
-            # On a GPU looking would wait for all that the training loop has queued there.
+                raise _explain(error, self._batches, number) from error
+            # Not on a GPU: comparing would wait for all that the training loop has queued there.
             if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.encoded.clips.tolist():
                 raise AssertionError("DALI handed out a batch out of turn")
-            for view, one in self._views.items():
-                if one.dali is not None:
-                    check_dali_part(view, one, tensors)
-            yield tensors
+            yield self._outputs.finish(tensors)
 
     def close(self) -> None:
         """Wait for what the pipeline is doing, and free it."""
@@ -154,22 +148,50 @@ class ChunkPipeline:
         self._resources.close()
 
 
-def _explained(error: RuntimeError, batches: Sequence[ChunkBatch]) -> StreamvidError:
+def _feed(
+    batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]
+) -> Iterator[tuple[list[npt.NDArray[np.generic]], ...]]:
+    """What the external source gives for each batch: headers, frame numbers, the transform's inputs, the columns.
+
+    No method of the pipeline's owner: see `streamvid.transform.dali_pipeline`.
+    """
+    for batch in batches:
+        params = batch_params(transform, batch.encoded)
+        yield (
+            [source.header for source in batch.sources],
+            [frames.astype(np.int32) for frames in batch.frames],
+            *([np.asarray(value) for value in params[name]] for name in names),
+            *([np.asarray(value) for value in column] for column in batch.encoded.columns().values()),
+        )
+
+
+def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) -> StreamvidError:
     """What a failure of DALI means for the dataset.
 
     Args:
         error: as DALI raised it.
-        batches: those that were in the pipeline; DALI does not say which one failed.
+        batches: those of the pipeline.
+        number: the batch that was waited for. DALI does not say which one failed.
     """
-    reason = " ".join(str(error).split())
-    if "readers.webdataset" in reason:
-        paths = ", ".join(dict.fromkeys(source.path for batch in batches for source in batch.sources))
+    text = str(error)
+    reason = " ".join(text.rpartition("encountered:")[2].partition("C++ context")[0].split())[:300]
+    if "readers.webdataset" in text:
+        sources = [source for batch in batches for source in batch.sources]
+        cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
+        paths = ", ".join(dict.fromkeys(cut or [source.path for source in sources]))
         return DatasetError(
-            f"one of the shards {paths} cannot be read ({reason[:300]}): check it with `streamvid verify`, "
-            "then copy it again"
+            f"DALI could not read {paths} ({reason}): check the dataset with `streamvid verify`, then copy it again"
         )
-    keys = ", ".join(dict.fromkeys(key for batch in batches for key in batch.keys))
+    keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + _DEPTH] for key in batch.keys))
     return VideoError(
-        f"DALI could not decode one of the clips {keys} ({reason[:300]}): check them with `streamvid verify --decode`, "
+        f"DALI could not decode one of the clips {keys} ({reason}): check them with `streamvid verify --decode`, "
         'or give engine="default"'
     )
+
+
+def _size(path: str) -> int:
+    """Bytes of a file; 0 if it is gone."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -40,6 +40,40 @@ class DecodedBatch:
     frames: Sequence[Sequence[Frames]]
 
 
+class GraphOutputs:
+    """What a DALI pipeline around the transform's graph puts out, and what is left for PyTorch to do.
+
+    Args:
+        transform: what is done to the frames.
+        on_gpu: whether DALI does it on a GPU.
+
+    Attributes:
+        views: the transform of each view.
+        transform: what to build the graph of: float16 is float32 on the CPU, where DALI takes three times as long to
+            write it, and PyTorch converts in next to no time.
+        names: of the outputs, in order: views, then `BATCH_COLUMNS`.
+    """
+
+    def __init__(self, transform: Transform | Views, *, on_gpu: bool) -> None:
+        self.views = by_view(transform)
+        self._halve = [view for view, one in self.views.items() if one.dtype == "float16" and not on_gpu]
+        self.transform = Views({**self.views, **{v: replace(self.views[v], dtype="float32") for v in self._halve}})
+        self.names = [*self.views, *BATCH_COLUMNS]
+
+    def finish(self, tensors: Tensors) -> Tensors:
+        """Convert to the dtypes asked for, and check what the user's own part of the graph made.
+
+        Raises:
+            InputError: `Transform(dali)` did not keep frames, channels or dtype.
+        """
+        for view in self._halve:
+            tensors[view] = tensors[view].half()
+        for view, one in self.views.items():
+            if one.dali is not None:
+                check_dali_part(view, one, tensors)
+        return tensors
+
+
 class DaliPipeline:
     """Runs the transform's graph over decoded batches.
 
@@ -66,19 +100,17 @@ class DaliPipeline:
     ) -> None:
         from nvidia.dali import pipeline_def
 
-        self._views = by_view(transform)
+        self._outputs = GraphOutputs(transform, on_gpu=device_id is not None)
         names = input_names(transform, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks)
-        self._feed = feed = _Feed(names, frame_inputs=len(self._views) if crop_resized else 1)
+        self._feed = feed = _Feed(names, frame_inputs=len(self._outputs.views) if crop_resized else 1)
         on_gpu = device_id is not None
-        # On the CPU DALI takes three times as long to write float16 as float32; PyTorch converts in next to no time.
-        self._halve = [view for view, one in self._views.items() if one.dtype == "float16" and not on_gpu]
-        graph_views = Views({**self._views, **{v: replace(self._views[v], dtype="float32") for v in self._halve}})
+        drawn = self._outputs.transform
 
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=depth)
         def pipeline() -> tuple[DataNode, ...]:
             frames, params, columns = feed.inputs(on_gpu)
             views = build_graph(
-                graph_views, frames, params, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks
+                drawn, frames, params, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks
             )
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
@@ -103,18 +135,15 @@ class DaliPipeline:
             # Not on a GPU: comparing would wait for all that the training loop has queued there.
             if not tensors["clip"].is_cuda and tensors["clip"].tolist() != encoded.clips.tolist():
                 raise AssertionError("DALI handed out a batch out of turn")
-            yield encoded, self._finished(tensors)
+            yield encoded, self._outputs.finish(tensors)
 
     def run_once(self, batch: DecodedBatch) -> Tensors:
         """The tensors of one batch of one clip on the CPU, without working ahead."""
         import torch
 
         self._feed.start(iter([batch]))
-        outputs = self._pipeline.run()
-        names = [*self._views, *BATCH_COLUMNS]
-        return self._finished({
-            name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in zip(names, outputs, strict=True)
-        })  # fmt: skip
+        made = zip(self._outputs.names, self._pipeline.run(), strict=True)
+        return self._outputs.finish({name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in made})
 
     def _start(self, batches: Iterator[DecodedBatch]) -> DALIGenericIterator:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -125,7 +154,7 @@ class DaliPipeline:
             # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
                 [self._pipeline],
-                [*self._views, *BATCH_COLUMNS],
+                self._outputs.names,
                 auto_reset=False,
                 last_batch_policy=LastBatchPolicy.PARTIAL,
                 prepare_first_batch=False,
@@ -135,14 +164,6 @@ class DaliPipeline:
             self._iterator.reset()
             self._ended = False
         return self._iterator
-
-    def _finished(self, tensors: Tensors) -> Tensors:
-        for view in self._halve:
-            tensors[view] = tensors[view].half()
-        for view, one in self._views.items():
-            if one.dali is not None:
-                check_dali_part(view, one, tensors)
-        return tensors
 
 
 class _Feed:
