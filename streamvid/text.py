@@ -4,5 +4,29 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text without control characters: names come from other people's files, and a terminal obeys those."""
+    """The text without control characters, which a terminal would execute: names come from untrusted files."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def format_count(count: int, thing: str, things: str = "") -> str:
+    """A number of things: ``1 clip``, ``2,000 clips``."""
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes: ``1.5 GB``, in powers of 1000."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds: ``1 h 02 min 05 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"

@@ -1,8 +1,8 @@
-"""Functions called in other processes, which may crash: FFmpeg reads hostile files there, and not here.
+"""A pool of worker processes that may crash: FFmpeg reads untrusted files there.
 
-Unlike `concurrent.futures.ProcessPoolExecutor`, a worker has one call at a time and a pipe of its own. So a crash is
-the fault of exactly one call and breaks nothing else, workers end when their parent does, however it ends, and
-scripts that use them need no ``if __name__ == "__main__"``.
+Unlike in `concurrent.futures.ProcessPoolExecutor`, each worker has its own pipe and one call at a time. So a crash
+fails exactly one call, workers end when their parent does, even if it is killed, and scripts need no
+``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import BinaryIO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
 
 T = TypeVar("T")
 
 SILENT_S: Final = 900.0
-"""Seconds after which a call that neither reads nor writes anything is given up. Reading from a slow disk or waiting
-for a slow encoder takes seconds; a decoder that is stuck is stuck for ever."""
+"""Seconds without any I/O after which a call is considered stuck. A slow disk or encoder takes seconds."""
 
-# The child gets its parent's import path first, as its first message, so that it imports the same modules.
+# The first message to a child is its parent's import path, so that it imports the same modules.
 _CHILD = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from streamvid.workers import serve; serve()"
 
 
 class WorkerCrashError(Exception):
-    """The process died during the call; the text says how (``SIGSEGV``)."""
+    """The process died during the call; the message is its signal (``SIGSEGV``) or exit status."""
 
 
 class WorkerStuckError(WorkerCrashError):
-    """The process was killed because the call did nothing any more, or took too long; the text says which."""
+    """The process was killed because the call did no I/O or exceeded its time limit; the message says which."""
 
 
 class Workers:
-    """A fixed number of processes to call functions in. A context manager; leaving it kills what still runs.
+    """A fixed number of worker processes. A context manager, which kills running workers on exit.
 
     Args:
-        count: processes.
-        silent_s: seconds after which a call that neither reads nor writes is given up; see `SILENT_S`.
+        count: number of processes.
+        silent_s: seconds without I/O after which a call is considered stuck; see `SILENT_S`.
     """
 
     def __init__(self, count: int, *, silent_s: float = SILENT_S) -> None:
@@ -60,19 +59,19 @@ class Workers:
         self._alive: set[_Process] = set()
         self._closed = False
         self._left = threading.Event()
-        self._watch = threading.Thread(target=self._watch_over, name="streamvid-watch", daemon=True)
+        self._watch = threading.Thread(target=self._kill_stuck, name="streamvid-watch", daemon=True)
         self._watch.start()
 
     def submit(self, function: Callable[..., T], /, *args: object, limit_s: float | None = None) -> Future[T]:
         """Call a module-level function in a worker.
 
-        The future raises what the function raised, or WorkerCrashError if its process died, or was killed because
-        the call was silent, or took longer than `limit_s` seconds. Then the next call gets a new process.
+        The future raises the function's exception, WorkerCrashError if its process died, or WorkerStuckError if it
+        was killed because the call did no I/O or took longer than `limit_s` seconds. A dead process is replaced.
         """
         return self._threads.submit(self._call, function, args, limit_s)
 
     def _call(self, function: Callable[..., T], args: tuple[object, ...], limit_s: float | None) -> T:
-        process = self._idle.get()  # never waits: there are as many entries as threads
+        process = self._idle.get()  # does not block: there are as many entries as threads
         try:
             if process is None:
                 process = self._start()
@@ -92,7 +91,7 @@ class Workers:
             return cast(T, value)
         raise cast(Exception, value)
 
-    def _watch_over(self) -> None:
+    def _kill_stuck(self) -> None:
         while not self._left.wait(min(10.0, self._silent_s / 8)):
             with self._lock:
                 processes = list(self._alive)
@@ -131,15 +130,15 @@ class _Process:
     """One child process and its two pipes."""
 
     def __init__(self) -> None:
-        # A process group of its own: a Ctrl-C at the terminal is for the parent, which then kills its workers.
+        # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         self.stuck = ""
-        """Why it was killed, if it was."""
+        """Why it was killed as stuck; "" if it was not."""
         self._lock = threading.Lock()
         self._busy = False
-        self._began = self._stirred = 0.0
+        self._began = self._last_io = 0.0
         self._limit_s: float | None = None
         self._done = -1
 
@@ -151,7 +150,7 @@ class _Process:
         self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None
     ) -> tuple[bool, object]:
         with self._lock:
-            self._began = self._stirred = time.monotonic()
+            self._began = self._last_io = time.monotonic()
             self._limit_s, self._busy = limit_s, True
         try:
             self._send((function, args))
@@ -161,15 +160,15 @@ class _Process:
                 self._busy = False
 
     def kill_if_stuck(self, silent_s: float) -> None:
-        """Kill it if its call has neither read nor written for so long, or is past its limit."""
+        """Kill the process if its call has done no I/O for `silent_s` seconds, or is past its time limit."""
         done = _bytes_moved(self._popen.pid)
         now = time.monotonic()
         with self._lock:
             if not self._busy:
                 return
             if done is None or done != self._done:
-                self._done, self._stirred = -1 if done is None else done, now
-            if now - self._stirred > silent_s:
+                self._done, self._last_io = -1 if done is None else done, now
+            if now - self._last_io > silent_s:
                 self.stuck = f"it did nothing for {silent_s:.0f} s"
             elif self._limit_s is not None and now - self._began > self._limit_s:
                 self.stuck = f"it took more than {self._limit_s:.0f} s"
@@ -182,16 +181,16 @@ class _Process:
         pipe.write(pickle.dumps(message))
         pipe.flush()
 
-    def _receive(self) -> Any:
+    def _receive(self) -> object:
         return pickle.load(cast(BinaryIO, self._popen.stdout))
 
     def kill(self) -> None:
         self._popen.kill()
 
     def end(self) -> str:
-        """Reap it and say how it ended."""
+        """Wait for the process to end; returns its signal or exit status."""
         for pipe in (self._popen.stdin, self._popen.stdout):
-            with contextlib.suppress(OSError):  # what was buffered can no longer be delivered
+            with contextlib.suppress(OSError):  # buffered data can no longer be written
                 cast(BinaryIO, pipe).close()
         try:
             code = self._popen.wait(timeout=5)
@@ -207,7 +206,7 @@ class _Process:
 
 
 def _bytes_moved(pid: int) -> int | None:
-    """What a process has read and written so far, all files and pipes together; None where the system does not tell."""
+    """Bytes that a process has read and written, files and pipes; None on systems without /proc."""
     try:
         with open(f"/proc/{pid}/io") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
@@ -216,11 +215,11 @@ def _bytes_moved(pid: int) -> int | None:
 
 
 def serve() -> None:
-    """The child's side: answer calls from stdin on stdout until stdin ends."""
+    """The main loop of a worker: read calls from stdin and write results to stdout until stdin ends."""
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints in here must not end up among the answers
-    # Nor be lost: a worker that is killed writes nothing more.
+    os.dup2(2, 1)  # prints go to stderr, not among the results
+    # Line by line, as a killed worker does not flush.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
     pickle.dump("ready", answers)
@@ -238,7 +237,7 @@ def serve() -> None:
             answers.write(answer)
             answers.flush()
         except BrokenPipeError:
-            os._exit(1)  # the parent is gone: nobody is left to tell
+            os._exit(1)  # the parent is gone
 
 
 def _pickled_error(error: Exception) -> bytes:

@@ -9,7 +9,7 @@ from streamvid.cli.cut_options import add_cut_options, cutting_rule
 from streamvid.cli.output import SHOWN, console, parse_size
 from streamvid.cli.transcode_options import add_transcode_options, transcode_options, warn_of_incompatible
 from streamvid.errors import InputError
-from streamvid.text import printable
+from streamvid.text import format_bytes, format_count, format_duration, printable
 
 if TYPE_CHECKING:
     from streamvid.packing.report import PackReport
@@ -86,35 +86,34 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print_summary(report: PackReport) -> None:
-    from streamvid.inspection.describe import counted, in_bytes, in_time
     from streamvid.packing.destination import REJECTED_FILE
     from streamvid.storage.filesystem import join, redact
 
     manifest, shown = report.manifest, redact(report.destination)
     out = console()
     whole = (
-        f"{counted(manifest.clips, 'clip')} ({manifest.frames:,} frames, {in_time(manifest.seconds)}) in "
-        f"{counted(len(manifest.shards), 'shard')}, {in_bytes(manifest.tar_bytes)}"
+        f"{format_count(manifest.clips, 'clip')} ({manifest.frames:,} frames, {format_duration(manifest.seconds)}) in "
+        f"{format_count(len(manifest.shards), 'shard')}, {format_bytes(manifest.tar_bytes)}"
     )
     if report.was_there:
         out.print(f"nothing to do: {shown} has these videos already: {whole}")
     elif manifest.revision:
         out.print(
-            f"added {counted(report.clips, 'clip')}, {in_bytes(report.bytes)}, in {in_time(report.elapsed)} to "
-            f"{shown}, which now has {whole}"
+            f"added {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, in "
+            f"{format_duration(report.elapsed)} to {shown}, which now has {whole}"
         )
     else:
-        out.print(f"packed {whole}, at {shown} in {in_time(report.elapsed)}")
+        out.print(f"packed {whole}, at {shown} in {format_duration(report.elapsed)}")
     if report.resumed:
-        out.print(f"{counted(report.resumed, 'clip')} of these had been packed by an interrupted run")
+        out.print(f"{format_count(report.resumed, 'clip')} of these had been packed by an interrupted run")
     if report.skipped:
-        out.print(f"skipped {counted(report.skipped, 'video')} that the dataset had already")
+        out.print(f"skipped {format_count(report.skipped, 'video')} that the dataset had already")
     for one in report.joins:
         for sentence in one.sentences():
             out.print(printable(sentence))
     if report.rejected:
         where = redact(join(report.destination, REJECTED_FILE))
-        out.print(f"rejected {counted(len(report.rejected), 'video')}, listed in {where}:")
+        out.print(f"rejected {format_count(len(report.rejected), 'video')}, listed in {where}:")
         for rejected in report.rejected[:SHOWN]:
             out.print(f"  {printable(rejected.source)}: {printable(rejected.reason)}")
         if len(report.rejected) > SHOWN:

@@ -9,7 +9,7 @@ from collections import Counter
 from rich.table import Table
 
 from streamvid.cli.output import FAILED, SHOWN, console
-from streamvid.text import printable
+from streamvid.text import format_bytes, format_count, format_duration, printable
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +40,6 @@ def parse_share(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from streamvid.inspection.describe import counted, in_bytes, in_time
     from streamvid.inspection.verify import verify
 
     report = verify(
@@ -54,10 +53,10 @@ def _run(arguments: argparse.Namespace) -> int:
     out = console()
     what = "every frame decoded" if report.decoded else "files, indexes and packets checked"
     if arguments.sample is not None:
-        what = f"indexes checked, and of {counted(report.checked, 'clip')} {what}"
+        what = f"indexes checked, and of {format_count(report.checked, 'clip')} {what}"
     out.print(
-        f"{counted(manifest.clips, 'clip')} in {counted(len(manifest.shards), 'shard')}, "
-        f"{in_bytes(manifest.tar_bytes)}: {what} in {in_time(report.elapsed)}"
+        f"{format_count(manifest.clips, 'clip')} in {format_count(len(manifest.shards), 'shard')}, "
+        f"{format_bytes(manifest.tar_bytes)}: {what} in {format_duration(report.elapsed)}"
     )
     for note in report.notes:
         out.print(f"note: {printable(note)}")
@@ -65,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
         out.print("no problems")
         return 0
     damaged = Counter(problem.shard for problem in report.problems if problem.shard)
-    out.print(f"{counted(len(report.problems), 'problem')} in {counted(len(damaged), 'shard')}:")
+    out.print(f"{format_count(len(report.problems), 'problem')} in {format_count(len(damaged), 'shard')}:")
     table = Table("shard", "clip", "problem", box=None, pad_edge=False)
     for problem in report.problems[:SHOWN]:
         table.add_row(problem.shard, printable(problem.clip), printable(problem.what))

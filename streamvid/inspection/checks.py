@@ -1,4 +1,4 @@
-"""The single checks that `verify` consists of. Each yields what is wrong, in words; none raises for damage."""
+"""The checks of `verify`. Each yields the problems that it finds, in words; none raises for a damaged file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import typed_columns
 from streamvid.video.frame_index import HIDDEN, FrameIndex
 
-Wrong = tuple[str, int | None]
-"""What is wrong, and with which row, if with one."""
+Finding = tuple[str, int | None]
+"""A problem, and the row of the clip that has it, if one has."""
 
 Read = Callable[[int, int], bytes]
-"""Gives the bytes of the tar from a position on, so many; fewer at its end."""
+"""Reads bytes of the tar: (offset, size) → bytes, fewer at the end of the tar."""
 
 _USTAR_MAGIC = b"ustar\x0000"
 
 
-def check_idx(data: bytes, clips: ClipTable) -> Iterator[Wrong]:
-    """DALI's index against the parquet's rows."""
+def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
+    """Compare DALI's index with the rows of the Parquet file."""
     rows = [
         {"key": clips.key[i]}
         | {f"{kind}_{what}": int(getattr(clips, f"{kind}_{what}")[i]) for kind in KINDS for what in ("offset", "size")}
@@ -50,8 +50,8 @@ def check_idx(data: bytes, clips: ClipTable) -> Iterator[Wrong]:
             yield "its line in the idx does not agree with the parquet", row
 
 
-def check_tar(path: Path, clips: ClipTable) -> Iterator[Wrong]:
-    """The tar's headers against the parquet's rows: names, order, places, sizes, and that all are plain USTAR."""
+def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
+    """Compare the headers of the tar with the rows of the Parquet file: names, order, offsets, sizes, plain USTAR."""
     wanted = [
         (
             f"{clips.key[i]}.{extension}",
@@ -89,12 +89,12 @@ def _member(name: str, offset: int, size: int) -> str:
     return f"{name[:100]!r} (at {offset}, {size} bytes)"
 
 
-def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Wrong]:
-    """The typed columns that came with the clips against the same in JSON.
+def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
+    """Compare the typed metadata columns with the JSON in the column `meta`.
 
     Args:
         table: the shard's scalar columns.
-        clips: the same as rows.
+        clips: the same as a ClipTable.
     """
     names = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
     if not names:
@@ -113,7 +113,7 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Wrong]:
 
 
 def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
-    """The tar's headers of one clip's files against its row, as `check_tar` does for all."""
+    """Compare the tar headers of one clip's files with its row, as `check_tar` does for all clips."""
     for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
         offset, size = (int(getattr(clips, f"{kind}_{what}")[row]) for what in ("offset", "size"))
         name = f"{clips.key[row]}.{extension}"
@@ -134,7 +134,7 @@ def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
 def check_clip(
     read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool, threads: int
 ) -> Iterator[str]:
-    """One clip's three files against its row; `index` is the one in the parquet, if that can be read."""
+    """Compare one clip's three files with its row; `index` is the frame index of the Parquet file, None if damaged."""
     files: dict[str, bytes] = {}
     for kind in KINDS:
         size = int(getattr(clips, f"{kind}_size")[row])
@@ -147,7 +147,7 @@ def check_clip(
         yield from _check_npy(files["npy"], index)
     if hashlib.sha256(files["mp4"]).hexdigest() != clips.sha256[row]:
         yield "the SHA-256 of its mp4 is not the one in the parquet"
-        return  # whatever else is wrong with it follows from that
+        return  # all other problems follow from that
     try:
         if sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
             yield "the sample description in its mp4 is not the one in the parquet"
@@ -177,7 +177,7 @@ def _check_npy(data: bytes, index: FrameIndex) -> Iterator[str]:
 def _check_packets(
     data: bytes, clips: ClipTable, row: int, index: FrameIndex, *, decode: bool, threads: int
 ) -> Iterator[str]:
-    """What FFmpeg finds in the mp4 against the index; the edit list is ignored, as the index contains its effect."""
+    """Compare the packets that FFmpeg finds with the index; without the edit list, which the index has applied."""
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         if len(container.streams) != 1 or not container.streams.video:
             yield f"its mp4 has {len(container.streams)} tracks instead of one video track"
@@ -202,16 +202,16 @@ def _check_packets(
 
 
 def check_frames(data: bytes, index: FrameIndex, shift: int, threads: int) -> Iterator[str]:
-    """Every visible packet must decode to one frame with its pts, in their order; hidden ones may decode to one or not.
+    """Check that every displayed packet decodes to one frame with its pts, in order; non-displayed ones may.
 
     Args:
         data: a clip's mp4.
         index: its frame index.
-        shift: what its pts are larger by than those of the index.
-        threads: for FFmpeg.
+        shift: difference of the pts in the mp4 and in the index.
+        threads: of FFmpeg's decoder.
 
-    Returns:
-        what is wrong.
+    Yields:
+        The problems.
     """
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]

@@ -1,4 +1,4 @@
-"""What is in a dataset, in numbers: totals, how its clips are made, and what a GPU makes of them."""
+"""Statistics of a dataset: totals, labels, codecs, sizes, durations, and which clips a GPU decodes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 
 Counts = tuple[tuple[str, int], ...]
-"""Different values and how many clips have each, commonest first."""
+"""The values of a property with their numbers of clips, most frequent first."""
 
 _BARS: Final = 8
+"""Bars of a histogram with bars of equal width."""
 _WIDE: Final = 20
-"""Where the greatest duration is this many times the least, bars are of 1-2-5 steps rather than of equal width."""
+"""If the greatest value is more than this many times the least, the edges are 1, 2, 5, 10 … instead."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Least, middle and greatest of a property over all clips; zeros if there are no clips."""
+    """Minimum, median and maximum of a property over all clips; zeros without clips."""
 
     least: float
     median: float
@@ -33,8 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many clips lie between edges: ``counts[i]`` from ``edges[i]`` on and below ``edges[i + 1]``, the last one
-    with its upper edge."""
+    """Numbers of clips between edges: ``counts[i]`` in [``edges[i]``, ``edges[i + 1]``), the last including its end."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -42,12 +42,12 @@ class Histogram:
 
 @dataclass(frozen=True)
 class GpuNote:
-    """Clips that a GPU does not decode as fast as others, or not at all.
+    """Clips that a GPU decodes slowly or not at all.
 
     Attributes:
-        what: which clips.
-        why: what is the matter with them.
-        clips: how many.
+        what: which clips, such as a codec and a size.
+        why: the reason.
+        clips: number of clips.
     """
 
     what: str
@@ -57,12 +57,12 @@ class GpuNote:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What is known, without trying, about decoding the clips on a GPU.
+    """Which clips a GPU decodes slowly or not at all, from their metadata alone.
 
     Attributes:
-        refused: a run on a GPU stops before it starts because of these.
-        on_cpu: decoded on the CPU, as no GPU decoder knows their codec.
-        slow: a decoder is opened anew for every stream: the height is not the one that it is coded in.
+        refused: clips because of which a loader on a GPU raises InputError before it starts.
+        on_cpu: clips that are decoded on the CPU, as no GPU decodes their codec.
+        slow: clips for each of which a decoder is opened, as their display height differs from the coded height.
     """
 
     refused: tuple[GpuNote, ...]
@@ -72,26 +72,26 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Info:
-    """A dataset in numbers.
+    """Statistics of a dataset.
 
     Attributes:
-        name, path: what it is called, and where it is.
-        clips, frames, shards: counts; frames are visible ones.
-        seconds: of video.
+        name, path: from dataset.json; path or URL.
+        clips, frames, shards: totals; frames are displayed ones.
+        seconds: total duration.
         bytes: of all tars.
-        labelled: clips with a label.
-        classes: how many classes they have, named or not.
-        labels: the classes' names, or numbers where they have none, and their clips.
-        codecs, formats, sizes: how many clips have each codec, pixel format, and "width x height".
-        rotated: clips whose frames must be turned to stand upright.
-        kinds: how many different kinds of streams there are: size, codec, pixel format and parameter sets.
-        fps: frames per second of each clip, on average.
+        labelled: number of clips with a label.
+        classes: number of classes, named or not.
+        labels: clips per class name, or class number if classes have no names.
+        codecs, formats, sizes: clips per codec, pixel format, and "width x height".
+        rotated: number of clips with a display rotation.
+        decoder_configurations: number of different combinations of size, codec, pixel format and parameter sets.
+        fps: mean frames per second of each clip.
         duration: seconds of each clip.
-        durations: the same as a histogram.
-        gop: packets per random access point of each clip, on average.
-        hidden: share of packets that are never shown, from 0 to 1.
-        columns: names and types of the columns that came with the clips.
-        gpu: what a GPU makes of them.
+        durations: histogram of these.
+        gop: mean packets per random access point of each clip.
+        hidden: share of non-displayed packets, from 0 to 1.
+        columns: names and types of the metadata columns.
+        gpu: clips that a GPU decodes slowly or not at all.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Info:
     formats: Counts
     sizes: Counts
     rotated: int
-    kinds: int
+    decoder_configurations: int
     fps: Spread
     duration: Spread
     durations: Histogram
@@ -119,7 +119,7 @@ class Info:
 
 
 def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
-    """Sum a dataset up. Raises DatasetError if it cannot be opened."""
+    """Compute the statistics of a dataset. Raises DatasetError if it cannot be opened."""
     if not isinstance(dataset, Dataset):
         dataset = Dataset.open(dataset)
     clips = dataset.clips
@@ -142,11 +142,11 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
             (names[label] if names is not None and label < len(names) else str(label), count)
             for label, count in zip(labels.tolist(), per_label.tolist(), strict=True)
         ),
-        codecs=_counted(clips.codec),
-        formats=_counted(clips.pix_fmt),
+        codecs=_value_counts(clips.codec),
+        formats=_value_counts(clips.pix_fmt),
         sizes=_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
-        kinds=_kinds(clips),
+        decoder_configurations=_decoder_configurations(clips),
         fps=_spread(clips.frames[timed] / seconds[timed]),
         duration=_spread(seconds),
         durations=histogram(seconds),
@@ -158,14 +158,14 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
 
 
 def histogram(values: Float64) -> Histogram:
-    """Values in a handful of bars: of equal width, or of steps 1, 2, 5, 10 … where they are far apart."""
+    """A histogram with bars of equal width, or with edges 1, 2, 5, 10 … if values differ by more than `_WIDE` times."""
     if len(values) == 0:
         return Histogram((), ())
     least, greatest = float(values.min()), float(values.max())
     if least == greatest:
         return Histogram((least, greatest), (len(values),))
     if greatest > _WIDE * least:
-        # Few values near 0 must not make dozens of bars: what lies below a thousandth of the greatest is one bar.
+        # One bar for all values below a thousandth of the greatest, so that values near 0 do not make dozens.
         lowest = max(least, greatest / 1000)
         steps = (m * 10.0**e for e in range(math.floor(math.log10(lowest)), math.ceil(math.log10(greatest)) + 1)
                  for m in (1, 2, 5))  # fmt: skip
@@ -177,31 +177,7 @@ def histogram(values: Float64) -> Histogram:
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 
 
-def counted(count: int, thing: str, things: str = "") -> str:
-    """A number of things for people: ``1 clip``, ``2,000 clips``."""
-    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
-
-
-def in_bytes(count: int) -> str:
-    """A number of bytes for people: ``1.5 GB``."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def in_time(seconds: float) -> str:
-    """Seconds for people: ``1 h 02 min 05 s``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min {rest:02} s" if hours else f"{minutes} min {rest:02} s"
-
-
-def _counted(column: Categories) -> Counts:
+def _value_counts(column: Categories) -> Counts:
     counts = np.bincount(column.codes, minlength=len(column.names))
     return _sorted((name, count) for name, count in zip(column.names, counts.tolist(), strict=True) if count)
 
@@ -212,7 +188,7 @@ def _sizes(clips: ClipTable) -> Counts:
     return _sorted((f"{both >> 32} x {both & 0xFFFFFFFF}", count) for both, count in pairs)
 
 
-def _kinds(clips: ClipTable) -> int:
+def _decoder_configurations(clips: ClipTable) -> int:
     from streamvid.plan.bucket_key import bucket_keys
 
     return int(bucket_keys(clips).max()) + 1 if len(clips) else 0

@@ -1,4 +1,4 @@
-"""A dataset's numbers as text for a terminal."""
+"""Renders the statistics of a dataset for a terminal."""
 
 from __future__ import annotations
 
@@ -7,51 +7,50 @@ from typing import Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread, counted, in_bytes, in_time
+from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
 from streamvid.inspection.sampling_cost import SamplingCost
 from streamvid.storage.filesystem import redact
-from streamvid.text import printable
+from streamvid.text import format_bytes, format_count, format_duration, printable
 
 _SHOWN: Final = 8
-"""Different values of a property that are listed; the rest is summed up."""
+"""Values of a property that are listed; the rest is summed up."""
 _BAR: Final = 40
 """Characters of the longest bar."""
 
 
 def render(info: Info, cost: SamplingCost | None = None, sampling: str = "") -> Group:
-    """What rich prints of a dataset.
+    """The statistics of a dataset as a rich renderable.
 
     Args:
-        info: the dataset.
-        cost: what a way of sampling costs, if that was asked for.
-        sampling: that way, in words.
+        info: the statistics.
+        cost: the cost of a sampler, if requested.
+        sampling: a description of the sampler.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     labels = "none"
     if info.labelled:
-        labels = (
-            f"{counted(info.labelled, 'clip')}, {counted(info.classes, 'class', 'classes')}: {_listed(info.labels)}"
-        )
+        classes = format_count(info.classes, "class", "classes")
+        labels = f"{format_count(info.labelled, 'clip')}, {classes}: {_listed(info.labels)}"
     rows = {
         "dataset": f"{info.name} ({redact(info.path)})",
-        "clips": f"{info.clips:,} in {counted(info.shards, 'shard')}",
+        "clips": f"{info.clips:,} in {format_count(info.shards, 'shard')}",
         "frames": f"{info.frames:,}",
-        "duration": in_time(info.seconds),
-        "size": in_bytes(info.bytes),
+        "duration": format_duration(info.seconds),
+        "size": format_bytes(info.bytes),
         "labels": labels,
         "columns": ", ".join(f"{name} ({kind})" for name, kind in info.columns) or "none",
         "codecs": _listed(info.codecs),
         "pixel formats": _listed(info.formats),
         "frame sizes": _listed(info.sizes) + (f"; {info.rotated:,} rotated" if info.rotated else ""),
-        "kinds of streams": f"{info.kinds:,} (of size, codec, pixel format and parameter sets)",
+        "decoder configurations": f"{info.decoder_configurations:,} (size, codec, pixel format and parameter sets)",
         "frames per second": _in_words(info.fps),
         "seconds per clip": _in_words(info.duration),
         "": _bars(info.durations),
         "packets per random access": _in_words(info.gop),
-        "hidden packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
-        "refused by GPUs": _notes(info.gpu.refused),
+        "non-displayed packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
+        "not decodable on GPUs": _notes(info.gpu.refused),
         "decoded on the CPU": _notes(info.gpu.on_cpu),
         "slow on GPUs": _notes(info.gpu.slow),
     }
@@ -65,8 +64,8 @@ def render(info: Info, cost: SamplingCost | None = None, sampling: str = "") -> 
 def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:
     share = 100 * cost.bytes / cost.whole_bytes
     return {
-        "sampling": f"{sampling}; means over {counted(cost.looked_at, 'clip')}",
-        "  read per clip": f"{in_bytes(round(cost.bytes))} in {cost.reads:.1f} reads, {share:.0f} % of the whole clip",
+        "sampling": f"{sampling}; means over {format_count(cost.clips, 'clip')}",
+        "  read per clip": f"{format_bytes(round(cost.bytes))} in {cost.reads:.1f} reads, {share:.0f} % of the clip",
         "  decoded per clip": f"{cost.packets:.1f} packets for {cost.frames:.1f} frames: "
         f"{cost.decoded_per_frame:.2f} per frame; whole clips: {cost.whole_packets / cost.frames:.2f}",
     }
@@ -84,7 +83,7 @@ def _bars(histogram: Histogram) -> str:
 
 
 def _notes(notes: tuple[GpuNote, ...]) -> str:
-    shown = [f"{counted(note.clips, 'clip')} of {note.what} ({note.why})" for note in notes[:_SHOWN]]
+    shown = [f"{format_count(note.clips, 'clip')} of {note.what} ({note.why})" for note in notes[:_SHOWN]]
     rest = sum(note.clips for note in notes[_SHOWN:])
     return "; ".join([*shown, f"{rest:,} others"] if rest else shown) or "none"
 

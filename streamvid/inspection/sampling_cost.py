@@ -1,4 +1,4 @@
-"""What a way of sampling costs: bytes read and frames decoded per clip, worked out on some clips' frame indexes."""
+"""The cost of a frame sampler: bytes read and packets decoded per clip, computed from frame indexes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from streamvid.sampling.base import FrameSampler, select
 from streamvid.video.packet_selection import byte_ranges, select_packets
 
 CLIPS: Final = 500
+"""Clips over which the means are taken."""
 _SHARDS: Final = 16
-"""Clips come from so many shards at most: of a remote dataset, one parquet has to be fetched for each."""
+"""The most shards that the clips come from: each costs a Parquet file to fetch from a remote dataset."""
 
 
 @dataclass(frozen=True)
 class SamplingCost:
-    """Means over clips, of one sample each.
+    """Means over clips, with one sample of each.
 
     Attributes:
-        looked_at: how many clips.
-        frames: different frames delivered.
+        clips: number of clips.
+        frames: distinct frames delivered.
         packets: packets decoded for them.
-        bytes: read for them from a local disk, gaps that are cheaper to read than to skip included.
-        reads: requests for these.
-        whole_packets, whole_bytes: packets and bytes of the whole clips.
+        bytes: bytes read for them from a local disk, with small gaps that are read rather than skipped.
+        reads: byte ranges read.
+        whole_packets, whole_bytes: packets and bytes of whole clips.
     """
 
-    looked_at: int
+    clips: int
     frames: float
     packets: float
     bytes: float
@@ -41,21 +42,21 @@ class SamplingCost:
 
     @property
     def decoded_per_frame(self) -> float:
-        """Frames decoded per frame delivered."""
+        """Packets decoded per frame delivered."""
         return self.packets / self.frames
 
 
 def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = CLIPS, seed: int = 0) -> SamplingCost:
-    """What a way of sampling costs on average. Reads frame indexes alone, and those of a few shards.
+    """The mean cost of a frame sampler. Reads nothing but the frame indexes of a few shards.
 
     Args:
         dataset: at least one clip.
-        sampling: the way; clips that are too short repeat their last frame.
-        clips: how many to look at, at most.
-        seed: for which clips, and which of their frames.
+        sampling: the frame sampler.
+        clips: the most clips to sample.
+        seed: of the choice of clips, and of the sampler.
 
     Raises:
-        DatasetError: a shard's parquet is gone or damaged.
+        DatasetError: a Parquet file is missing or damaged.
     """
     random = np.random.default_rng(seed)
     figures = []
@@ -73,7 +74,7 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
 
 
 def _chosen(dataset: ClipSource, count: int, random: np.random.Generator) -> Int64:
-    """Rows, rising: all clips of a small dataset; else some from a few shards, each shard as likely as it is large."""
+    """Ascending rows: all clips of a small dataset, else a random choice from shards drawn with weights by size."""
     sizes = np.array([entry.clips for entry in dataset.shards], dtype=np.int64)
     filled = np.flatnonzero(sizes)
     if len(filled) > _SHARDS:

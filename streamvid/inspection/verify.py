@@ -1,4 +1,4 @@
-"""Checks a dataset from end to end: sizes, checksums, tar structure, indexes, packets, and on request every frame."""
+"""Verifies a dataset: sizes, checksums, tar structure, indexes, packets, and optionally every frame."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +31,18 @@ from streamvid.workers import WorkerCrashError, Workers
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
 _NAMED: Final = 5
+"""Shards that a message names; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as docs/format.md says. `clip` is a key, or "" if it concerns the shard as a whole;
-    `shard` is "" if it concerns the dataset."""
+    """A deviation from docs/format.md.
+
+    Attributes:
+        shard: its name; "" for a problem of the whole dataset.
+        clip: its key; "" for a problem of the whole shard.
+        what: the problem, in words.
+    """
 
     shard: str
     clip: str
@@ -44,16 +51,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
-        path: the dataset.
+        path: of the dataset.
         manifest: its dataset.json.
-        checked: how many clips were checked themselves, beside the structure of all shards.
-        decoded: whether every frame of these was decoded.
-        problems: in the order of shards and clips; empty if all is well.
-        notes: what is no damage, but worth knowing.
-        elapsed: seconds it took.
+        checked: number of clips whose files were checked; the structure of all shards is, too.
+        decoded: whether every frame of these clips was decoded.
+        problems: in the order of shards and clips.
+        notes: observations that are not problems.
+        elapsed: seconds.
     """
 
     path: str
@@ -66,18 +73,18 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker is to do about a shard.
+    """The check of a shard by a worker process.
 
     Attributes:
-        path: the dataset.
-        entry: the shard.
-        rows: which clips to check, of a sample; None: the whole tar.
+        path: of the dataset.
+        entry: of the shard.
+        rows: the sampled clips; None: all clips and the whole tar.
         decode: whether to decode them.
         threads: of the decoder.
     """
@@ -91,13 +98,13 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Checked:
-    """What is known of a shard after its check.
+    """The result of checking a shard.
 
     Attributes:
-        problems: what is wrong.
-        keys: its clips' keys; none if they cannot be read.
-        seconds: their durations together.
-        foreign: whether neither index nor parquet are those that dataset.json means.
+        problems: of the shard and its clips.
+        keys: of its clips; empty if they cannot be read.
+        seconds: total duration of its clips.
+        foreign: whether the checksums of both idx and Parquet differ from those in dataset.json.
     """
 
     problems: list[Problem]
@@ -118,18 +125,17 @@ def verify(
     """Check a dataset.
 
     Args:
-        path: folder or URL; of a remote dataset, each shard is fetched to the temporary folder while it is checked.
+        path: folder or URL; shards of a remote dataset are fetched to the temporary folder while they are checked.
         decode: decode every clip and compare its frames with the index.
-        sample: the share of clips to check, above 0 and up to 1, drawn at random. Of every shard there are then
-            checked the sizes, index and parquet, with their checksums, and of its tar only the drawn clips, which
-            are the only bytes of it that are read.
-        seed: draws other clips.
-        workers: processes, one per core by default. A shard is the work of one.
-        progress: show a bar on a terminal.
+        sample: share of clips to check, above 0 and up to 1, drawn at random. The idx and Parquet files of all shards
+            are then checked completely, but of the tars nothing but the drawn clips is read.
+        seed: of the sample.
+        workers: number of processes, by default one per core; each checks a shard at a time.
+        progress: show a progress bar if stderr is a terminal.
 
     Raises:
-        DatasetError: there is no dataset.json, or none that can be used.
-        InputError: an option cannot be used.
+        DatasetError: dataset.json is missing or damaged.
+        InputError: an option is out of range.
     """
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers cannot verify anything: give 1 or more, or leave it out")
@@ -142,7 +148,7 @@ def verify(
     manifest = read_manifest(path)
     cores = len(os.sched_getaffinity(0))
     count = min(workers or cores, max(1, len(manifest.shards)))
-    # Fewer shards than cores: the decoders of each get what is left over.
+    # With fewer shards than cores, decoders get several threads.
     threads = max(1, (workers or cores) // count)
     drawn = None if sample is None else _draw(manifest, sample, seed)
     problems: list[Problem] = []
@@ -192,7 +198,7 @@ def verify(
 
 
 def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
-    """Rows of each shard: as many clips as make up the share, rounded up, the same each time."""
+    """The sampled rows of each shard: the share of all clips, rounded up, the same for the same seed."""
     count = math.ceil(manifest.clips * share)
     chosen = np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
     ends = np.cumsum([entry.clips for entry in manifest.shards])
@@ -204,12 +210,12 @@ def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
 
 
 def _notes(path: str, manifest: Manifest) -> Iterator[str]:
-    """What lies beside the dataset that readers do not see."""
+    """Files beside the dataset that readers ignore."""
     folder = filesystem.join(path, SHARD_FOLDER)
     known = {entry.name for entry in manifest.shards}
     try:
         files = filesystem.list_files(folder) if manifest.shards else []
-    except DatasetError:  # storage that cannot be listed, such as HTTP; or no folder, which has been said
+    except DatasetError:  # storage without listing, such as HTTP, or no folder, which is reported as a problem
         files = []
     matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
     strays = sorted({match.group(1) for match in matches if match} - known)
@@ -219,7 +225,7 @@ def _notes(path: str, manifest: Manifest) -> Iterator[str]:
             "left from a pack that has not finished, or of another version of the dataset"
         )
     if filesystem.exists(filesystem.join(path, UNFINISHED_FILE)):
-        yield f"there is {UNFINISHED_FILE}: packing to this place is under way, or was broken off"
+        yield f"there is {UNFINISHED_FILE}: a pack to this destination is running or was interrupted"
 
 
 def _named(shards: Sequence[str]) -> str:
@@ -228,7 +234,7 @@ def _named(shards: Sequence[str]) -> str:
 
 
 def _check_shard(task: _Task) -> _Checked:
-    """In a worker process: all checks of one shard."""
+    """Check one shard, in a worker process."""
     entry = task.entry
     problems: list[Problem] = []
 
@@ -263,9 +269,9 @@ def _check_shard(task: _Task) -> _Checked:
 
 
 def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
-    """Reads parts of the tar: of the local file, or just one clip's files with their headers, all at once."""
+    """A reader of the local tar, or of one clip's files and headers, which it fetches from a remote tar at once."""
     if "tar" in files:
-        return _LocalFile(files["tar"]).read
+        return partial(_read_local, files["tar"])
     url = filesystem.join(task.path, task.entry.file("tar"))
     starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
     sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
@@ -280,20 +286,15 @@ def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> 
     return read
 
 
-@dataclass(frozen=True)
-class _LocalFile:
-    path: Path
-
-    def read(self, start: int, size: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(start)
-            return file.read(size)
+def _read_local(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
 
 
 @contextmanager
 def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
-    """The shard's files by extension, as local files; those that are not there are left out, and so is a remote tar of
-    which only a sample is checked."""
+    """The files of a shard by extension, remote ones fetched; without missing files and tars that are only sampled."""
     entry = task.entry
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         files: dict[str, Path] = {}
@@ -308,7 +309,7 @@ def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
 
 
 def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
-    """Of a file of the shard, or None if it is missing."""
+    """Bytes of a file of the shard; None if it is missing."""
     if extension in files:
         return files[extension].stat().st_size
     source = filesystem.join(task.path, task.entry.file(extension))
@@ -318,7 +319,7 @@ def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
 
 
 def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
-    """What is wrong with size and checksum, by extension. Of a sample, the tar as a whole is not read."""
+    """Problems of size and checksum, by extension. The checksum of a tar that is only sampled is not computed."""
     entry = task.entry
     wanted = {"tar": entry.sha256, "idx": entry.idx_sha256, "parquet": entry.parquet_sha256}
     wrong: dict[str, str] = {}
@@ -338,7 +339,7 @@ def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
 def _open_rows(
     files: dict[str, Path], entry: ShardEntry, report: Callable[..., None]
 ) -> tuple[ClipTable, ShardIndex | None] | None:
-    """The shard's rows and, if they can be read as well, its frame indexes."""
+    """The rows of the shard and its frame indexes, each None if they cannot be read."""
     if "parquet" not in files:
         return None
     source = os.fspath(files["parquet"])

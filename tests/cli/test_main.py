@@ -14,7 +14,8 @@ import pytest
 
 from streamvid.cli.main import main
 from streamvid.cli.output import parse_size
-from streamvid.inspection.describe import describe, in_bytes, in_time
+from streamvid.inspection.describe import describe
+from streamvid.text import format_bytes, format_duration
 from tests.support.packed import NATURAL_ORDER, add_unreadable, make_videos
 
 
@@ -250,11 +251,11 @@ def test_no_sizes(text: str) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [in_bytes(n) for n in (0, 999, 1500, 10**9, 5 * 10**15)] == [
+    assert [format_bytes(n) for n in (0, 999, 1500, 10**9, 5 * 10**15)] == [
         "0 bytes",
         "999 bytes",
         "1.5 kB",
         "1.0 GB",
         "5000.0 TB",
     ]
-    assert [in_time(s) for s in (0.04, 59.94, 61, 3725)] == ["0.0 s", "59.9 s", "1 min 01 s", "1 h 02 min 05 s"]
+    assert [format_duration(s) for s in (0.04, 59.94, 61, 3725)] == ["0.0 s", "59.9 s", "1 min 01 s", "1 h 02 min 05 s"]

@@ -58,7 +58,7 @@ def test_numbers_of_a_dataset(packed: Path) -> None:
         (clips.width[row], clips.height[row], clips.codec[row], parameter_sets(clips.codec[row], clips.stsds[stsd]))
         for row, stsd in enumerate(clips.stsd_id.tolist())
     }
-    assert info.kinds == len(streams) == 6
+    assert info.decoder_configurations == len(streams) == 6
     assert info.hidden == pytest.approx(1 - 48 / packets)
     assert info.hidden > 0
     assert dict(info.columns) == {"score": "double", "[red]text\x1b": "string"}
@@ -119,7 +119,7 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
     assert np.flatnonzero(index.flags & 1).tolist() == [0, 5, 10, 15]
     assert not (index.flags & 2).any()
     centres = sampling_cost(dataset, Uniform(4))  # frames 2, 7, 12, 17: three packets each
-    assert (centres.looked_at, centres.frames, centres.packets, centres.whole_packets) == (1, 4, 12, 20)
+    assert (centres.clips, centres.frames, centres.packets, centres.whole_packets) == (1, 4, 12, 20)
     assert centres.decoded_per_frame == 3
     keys = sampling_cost(dataset, Keyframes(4))
     assert (keys.frames, keys.packets) == (4, 4)
@@ -142,18 +142,18 @@ def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch:
     index = dataset.index
     monkeypatch.setattr(dataset, "index", lambda i: (read.add(i), index(i))[1])
     first = sampling_cost(dataset, Window(4))
-    assert first.looked_at == len(read) == 2
+    assert first.clips == len(read) == 2
     assert sampling_cost(dataset, Window(4)) == first
     assert {sampling_cost(dataset, Window(4), seed=seed) for seed in range(12)} != {first}
     monkeypatch.setattr(cost, "_SHARDS", 100)
-    assert sampling_cost(dataset, Window(4), clips=3).looked_at == 3
+    assert sampling_cost(dataset, Window(4), clips=3).clips == 3
 
 
 def test_the_command(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(packed), "--frames", "4", "--stride", "2"]) == 0
     out = capsys.readouterr().out
     for text in (
-        "6 clips, 4 classes: a (2), b (2), s (1), t (1)", "score (double)", "[red]text", "hidden packets",
+        "6 clips, 4 classes: a (2), b (2), s (1), t (1)", "score (double)", "[red]text", "non-displayed packets",
         "4 frames, stride 2, at random places; means over 6 clips", "whole clip", "per frame; whole clips: ",
     ):  # fmt: skip
         assert text in out
