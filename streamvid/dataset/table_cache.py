@@ -68,43 +68,17 @@ def store(key: str, table: pa.Table) -> None:
             return
         _make_room(folder, size)
         temporary = folder / f".{secrets.token_hex(8)}.tmp"
-        with temporary.open("xb") as file:
-            hashing = _Hashing(file)
-            with pa.ipc.new_file(pa.PythonFile(hashing, "w"), table.schema) as writer:
-                writer.write_table(table)
-            file.write(hashing.sha256.digest())
+        with pa.OSFile(os.fspath(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        with temporary.open("rb+") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+            file.write(digest)
         os.replace(temporary, folder / f"{key}.rows")
     except (OSError, RuntimeError, pa.ArrowException) as error:
         log.debug("cannot cache the table %s: %s", key, error)
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-
-
-class _Hashing:
-    """A file object for Arrow's IPC writer, which only appends; computes the SHA-256 of what is written."""
-
-    closed = False
-
-    def __init__(self, file: object) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-        self._at = 0
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        self._file.write(data)  # type: ignore[attr-defined]
-        self._at += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._at
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _make_room(folder: Path, size: int) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 import shutil
@@ -126,15 +127,7 @@ def size(path: AnyPath) -> int:
 
 def exists(path: AnyPath) -> bool:
     """Whether there is a file or folder. Raises DatasetError or InputError if the storage cannot tell."""
-    with explained(path, "read"):
-        try:
-            _info(path)
-        except FileNotFoundError as exc:
-            # fsspec's HTTP raises FileNotFoundError for any failure; the cause is the real one.
-            if true_cause(exc) is not exc:
-                raise
-            return False
-        return True
+    return details(path) is not None
 
 
 def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
@@ -208,8 +201,8 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
     with explained(path, "write"):
         fs, name = _locate(path)
         if is_local(path):
-            with _replacing(name) as file:
-                file.write(data)
+            with _temporary(name, io.BytesIO(data)) as temporary:
+                os.replace(temporary, name)
         else:
             fs.pipe_file(name, data)
             fs.invalidate_cache()
@@ -224,7 +217,8 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
         fs, name = _locate(path)
         try:
             if is_local(path):
-                _create(name, data)
+                with _temporary(name, io.BytesIO(data)) as temporary:
+                    _link(temporary, name)
             else:
                 fs.pipe_file(name, data, mode="create")
                 fs.invalidate_cache()
@@ -237,25 +231,14 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
         return True
 
 
-def _create(name: str, data: bytes) -> None:
-    """Create a local file atomically. Raises FileExistsError."""
-    folder = os.path.dirname(name)
-    os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
+def _link(temporary: str, name: str) -> None:
+    """Give a file a name that does not exist yet. Raises FileExistsError."""
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, name)
-        except OSError as exc:
-            if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
-                raise
-            os.replace(temporary, name)  # no hard links here, so no atomic way
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        os.link(temporary, name)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
+            raise
+        os.replace(temporary, name)  # no hard links here, so no atomic way
 
 
 def put_file(local: AnyPath, path: AnyPath) -> None:
@@ -266,8 +249,8 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
         stack.enter_context(explained(path, "write"))
         fs, name = _locate(path)
         if is_local(path):
-            with _replacing(name) as file:
-                shutil.copyfileobj(source, file, 2**20)
+            with _temporary(name, source) as temporary:
+                os.replace(temporary, name)
         else:
             fs.put_file(os.fspath(local), name)
             fs.invalidate_cache()
@@ -355,19 +338,18 @@ def _full(fs: Any, path: AnyPath, name: str) -> str:
 
 
 @contextlib.contextmanager
-def _replacing(name: str) -> Iterator[BinaryIO]:
-    """A temporary file beside `name`, renamed to it at the end of the block, and removed after an exception."""
+def _temporary(name: str, source: BinaryIO) -> Iterator[str]:
+    """A synced copy of `source` in the folder of `name`, removed at the end of the block if it is still there."""
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
     # Not the module tempfile, whose files only their owner can read.
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            yield file
+            shutil.copyfileobj(source, file, 2**20)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, name)
-    except BaseException:
+        yield temporary
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise
