@@ -28,6 +28,7 @@ EDGES = [
     Recipe(frames=6, codec="vp9", container="webm", width=128, height=128),
     Recipe(frames=6, codec="vp9", container="webm", width=96, height=96),
     Recipe(frames=6, codec="vp8", container="webm", width=64, height=64),
+    Recipe(frames=30, codec="vp8", container="webm", hidden=7),
 ]
 IDS = [f"{one.codec}-{one.width}x{one.height}-{one.pix_fmt}-gop{one.gop}" for one in EDGES]
 
