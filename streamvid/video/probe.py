@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import av
-from av.video.reformatter import ColorRange, Colorspace
 
 from streamvid.errors import VideoError
 from streamvid.mp4.reader import VideoTrack
@@ -168,15 +167,12 @@ def _frame_format(frame: VideoFrame | None) -> FrameFormat:
         width=frame.width,
         height=frame.height,
         pix_fmt=frame.format.name,
-        color_space=_name(Colorspace, frame.colorspace),
-        color_range="pc" if frame.format.name.startswith("yuvj") else _name(ColorRange, frame.color_range),
+        color_space=_COLOR_SPACES.get(int(frame.colorspace), "unknown"),
+        color_range="pc"
+        if frame.format.name.startswith("yuvj")
+        else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
         rotation=frame_rotation(frame),
     )
-
-
-def _name(kind: type[Colorspace] | type[ColorRange], value: int) -> str:
-    names = {Colorspace: _COLOR_SPACES, ColorRange: _COLOR_RANGES}[kind]
-    return names.get(int(value), "unknown")
 
 
 # ITU-T H.273 table 4 and FFmpeg's AVColorRange, by FFmpeg's names.

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _REORDERED: Final = ("h264", "hevc", "mpeg4")
 """Codecs whose decode order may differ from presentation order."""
+_NO_PTS: Final = -(1 << 63)
+_ROW: Final = [
+    ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
+    ("duration", np.int64),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,12 @@ class PacketTimes:
         shown = np.flatnonzero(~self.hidden)
         if len(shown) == 0:
             raise ValueError("all its frames are hidden by an edit list")
-        kept = slice(0, int(shown[-1]) + 1)
+        return self.rows(slice(0, int(shown[-1]) + 1))
+
+    def rows(self, rows: slice) -> PacketTimes:
+        """The same for some of the packets."""
         return replace(
-            self,
-            pts=self.pts[kept],
-            size=self.size[kept],
-            keyframe=self.keyframe[kept],
-            hidden=self.hidden[kept],
+            self, pts=self.pts[rows], size=self.size[rows], keyframe=self.keyframe[rows], hidden=self.hidden[rows]
         )
 
     @property
@@ -104,84 +108,76 @@ def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketT
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
-    found = _demux_all(source, codec)
-    if not found.times:
+    demuxed = _demux_all(source, codec)
+    found = demuxed.packets
+    if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
-    edits_applied, num_skipped, hidden = True, 0, np.array(found.discarded)
-    if len(found.times) < found.expected or hidden.any():
-        whole = _demux_all(source, codec, apply_edits=False)
-        if len(whole.times) < found.expected // 2:
-            raise ValueError(f"it is cut off: {len(whole.times)} of {found.expected} frames are there")
-        restored = _restore_lost(found, whole, read_edit(source, found.track))
+    if len(found.pts) < demuxed.expected or found.hidden.any():
+        whole = _demux_all(source, codec, apply_edits=False).packets
+        if len(whole.pts) < demuxed.expected // 2:
+            raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
+        restored = _restore_lost(found, whole, read_edit(source, demuxed.track))
         if restored is not None:
-            edits_applied, (found, num_skipped, hidden) = False, restored
-    if None in found.times or (codec in _REORDERED and not trust_times):
-        pts, hidden = _pts_by_decoding(source, codec, found.clock), np.zeros(len(found.times), dtype=bool)
-    else:
-        pts = np.array(found.times, dtype=np.int64)
-    return PacketTimes(
-        pts=pts,
-        size=np.array(found.sizes, dtype=np.int64),
-        keyframe=np.array(found.keys),
-        hidden=hidden,
-        last_duration=found.last_duration,
-        time_base=found.time_base,
-        edits_applied=edits_applied,
-        num_skipped=num_skipped,
-    )
+            return restored
+    if (found.pts == _NO_PTS).any() or (codec in _REORDERED and not trust_times):
+        pts = _pts_by_decoding(source, codec, demuxed.clock)
+        return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
+    return found
 
 
 @dataclass(frozen=True)
-class _Packets:
-    """A track's packets as FFmpeg demuxes them, in decode order.
+class _Demuxed:
+    """A video track as FFmpeg demuxes it.
 
     Attributes:
-        times: presentation times, in ticks.
-        clock: decode times, in ticks; numbers of packets that have none.
-        sizes: in bytes.
-        keys: key frame flags.
-        discarded: flags of those that an edit list cuts off.
-        last_duration, time_base: as in `PacketTimes`.
-        expected: how many the container's header promises; 0 if it does not say.
+        packets: its packets; `_NO_PTS` for those without a presentation time.
+        clock: int64 [packets], decode times in ticks; the packet's number if it has none.
+        expected: number of packets that the container's header promises; 0 if it does not say.
         track: the track's number in the container.
     """
 
-    times: list[int | None]
-    clock: list[int]
-    sizes: list[int]
-    keys: list[bool]
-    discarded: list[bool]
-    last_duration: int
-    time_base: tuple[int, int]
+    packets: PacketTimes
+    clock: Int64
     expected: int
     track: int
 
 
-def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Packets:
-    times: list[int | None] = []
-    clock: list[int] = []
-    sizes: list[int] = []
-    keys: list[bool] = []
-    discarded: list[bool] = []
-    duration = 0
+def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Demuxed:
     with closing(open_video(source, apply_edits=apply_edits)) as container:
         stream = video_stream(container)
         base = stream.time_base
         if base is None or base <= 0:
             raise ValueError("its time base is not positive")
-        track = stream.id
+        rows = np.fromiter(
+            (
+                (
+                    _NO_PTS if packet.pts is None else packet.pts,
+                    number if packet.dts is None else packet.dts,
+                    packet.size,
+                    packet.is_keyframe,
+                    packet.is_discard,
+                    packet.duration or 0,
+                )
+                for number, packet in enumerate(demux(container, stream, codec))
+            ),
+            dtype=_ROW,
+        )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        for number, packet in enumerate(demux(container, stream, codec)):
-            times.append(packet.pts)
-            clock.append(packet.dts if packet.dts is not None else number)
-            sizes.append(packet.size)
-            keys.append(packet.is_keyframe)
-            discarded.append(packet.is_discard)
-            duration = packet.duration or duration
-    return _Packets(times, clock, sizes, keys, discarded, duration, (base.numerator, base.denominator), expected, track)
+        track = stream.id
+    durations = rows["duration"][rows["duration"] != 0]
+    packets = PacketTimes(
+        pts=rows["pts"].copy(),
+        size=rows["size"].copy(),
+        keyframe=rows["keyframe"].copy(),
+        hidden=rows["discarded"].copy(),
+        last_duration=int(durations[-1]) if len(durations) else 0,
+        time_base=(base.numerator, base.denominator),
+        edits_applied=apply_edits,
+    )
+    return _Demuxed(packets, rows["clock"].copy(), expected, track)
 
 
-def _restore_lost(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple[_Packets, int, Bool] | None:
+def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
     """Apply an edit list here, where FFmpeg cuts off frames that the edit list shows.
 
     FFmpeg compares decode times with the end of an edit (mov.c, mov_fix_index). So it may leave out a key frame there,
@@ -192,29 +188,18 @@ def _restore_lost(edited: _Packets, whole: _Packets, edit: Edit | None) -> tuple
         edit: the part of the track that the edit list shows, if it is one part.
 
     Returns:
-        the packets that are needed, how many are left out before them, and which are hidden; None if FFmpeg loses
-        none, or that is not known.
+        the packets that are needed; None if FFmpeg loses none, or that is not known.
     """
-    if edit is None or None in whole.times:
+    if edit is None or (whole.pts == _NO_PTS).any():
         return None
-    times = np.array(whole.times, dtype=np.int64)
-    shown = (times >= edit.begin) & (times < edit.end)
-    if shown.sum() <= edited.discarded.count(False):
+    shown = (whole.pts >= edit.begin) & (whole.pts < edit.end)
+    if shown.sum() <= np.count_nonzero(~edited.hidden):
         return None
     # From the last key frame on that comes, by decode order and by time, before all that is shown.
-    keys = np.flatnonzero(whole.keys)
-    before = keys[(keys <= np.argmax(shown)) & (times[keys] <= times[shown].min())]
+    keys = np.flatnonzero(whole.keyframe)
+    before = keys[(keys <= np.argmax(shown)) & (whole.pts[keys] <= whole.pts[shown].min())]
     first = int(before[-1]) if len(before) else 0
-    rest = slice(first, None)
-    kept = replace(
-        whole,
-        times=whole.times[rest],
-        clock=whole.clock[rest],
-        sizes=whole.sizes[rest],
-        keys=whole.keys[rest],
-        discarded=whole.discarded[rest],
-    )
-    return kept, first, ~shown[rest]
+    return replace(whole, hidden=~shown, num_skipped=first).rows(slice(first, None))
 
 
 def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes:
@@ -229,16 +214,14 @@ def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes
     """
     if len(np.unique(found.pts)) != len(found.pts):
         raise ValueError("some of its frames are shown at the same time")
-    pts = _pts_by_decoding(
-        source, codec, found.pts.tolist(), apply_edits=found.edits_applied, num_skipped=found.num_skipped
-    )
+    pts = _pts_by_decoding(source, codec, found.pts, apply_edits=found.edits_applied, num_skipped=found.num_skipped)
     hidden = np.empty_like(found.hidden)
     hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
     return replace(found, pts=pts, hidden=hidden)
 
 
 def _pts_by_decoding(
-    source: Path, codec: str, times: list[int], *, apply_edits: bool = True, num_skipped: int = 0
+    source: Path, codec: str, times: Int64, *, apply_edits: bool = True, num_skipped: int = 0
 ) -> Int64:
     """int64 [packets], presentation times for a container that has none, or only decode times, or wrong ones: the
     sorted `times`, given to the packets in the decoder's output order.
@@ -259,7 +242,7 @@ def _pts_by_decoding(
             f"its {len(times)} packets decode to {len(order)} frames, "
             "and its container holds no times to match them: transcode it first"
         )
-    clock = np.sort(np.array(times, dtype=np.int64))
+    clock = np.sort(times)
     if len(np.unique(clock)) != len(clock):
         clock = np.arange(len(clock), dtype=np.int64)
     pts = np.empty(len(order), dtype=np.int64)
