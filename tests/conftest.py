@@ -8,9 +8,13 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine is proves nothing: no test fails for it.
-settings.register_profile("streamvid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("streamvid")
+# `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
+# than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing.
+for profile, examples in (("ci", 60), ("nightly", 600)):
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # SVT-AV1 writes its settings to stderr otherwise; it reads this when the encoder starts.
 os.environ.setdefault("SVT_LOG", "1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamvid.bitstream import packet_info
@@ -255,7 +255,6 @@ def _stsd(box: bytes, payload: bytes) -> bytes:
 CODECS = dict.fromkeys(("mpeg4", "mjpeg", "vp8", "vp9", "av1"), b"")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=5), st.integers(0, 3), st.data())
 def test_any_bytes_are_classified(packets: list[bytes], length_size: int, data: st.DataObject) -> None:
     fixed = [data.draw(st.binary(min_size=max(0, len(p) - 8), max_size=len(p) + 8)) for p in packets[:1]]
@@ -289,7 +288,6 @@ def test_damaged_packets_are_classified(name: str, tmp_path: Path) -> None:
             packet_info.classify(clip.codec, clip.stsd, [memoryview(bytes(damaged))])
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["h264", "hevc", "mpeg4", "vp9", "theora", ""]), st.binary(max_size=200))
 def test_any_sample_description(codec: str, stsd: bytes) -> None:
     with contextlib.suppress(ValueError):
@@ -299,7 +297,6 @@ def test_any_sample_description(codec: str, stsd: bytes) -> None:
 INDEX = FrameIndex(np.arange(3), np.arange(3), np.ones(3, dtype=np.int64), np.array([1, 0, 0])).to_npy()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: INDEX[:128] + tail))
 @example(b"")
 @example(b"PK\3\4" + bytes(100))

@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.color.yuv_to_rgb import RgbConverter, to_rgb
@@ -68,7 +68,6 @@ def exact(yuv: av.VideoFrame, *, full_range: bool) -> Array:
     return np.clip(255 * made, 0, 255)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(4, 40), st.integers(4, 60), st.booleans(), st.integers(0, 1000))
 def test_pixels_are_those_of_the_definition(height: int, width: int, full_range: bool, seed: int) -> None:
     noise = frame(2 * height, 2 * width, seed=seed)

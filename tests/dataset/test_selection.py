@@ -252,7 +252,6 @@ def test_nothing_is_run(small: Dataset, tmp_path: Path, text: str) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30) | st.text("()[]'\"labels=<>!+-*/. 019,notrid", max_size=30))
-@settings(max_examples=300, deadline=None)
 def test_any_text_is_a_condition_or_refused(text: str) -> None:
     dataset = dataset_of([{"lab": 1}, {"lab": None}])
     with contextlib.suppress(InputError):
@@ -411,7 +410,7 @@ EXAMPLE_ROW = {"n": 1, "f": 0.5, "t": "a", "b": True, "l": [1], "label": 1, "sec
 
 
 @given(ROWS, st.recursive(comparisons(), combined, max_leaves=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @example([EXAMPLE_ROW], ("n == 1 and not (f > 1)", lambda _: True))
 def test_against_python(rows: list[Row], condition: Condition) -> None:
     text, expected = condition

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.decode.cpu import decode_with_pyav
@@ -42,7 +42,6 @@ def part(packets: int, stsd: bytes, name: str = "a") -> EncodedSlice:
     )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 12))
 def test_groups(slices: list[tuple[int, int]], streams: int) -> None:
     parts = [part(packets, bytes([kind]) * 30) for packets, kind in slices]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.loader.background import Background
@@ -16,7 +16,6 @@ def alive(name: str) -> bool:
     return any(thread.name == name for thread in threading.enumerate())
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers() | st.none()), st.integers(1, 5))
 def test_items_come_in_order(items: list[int | None], depth: int) -> None:
     background = Background(iter(items), depth=depth, name="items")
@@ -27,7 +26,6 @@ def test_items_come_in_order(items: list[int | None], depth: int) -> None:
     assert not alive("items")
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 8), st.integers(1, 4))
 def test_an_error_comes_after_what_was_made_before_it(before: int, depth: int) -> None:
     def source() -> Iterator[int]:

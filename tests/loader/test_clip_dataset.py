@@ -154,7 +154,7 @@ def opened(dataset: Path) -> sv.ClipDataset:
     return sv.ClipDataset(dataset)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_frames_and_seconds_agree(opened: sv.ClipDataset, data: st.DataObject) -> None:
     """An instant shows the last frame that began before it or less than a tick after it, whatever the rate."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, default_collate
 
@@ -366,7 +366,6 @@ def test_options_that_cannot_be(dataset: Path) -> None:
         list(proxy)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(["<i8", "u1", "f8", "?"]), max_size=4), st.data())
 def test_parcels(kinds: list[str], data: st.DataObject) -> None:
     arrays = []

@@ -47,7 +47,7 @@ def only_value_error(data: bytes) -> None:
             assert len(codec_configuration(data, name)) >= 7
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(nearly_mp4())
 @example(struct.pack(">I4sQ", 1, b"moov", 2**63))
 @example(struct.pack(">I4sQ", 1, b"moov", 3))
@@ -57,7 +57,6 @@ def test_boxes_that_lie(data: bytes) -> None:
     only_value_error(data)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     only_value_error(data)

@@ -229,7 +229,7 @@ def outcome(store: Callable[[Path, Path], StoredClip], source: Path, folder: Pat
         return str(error)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_headers_with_any_damage(data: st.DataObject) -> None:
     """Nothing but NeedsDemuxerError is raised; packets of files that are read nevertheless lie within the file."""

@@ -7,7 +7,7 @@ import struct
 
 import av
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream.vpx import vp8_sample_description
@@ -17,7 +17,6 @@ from streamvid.mp4.writer import SLICE_TIMESCALE, clip_header, composition_offse
 STSD = vp8_sample_description(width=64, height=48, full_range=False)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.permutations(range(9)))
 def test_composition_offsets(ranks: list[int]) -> None:
     offsets = composition_offsets(np.array(ranks))
@@ -34,7 +33,6 @@ def test_no_packets() -> None:
         assert (context.name, context.width, context.height) == ("vp8", 64, 48)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30))
 def test_what_ffmpeg_reads_of_a_slice(packets: list[int]) -> None:
     sizes = np.array(packets, dtype=np.int64)

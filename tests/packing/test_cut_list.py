@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.cli.cut_options import parse_length
@@ -53,7 +53,6 @@ steps = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 times = st.floats(0, 70, allow_nan=False).map(lambda t: round(t, 4))
 
 
-@settings(max_examples=200)
 @given(steps, st.lists(times, min_size=1, max_size=6), st.sampled_from([(1, 1000), (1, 30000), (1001, 30000)]))
 def test_cuts_that_meet_neither_lose_nor_share_a_frame(
     gaps: list[int], points: list[float], base: tuple[int, int]
@@ -73,7 +72,6 @@ def test_cuts_that_meet_neither_lose_nor_share_a_frame(
                 assert span.cut.end is None or time < exact(span.cut.end)
 
 
-@settings(max_examples=200)
 @given(steps, st.floats(0.001, 20).map(lambda t: round(t, 3)), st.sampled_from(["keep", "drop", "merge"]))
 def test_fixed_lengths_tile_the_video(gaps: list[int], length: float, tail: TailPolicy) -> None:
     pts = [0, *np.cumsum(gaps).tolist()]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
@@ -206,7 +206,6 @@ def test_a_name_that_looks_like_anothers_digits() -> None:
     assert len({key.casefold() for key in keys}) == 3
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(NAMES, unique=True, max_size=30))
 def test_keys_are_valid_unique_and_independent_of_order(given_names: list[str]) -> None:
     keys = make_keys(given_names)
@@ -216,7 +215,6 @@ def test_keys_are_valid_unique_and_independent_of_order(given_names: list[str]) 
     assert keys == backwards
 
 
-@settings(max_examples=100, deadline=None)
 @given(NAMES, st.lists(NAMES, max_size=5))
 def test_a_key_changes_only_where_it_collides(name: str, others: list[str]) -> None:
     alone = make_keys([name])[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import streamvid as sv
@@ -68,7 +68,6 @@ any_clips = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(any_clips, st.data())
 def test_kinds_are_in_an_order_that_no_other_clip_changes(
     clips: list[tuple[int, int, int, int]], data: st.DataObject

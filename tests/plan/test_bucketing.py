@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamvid as sv
@@ -46,7 +46,6 @@ def seams(bucket_keys: Any) -> int:
     return len(np.unique(bucket_keys)) - 1
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 400), st.integers(1, 4), st.integers(1, 6), st.integers(1, 12), st.integers(1, 20),
     seeds, st.integers(0, 5), st.sampled_from(SHUFFLES), st.sampled_from(LAST_BATCH),
@@ -101,7 +100,6 @@ def test_few_kinds_out_of_the_same_windows(
         assert all(set(step.passes.tolist()) == {epoch} for step in rank)
 
 
-@settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(1, 4), st.integers(1, 3), st.integers(1, 30), st.integers(1, 5), st.integers(1, 9))
 def test_weights_and_epochs_of_some_steps(
     seed: int, batch: int, ranks: int, count: int, bucket_steps: int, length: int

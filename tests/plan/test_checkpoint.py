@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import streamvid as sv
@@ -61,7 +61,6 @@ def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     old=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     new=st.lists(st.integers(1, 6), min_size=1, max_size=3),

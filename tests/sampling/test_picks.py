@@ -168,14 +168,13 @@ def windows(draw: st.DrawFn) -> Window:
     return Window(frames, span=(least, least + more), start=start, windows=number, jitter=seconds)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(windows(), clips(), st.data(), pads)
 def test_window(sampling: Window, clip: ClipTimes, data: st.DataObject, pad: Pad) -> None:
     random = draws_of(data, sampling)
     check(sampling, clip, random, pad, window_reference(sampling, clip, random, reference_pad(pad)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 4), st.integers(2, 6))
 def test_even_windows_reach_from_end_to_end(count: int, frames: int, stride: int, number: int) -> None:
     clip = cfr(Fraction(25), Fraction(1, 90000), count)
@@ -204,7 +203,6 @@ def test_even_windows() -> None:
     assert sampling.num_samples(*counts(short), whole=True).tolist() == [0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(clips(), st.integers(1, MOST), st.data(), st.sampled_from([{"stride": 3}, {"fps": 25}]))
 def test_jitter_keeps_order_and_stays_near(clip: ClipTimes, frames: int, data: st.DataObject, step: Any) -> None:
     plain = Window(frames, start="first", **step)
@@ -246,7 +244,7 @@ def test_a_span_covers_what_was_asked_for() -> None:
 parts = st.lists(st.tuples(st.integers(1, 6), rates), min_size=1, max_size=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(parts, st.sampled_from(["random", "center", "first"]), clips(), st.data(), pads)
 def test_multirate(parts: Any, place: Any, clip: ClipTimes, data: st.DataObject, pad: Pad) -> None:
     sampling = MultiRate(parts, place)
@@ -292,7 +290,7 @@ def windows_reference(sampling: TiledWindows, clip: ClipTimes, pad: Pad) -> list
     return samples
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(
     st.builds(
         TiledWindows, st.integers(1, 9), step=st.none() | st.integers(1, 12), stride=st.none() | st.integers(1, 5)
@@ -310,7 +308,6 @@ def test_windows(sampling: TiledWindows, clip: ClipTimes, pad: Pad) -> None:
     check(sampling, clip, NONE, pad, windows_reference(sampling, clip, reference_pad(pad)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(RATES), st.sampled_from(BASES), st.integers(1, 60), st.sampled_from(sorted(ROUNDINGS)))
 def test_windows_at_the_own_rate_are_those_by_stride(rate: Fraction, base: Fraction, count: int, way: str) -> None:
     if 1 / (rate * base) < 2:
@@ -371,7 +368,7 @@ def keyed(draw: st.DrawFn) -> ClipTimes:
     return replace(clip, find_keyframes=lambda: np.array(sorted(at), dtype=np.int64))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(keyed(), st.integers(1, MOST), st.sampled_from(["random", "center", "first"]), st.data(), pads)
 def test_keyframes(clip: ClipTimes, frames: int, place: Any, data: st.DataObject, pad: Pad) -> None:
     sampling = Keyframes(frames, place)
@@ -419,7 +416,6 @@ def test_keyframes_of_a_clip_with_few_or_none() -> None:
     assert select(Keyframes(2, "center"), cut, NONE, "edge").mask.tolist() == [True, False]
 
 
-@settings(max_examples=300, deadline=None)
 @given(clips(), st.integers(1, MOST), st.data(), pads)
 def test_random_frames(clip: ClipTimes, frames: int, data: st.DataObject, pad: Pad) -> None:
     sampling, count = RandomFrames(frames), len(clip.pts)
@@ -453,7 +449,6 @@ def test_every_set_of_frames_is_equally_likely(count: int, frames: int) -> None:
     assert set(found.values()) == {math.factorial(frames)}
 
 
-@settings(max_examples=300, deadline=None)
 @given(clips(), st.lists(st.integers(0, 60), min_size=1, max_size=10), st.integers(0, 6), pads)
 def test_frames_by_clip(clip: ClipTimes, numbers: list[int], more: int, pad: Pad) -> None:
     length, pad_ = len(numbers) + more, reference_pad(pad)
@@ -472,7 +467,6 @@ def test_frames_by_clip(clip: ClipTimes, numbers: list[int], more: int, pad: Pad
         assert select(Frames(numbers), clip, NONE, pad).frames.tolist() == [s.frame for s in wanted[0]]
 
 
-@settings(max_examples=300, deadline=None)
 @given(clips(), st.lists(st.fractions(0, 40, max_denominator=1000), min_size=1, max_size=8), st.integers(0, 3), pads)
 def test_seconds_by_clip(clip: ClipTimes, instants: list[Fraction], more: int, pad: Pad) -> None:
     pts, length, pad_ = clip.pts.tolist(), len(instants) + more, reference_pad(pad)
@@ -484,7 +478,6 @@ def test_seconds_by_clip(clip: ClipTimes, instants: list[Fraction], more: int, p
     check(ByClip(length, seconds="at"), named, NONE, pad, wanted)
 
 
-@settings(max_examples=200, deadline=None)
 @given(clips())
 def test_seconds_that_a_loader_gave_lead_back_to_their_frames(clip: ClipTimes) -> None:
     pts = clip.pts.tolist()

@@ -144,7 +144,7 @@ draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40)
 pads = st.sampled_from(PADS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(samplings, clips(), draws, pads)
 def test_every_slot_is_what_the_reference_says(
     sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad
@@ -165,7 +165,6 @@ def test_every_slot_is_what_the_reference_says(
     assert_is(got, wanted)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(RATES),
     st.sampled_from(BASES),
@@ -183,7 +182,6 @@ def test_a_constant_rate_at_its_own_rate_gives_each_frame_once(
     assert got.mask.all()
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(RATES), st.sampled_from(BASES), st.integers(2, 80), st.sampled_from(sorted(ROUNDINGS)), st.data()
 )
@@ -207,7 +205,6 @@ def test_a_window_at_the_own_rate_is_a_run_of_frames(
         ("reflect_1001", "symmetric"),
     ],
 )
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(RATES), st.sampled_from(BASES), st.integers(1, 30), st.sampled_from(sorted(ROUNDINGS)))
 @example(Fraction(30), Fraction(1, 1000), 4, "round")
 @example(Fraction(24), Fraction(1, 12800), 5, "round")
@@ -226,7 +223,6 @@ def test_padding_at_the_own_rate_is_that_of_numpy(
         assert got.mask.tolist() == [n < count for n in range(slots)]
 
 
-@settings(max_examples=200, deadline=None)
 @given(clips(), st.integers(1, MOST), st.sampled_from(RATES), draws)
 def test_a_window_starts_on_a_frame_and_shows_what_is_on_screen(
     clip: ClipTimes, frames: int, rate: Fraction, random: list[float]
@@ -284,7 +280,6 @@ def test_one_frame(pad: Pad) -> None:
     assert select(All(), clip, np.empty(0), pad).frames.tolist() == [0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
 def test_random_windows_reach_every_place_and_only_those(count: int, frames: int, stride: int) -> None:
     assume((frames - 1) * stride < count)
@@ -298,7 +293,6 @@ def test_random_windows_reach_every_place_and_only_those(count: int, frames: int
     assert starts == set(range(count - (frames - 1) * stride))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 64), draws)
 @example(164, 28, [0.0] * 40)
 def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: list[float]) -> None:
@@ -312,7 +306,6 @@ def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: l
             assert math.floor(Fraction(i * count, frames)) <= frame <= Fraction((i + 1) * count, frames)
 
 
-@settings(max_examples=200, deadline=None)
 @given(clips(), st.integers(0, 60), pads)
 def test_lengthen(clip: ClipTimes, more: int, pad: Pad) -> None:
     whole = select(All(), clip, np.empty(0), pad)

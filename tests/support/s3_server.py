@@ -1,7 +1,8 @@
 """Fixtures for tests against a real S3 server: a Ceph RGW of one node, which checks signatures as a mock would not.
 
-A server that is up already on STREAMVID_S3_PORT (7480) is used as it is; otherwise tools/s3/up.sh starts one for the
-session. Loaded by `pytest_plugins = ["tests.s3_server"]` in tests/conftest.py.
+Every session starts a server of its own on a free port, by tools/s3/up.sh, and stops it. A server that a killed session
+left behind is stopped by the next one. Where STREAMVID_S3_PORT is set, the server on that port is used as it is.
+Loaded by `pytest_plugins` in tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,10 @@ from typing import Any
 import pytest
 
 _TOOLS = Path(__file__).parents[2] / "tools" / "s3"
+_PREFIX = "streamvid-s3-"
+_OWNER = "owner.pid"
+"""In a server's folder: the process id of the session that started it."""
+_CLUSTER = "ceph"
 
 
 @dataclass(frozen=True)
@@ -87,29 +93,44 @@ def s3_test_bucket(server: S3Server) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """The server that is up, or one started for this session. Skips where Ceph is not installed."""
-    server = S3Server(f"http://127.0.0.1:{os.environ.get('STREAMVID_S3_PORT', '7480')}")
-    if _answers(server):
-        yield server
+    """The server on STREAMVID_S3_PORT, or one started for this session. Skips where Ceph is not installed."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    if port := os.environ.get("STREAMVID_S3_PORT"):
+        yield S3Server(f"http://127.0.0.1:{port}")
         return
     if not shutil.which("radosgw"):
         pytest.skip("no S3 server to test with: install Ceph's with `sudo tools/s3/install.sh`")
+    _stop_orphans()
     # Not pytest's own temporary folders: their names can be too long for Ceph's sockets.
-    folder = tempfile.mkdtemp(prefix="streamvid-s3-")
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
+        (folder / _OWNER).write_text(str(os.getpid()))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
         # Daemons inherit no pipe: a file, as the end of a pipe's output would be the end of the server.
-        with open(os.path.join(folder, "start.log"), "w+") as log:
-            root = os.path.join(folder, "ceph")
-            start = subprocess.run([_TOOLS / "up.sh", root], stdout=log, stderr=log, check=False)
+        with (folder / "start.log").open("w+") as log:
+            environment = {**os.environ, "STREAMVID_S3_PORT": port}
+            command = [_TOOLS / "up.sh", folder / _CLUSTER]
+            start = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
             log.seek(0)
             if start.returncode:
                 pytest.fail(f"tools/s3/up.sh failed:\n{log.read()}")
         try:
-            yield server
+            yield S3Server(f"http://127.0.0.1:{port}")
         finally:
-            subprocess.run([_TOOLS / "down.sh", root], check=True)
+            subprocess.run([_TOOLS / "down.sh", folder / _CLUSTER], check=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop_orphans() -> None:
+    """Stop the servers of sessions that were killed, and remove their folders."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            if owner.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner.read_text())}").exists():
+                subprocess.run([_TOOLS / "down.sh", owner.parent / _CLUSTER], capture_output=True, check=False)
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -117,22 +138,3 @@ def s3_bucket(s3_server: S3Server) -> Iterator[str]:
     """The name of a bucket for the tests of a module, with the environment variables that reach it set meanwhile."""
     with s3_environment(s3_server), s3_test_bucket(s3_server) as name:
         yield name
-
-
-def _answers(server: S3Server) -> bool:
-    """Whether an S3 server takes our credentials there."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    import socket
-    from urllib.parse import urlsplit
-
-    where = urlsplit(server.endpoint)
-    try:
-        # A closed port is told at once, where s3fs would try for seconds.
-        socket.create_connection((where.hostname or "", where.port or 80), timeout=2).close()
-    except OSError:
-        return False
-    try:
-        server.filesystem().call_s3("list_buckets")
-    except OSError:
-        return False
-    return True

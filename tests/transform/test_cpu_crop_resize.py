@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[CropBox, Array]:
     return CropBox(turns, start, end, size), frame  # type: ignore[arg-type]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(cases())
 def test_every_pixel_is_dalis(by_dali: Resize, case: tuple[CropBox, Array]) -> None:
     placement, frame = case

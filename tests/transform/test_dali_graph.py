@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
@@ -73,7 +73,6 @@ def test_layouts_and_dtypes(layout: Any, dtype: Any) -> None:
     check(Transform(crop=(16, 14), horizontal_flip=0.5, layout=layout, dtype=dtype, **norm), batch, batch[:2], batch)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 50), st.integers(1, 50), st.sampled_from([0, 90, 180, 270]), st.integers(0, 99)),
@@ -180,7 +179,6 @@ def naive_resized(height: int, width: int, short: int) -> tuple[int, int]:
     return max(1, math.floor(height * scale + 0.5)), max(1, math.floor(width * scale + 0.5))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 1000))
 def test_sizes_by_the_short_side(height: int, width: int, short: int) -> None:
     got = resized(Transform(resize=short), np.array([height]), np.array([width]))[0].tolist()

@@ -144,7 +144,7 @@ def test_scales() -> None:
         output_size(Transform(random_short_side=(47, 54), crop=48), heights, widths, ["a"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(
     st.integers(1, 3000), st.integers(1, 3000), st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0.1, 10),
     st.floats(0.1, 10), st.floats(0, 0.9999), st.floats(0, 0.9999), st.floats(0, 0.9999), st.floats(0, 0.9999),

@@ -98,7 +98,7 @@ def chosen(index: FrameIndex, offsets: Any) -> list[int]:
     return [index.offset.tolist().index(o) for o in offsets]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(indexes_and_frames())
 def test_the_packets_are_those_that_the_format_names(case: tuple[FrameIndex, list[int]]) -> None:
     index, frames = case
@@ -118,7 +118,6 @@ def test_the_packets_are_those_that_the_format_names(case: tuple[FrameIndex, lis
         assert set(got) == wanted
 
 
-@settings(max_examples=300, deadline=None)
 @given(indexes_and_frames())
 def test_ranks_are_the_presentation_order(case: tuple[FrameIndex, list[int]]) -> None:
     index, frames = case
@@ -129,7 +128,6 @@ def test_ranks_are_the_presentation_order(case: tuple[FrameIndex, list[int]]) ->
     assert [shown.index(int(n)) for n in index.visible[frames]] == part.frames.tolist()
 
 
-@settings(max_examples=300, deadline=None)
 @given(indexes_and_frames(), st.integers(0, 200))
 def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[int]], gap: int) -> None:
     index, frames = case
@@ -154,7 +152,7 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
         assert runs.max(initial=0) <= gap + 1
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(indexes_and_frames(), st.sampled_from([0, 1, 30, 10**9]), st.floats(0, 3))
 def test_ranges_within_a_budget(case: tuple[FrameIndex, list[int]], gap: int, waste: float) -> None:
     index, frames = case
@@ -199,7 +197,6 @@ def test_frames_that_cannot_be(frames: list[int]) -> None:
         select_packets(index, np.array(frames, dtype=np.int64))
 
 
-@settings(max_examples=60, deadline=None)
 @given(indexes_and_frames())
 def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) -> None:
     index, frames = case
@@ -233,12 +230,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return random_recipe(lambda values: draw(st.sampled_from(values)))
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
-    print_blob=True,
-)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example], print_blob=True)
 @given(recipes(), st.integers(0, 2**32 - 1))
 @example(Recipe(codec="hevc", width=96, height=64, frames=21, gop=4, b_frames=2, open_gop=True, jitter=80, seed=13), 0)
 @example(Recipe(codec="mpeg4", width=96, height=64, frames=37, gop=2, b_frames=1, open_gop=True, jitter=0), 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamvid.video.read_buffer import BLOCK_BYTES, coalesce, read_blocks
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=40),
     st.sampled_from([8, 64, BLOCK_BYTES]),

@@ -109,7 +109,7 @@ def video(name: str) -> tuple[StoredClip, Frames, TemporaryDirectory[str]]:
     return whole, sequential(source, full_range=False), folder
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_frames_of_any_cut(data: st.DataObject) -> None:
     whole, frames, folder = video(data.draw(st.sampled_from(CODECS)))
@@ -139,7 +139,6 @@ def indexes(draw: st.DrawFn) -> FrameIndex:
     return FrameIndex(pts - index.frame_pts[0], index.offset, index.size, index.flags)
 
 
-@settings(max_examples=300, deadline=None)
 @given(indexes(), st.data())
 def test_packets_are_the_fewest_that_slices_take(index: FrameIndex, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(index.visible) - 1))
