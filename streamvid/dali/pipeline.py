@@ -81,7 +81,8 @@ class ChunkPipeline:
         self._iterator: Any = None
         self._resources = ExitStack()
         folder = self._resources.enter_context(TemporaryDirectory(prefix="streamvid-dali-"))
-        files = write_indexes([source for batch in batches for source in batch.sources], Path(folder))
+        sources = [source for batch in batches for source in batch.sources]
+        files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = GraphOutputs(transform, on_gpu=on_gpu)
         drawn = self._outputs.transform

@@ -96,12 +96,14 @@ class ReaderFiles:
     extensions: list[str]
 
 
-def write_indexes(sources: Sequence[VideoSource], folder: Path) -> ReaderFiles:
+def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -> ReaderFiles:
     """Write the index files by which `fn.readers.webdataset` reads these samples in this order.
 
     Args:
         sources: samples of a chunk.
         folder: an empty one.
+        spare: samples of a byte each to add at the end. The reader works ahead, and behind its last sample begins anew:
+            it reads these instead of the first batches once more.
     """
     runs: list[tuple[str, list[str]]] = []
     for one in sources:
@@ -109,6 +111,7 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path) -> ReaderFiles:
             runs.append((one.path, []))
         line = " ".join(f"r{n} {start} {end - start} range" for n, (start, end) in enumerate(one.ranges.tolist()))
         runs[-1][1].append(line)
+    runs[-1][1].extend([f"r0 {sources[-1].ranges[0, 0]} 1 spare"] * spare)
     indexes = []
     for number, (_, lines) in enumerate(runs):
         index = folder / f"{number}.idx"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -314,6 +316,22 @@ def test_an_epoch_left_early(packed: Packed, engine: EngineName) -> None:
             assert next(two).keys() == next(three).keys() == batch.keys()
         del two, three
     assert not streamvid_threads()
+
+
+ALIVE = """
+import sys
+import streamvid as sv
+loader = sv.StreamLoader(sys.argv[1], batch_size=2, sampling=sv.Window(2), engine=sys.argv[2], device="cpu")
+iterator = iter(loader)
+print(len(next(iterator)["clip"]))
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_python_ends_while_an_iterator_is_alive(packed: Packed, engine: EngineName) -> None:
+    command = [sys.executable, "-c", ALIVE, str(packed.path), engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, ["2"]), done.stderr
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -102,7 +102,8 @@ def test_dali_reads_in_the_order_of_the_sources(tmp_path: Path) -> None:
     order = [3, 0, 0, 4, 1, 2, 2, 3]
     sources = [clips[n].source(str(paths[n]), 0) for n in order]
     (tmp_path / "indexes").mkdir()
-    files = write_indexes(sources, tmp_path / "indexes")
+    files = write_indexes(sources, tmp_path / "indexes", spare=3)
+    assert Path(files.index_paths[-1]).read_text().count(" spare") == 3
     assert files.paths == [str(paths[n]) for n in (3, 0, 4, 1, 2, 3)]
     assert len(files.extensions) == 5
 
