@@ -249,7 +249,9 @@ class _Compiler:
                 values = pc.list_flatten(outer)
                 self._check_comparable(node, values, inner)
                 rows = pc.list_parent_indices(outer).filter(_is_in(values, [inner]))
-                return outer, pc.is_in(pa.array(np.arange(len(outer))), value_set=rows)
+                found = np.zeros(len(outer), dtype=bool)
+                found[rows.to_numpy(zero_copy_only=False)] = True
+                return outer, pa.array(found)
             case "missing":
                 return outer, self._all(False)
         raise self._wrong(node, f"looks for {_kind(inner)} in {_kind(outer)}, which cannot be")
