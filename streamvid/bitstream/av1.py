@@ -24,7 +24,7 @@ _FRAME_BYTES: Final = 16
 _SEQUENCE_BYTES: Final = 1024
 """Bytes of a sequence header that are enough up to order_hint_bits_minus_1."""
 _SELECT: Final = 2
-"""SELECT_SCREEN_CONTENT_TOOLS and SELECT_INTEGER_MV: each frame header says it."""
+"""SELECT_SCREEN_CONTENT_TOOLS and SELECT_INTEGER_MV: the flag is in each frame header."""
 
 
 @dataclass(frozen=True)

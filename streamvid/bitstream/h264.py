@@ -221,7 +221,7 @@ class H264Order(OutputOrder):
 
     def _of_slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
         if len(self._sps) != 1:
-            return None  # picture parameter sets, which are not read, would say which of them applies
+            return None  # which of them applies, by the picture parameter set, is not tracked
         (sps,) = self._sps
         if is_idr:
             self._start_period()

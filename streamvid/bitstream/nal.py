@@ -1,8 +1,7 @@
 """What H.264 and HEVC share: NAL units, their two framings, and output order by picture order count.
 
 MP4 files put a length before each NAL unit and keep the parameter sets in the sample description (ISO/IEC 14496-15).
-Decoders of NVDEC's kind take Annex B of ITU-T H.264 and H.265: start codes in the place of lengths, and parameter sets
-in band.
+NVDEC takes Annex B of ITU-T H.264 and H.265: start codes in place of the lengths, and parameter sets in band.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
 
 
 def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> list[bytes]:
-    """Convert packets as MP4 files hold them to Annex B: start codes in the place of lengths.
+    """Convert packets as MP4 files hold them to Annex B: start codes in place of the lengths.
 
     Args:
         data: uint8 [bytes], packets one after another.

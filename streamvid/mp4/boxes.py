@@ -38,7 +38,8 @@ def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> It
 def iter_file_boxes(file: RawIOBase | BinaryIO, length: int) -> Iterator[tuple[bytes, int, int]]:
     """The top-level boxes of a file as (type, start of payload, end), each read when it is asked for.
 
-    Ends are what the boxes say: one may lie before its payload or behind the end of the file, and is the last then.
+    Ends follow from the sizes in the file and are not checked: one may lie before its payload or after the end of the
+    file. No box is read after such a one.
 
     Args:
         file: open for reading.

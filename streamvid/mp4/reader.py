@@ -207,7 +207,7 @@ class _Movie:
         return self._data[start]
 
     def _table(self, start: int, end: int, columns: int, dtype: str = ">u4") -> Int64:
-        """int64 [rows, columns]: the table of a full box, behind its number of rows; it must fill the box."""
+        """int64 [rows, columns]: the table of a full box, after its number of rows; it must fill the box."""
         (count,) = struct.unpack_from(">I", self._data, start + 4)
         width = np.dtype(dtype).itemsize * columns
         _require(start + 8 + count * width == end, "a table that is not as long as it says")
@@ -302,9 +302,9 @@ class _Movie:
     def _check_reference(self, dinf: Sequence[tuple[bytes, int, int]]) -> None:
         """Refuse a data reference (8.7.2) to another file."""
         start, end = self._only(dinf, b"dref")
-        places = self._children(start + 8, end)
-        _require(len(places) == 1 and places[0][0] in (b"url ", b"alis"), "packets in other files")
-        _require(self._data[places[0][1] + 3] & 1 == 1, "packets in other files")
+        entries = self._children(start + 8, end)
+        _require(len(entries) == 1 and entries[0][0] in (b"url ", b"alis"), "packets in other files")
+        _require(self._data[entries[0][1] + 3] & 1 == 1, "packets in other files")  # the flag of a self-reference
 
     def _entry(self, start: int, end: int) -> tuple[str, bytes, bytes, int | None, bool | None]:
         """Codec, whole `stsd`, payload of the codec's configuration box, matrix and full range of `colr`."""

@@ -35,12 +35,12 @@ class ClipTimes:
     time_base: tuple[int, int]
 
 
-def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: PacketTimes) -> StoredClip:
+def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat, scan: PacketTimes) -> StoredClip:
     """Read a written MP4 back: positions of its packets, and their classification.
 
     Args:
         target: an MP4 with exactly the packets of `scan`.
-        codec, profile, look: of its video.
+        codec, profile, frame_format: of its video.
         scan: when its packets are shown, and which are hidden.
 
     Raises:
@@ -67,14 +67,16 @@ def index_clip(target: Path, codec: str, profile: str, look: FrameFormat, scan: 
         hidden = hidden | before_first_decodable(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
     times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
-    return build_clip(target, codec, profile, look, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size)
+    return build_clip(
+        target, codec, profile, frame_format, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size
+    )
 
 
 def build_clip(
     file: Path,
     codec: str,
     profile: str,
-    look: FrameFormat,
+    frame_format: FrameFormat,
     *,
     stsd: bytes,
     kinds: list[PacketKind],
@@ -86,7 +88,7 @@ def build_clip(
 
     Args:
         file: holds its packets.
-        codec, profile, look: of its video.
+        codec, profile, frame_format: of its video.
         stsd: its sample description box.
         kinds: of its packets, in decode order.
         times: when they are shown.
@@ -105,13 +107,13 @@ def build_clip(
         index=replace(index, pts=times.pts - shown[0]),
         codec=codec,
         profile=profile,
-        pix_fmt=look.pix_fmt,
-        color_space=look.color_space,
-        color_range=look.color_range,
+        pix_fmt=frame_format.pix_fmt,
+        color_space=frame_format.color_space,
+        color_range=frame_format.color_range,
         traits=traits(codec, kinds, times.pts),
-        width=look.width,
-        height=look.height,
-        rotation=look.rotation,
+        width=frame_format.width,
+        height=frame_format.height,
+        rotation=frame_format.rotation,
         time_base=times.time_base,
         duration=int(shown[-1] - shown[0]) + times.last_frame,
         stsd=stsd,

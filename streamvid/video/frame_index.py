@@ -74,7 +74,7 @@ class FrameIndex:
         return np.flatnonzero((self.flags & RANDOM_ACCESS) != 0)
 
     def to_npy(self) -> bytes:
-        """The index as a .npy file: int64 [packets, 4] behind a header of 128 bytes."""
+        """The index as a .npy file: int64 [packets, 4] after a header of 128 bytes."""
         table = np.stack([self.pts, self.offset, self.size, self.flags], axis=1).astype("<i8")
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, table, version=(1, 0))

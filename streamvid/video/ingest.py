@@ -52,8 +52,8 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
 def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     signature = file_signature(file.fileno())
     track = read_track(file)
-    look, profile = _first_frame(track, next(read_blocks(file, track.offset[:1], track.size[:1])).ranges[0])
-    stsd = _sample_description(track, look)
+    frame_format, profile = _first_frame(track, next(read_blocks(file, track.offset[:1], track.size[:1])).ranges[0])
+    stsd = _sample_description(track, frame_format)
     times = _clip_times(track)
     of = packet_info.classifier(track.codec, stsd)
     kinds: list[PacketKind] = []
@@ -62,7 +62,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
     else:
-        head = _header(track, stsd, times, look)
+        head = _header(track, stsd, times, frame_format)
         checksum = hashlib.sha256(head)
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
@@ -74,7 +74,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         source,
         track.codec,
         profile,
-        look,
+        frame_format,
         stsd=stsd,
         kinds=packet_info.finalize_disposable(track.codec, kinds),
         times=times,
@@ -96,7 +96,7 @@ def _first_frame(track: VideoTrack, packet: memoryview) -> tuple[FrameFormat, st
         raise NeedsDemuxerError(f"a first packet that does not decode: {error}") from error
 
 
-def _sample_description(track: VideoTrack, look: FrameFormat) -> bytes:
+def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
     """The sample description as FFmpeg's muxer writes it: with the size of decoded frames, and with `hvc1` in place of
     `hev1`, as more players take it."""
     stsd = track.stsd
@@ -107,7 +107,7 @@ def _sample_description(track: VideoTrack, look: FrameFormat) -> bytes:
             raise NeedsDemuxerError(str(error)) from error
         at = stsd.index(track.configuration)
         stsd = stsd[:20] + b"hvc1" + stsd[24:at] + configuration + stsd[at + len(configuration) :]
-    return with_coded_size(stsd, look.width, look.height)
+    return with_coded_size(stsd, frame_format.width, frame_format.height)
 
 
 def _clip_times(track: VideoTrack) -> ClipTimes:
@@ -131,7 +131,7 @@ def _clip_times(track: VideoTrack) -> ClipTimes:
     )
 
 
-def _header(track: VideoTrack, stsd: bytes, times: ClipTimes, look: FrameFormat) -> bytes:
+def _header(track: VideoTrack, stsd: bytes, times: ClipTimes, frame_format: FrameFormat) -> bytes:
     try:
         return clip_header(
             stsd,
@@ -139,9 +139,9 @@ def _header(track: VideoTrack, stsd: bytes, times: ClipTimes, look: FrameFormat)
             sizes=track.size,
             sync=track.sync,
             shown=(0, int(times.pts.max()) + times.last_frame),
-            width=look.width,
-            height=look.height,
-            rotation=look.rotation,
+            width=frame_format.width,
+            height=frame_format.height,
+            rotation=frame_format.rotation,
             timescale=times.time_base[1],
         )
     except ValueError as error:
