@@ -78,7 +78,5 @@ def _mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
     columns = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
     distinct, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
     sizes = [(clips.codec.names[code], width, height) for code, width, height in distinct.tolist()]
-    guard = shared_guard()
-    guard.prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
-    refused = np.array([not guard.admit(device_id, *size) for size in sizes], dtype=bool)
-    return np.asarray(refused[which.reshape(-1)])
+    refused = shared_guard().prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
+    return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which.reshape(-1)])

@@ -58,12 +58,15 @@ class DecoderCacheGuard:
         with self._lock:
             return self._admits_cropped.setdefault((device_id, key), cropped) == cropped
 
-    def prefer(self, device_id: int, counts: Mapping[tuple[str, int, int], int]) -> None:
+    def prefer(self, device_id: int, counts: Mapping[tuple[str, int, int], int]) -> list[tuple[str, int, int]]:
         """Of every key that is not decided yet, admit the more frequent heights.
 
         Args:
             device_id: the GPU.
             counts: number of clips of each codec, width and height.
+
+        Returns:
+            those of `counts` that are not admitted.
         """
         votes: dict[CacheKey, int] = {}
         for (codec, width, height), count in counts.items():
@@ -73,6 +76,7 @@ class DecoderCacheGuard:
         with self._lock:
             for key, vote in votes.items():
                 self._admits_cropped.setdefault((device_id, key), vote > 0)
+        return [size for size in counts if not self.admit(device_id, *size)]
 
 
 _SHARED: Final = DecoderCacheGuard()

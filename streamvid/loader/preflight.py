@@ -111,14 +111,11 @@ def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuD
         codec = clips.codec.names[code]
         if decoder.uses_dali(codec, clips.stsds[stsd], width, height):
             sizes[codec, width, height] += count
-    guard = shared_guard()
-    guard.prefer(device_id, sizes)
-    for (codec, width, height), count in sizes.items():
-        if not guard.admit(device_id, codec, width, height):
-            log.warning(
-                "%d clips of %s %dx%d are decoded on the CPU: DALI would mix them up with other heights coded alike",
-                count, codec, width, height,
-            )  # fmt: skip
+    for size in shared_guard().prefer(device_id, sizes):
+        log.warning(
+            "%d clips of %s %dx%d are decoded on the CPU: DALI would mix them up with other heights coded alike",
+            sizes[size], *size,
+        )  # fmt: skip
 
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:

@@ -1,4 +1,4 @@
-"""RGB on the CPU: the conversion that docs/decoding.md defines, against float64."""
+"""RGB on the CPU, as docs/decoding.md defines it, against float64."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def frame(height: int, width: int, *, seed: int = 0, interlaced: bool = False) -> av.VideoFrame:
-    """Noise, 4:2:0 with 8 bits, tagged as anything but what it is to be taken for. Within the limited range: beyond
-    it swscale's sums overflow where luma and chroma are both at their end."""
+    """Noise, 8-bit 4:2:0, tagged BT.709, which must not matter. Within the limited range: beyond it swscale's sums
+    overflow where luma and chroma are both at the end of theirs."""
     made = av.VideoFrame(width, height, "yuv420p")
     rng = np.random.default_rng(seed)
     for plane in made.planes:
@@ -77,20 +77,20 @@ def test_pixels_are_those_of_the_definition(height: int, width: int, full_range:
 
 
 @pytest.mark.parametrize("full_range", [False, True])
-def test_interlaced_pictures_are_converted_as_a_whole(full_range: bool) -> None:
-    """As GPUs do it. swscale would take chroma of one field for its lines alone."""
+def test_interlaced_frames_are_converted_as_whole_frames(full_range: bool) -> None:
+    """As GPUs do; swscale's default is field by field."""
     plain, laced = frame(64, 96), frame(64, 96, interlaced=True)
     np.testing.assert_array_equal(to_rgb(laced, full_range=full_range), to_rgb(plain, full_range=full_range))
 
 
-def test_one_converter_for_many_kinds_and_threads() -> None:
-    kinds = [(16 * n, 32 + 2 * n, full) for n in range(1, 8) for full in (False, True)]
-    frames = [(frame(height, width, seed=n), full) for n, (height, width, full) in enumerate(kinds * 3)]
+def test_one_converter_for_many_formats_and_threads() -> None:
+    formats = [(16 * n, 32 + 2 * n, full) for n in range(1, 8) for full in (False, True)]
+    frames = [(frame(height, width, seed=n), full) for n, (height, width, full) in enumerate(formats * 3)]
     wanted = [to_rgb(one, full_range=full) for one, full in frames]
     convert = RgbConverter()
     with ThreadPoolExecutor(3) as pool:
         for planes, one in zip(
             pool.map(lambda pair: convert(pair[0], full_range=pair[1]), frames), wanted, strict=True
         ):
-            # Those before are still the same: their memory was not written again.
+            # Earlier frames are unchanged: their buffers were not reused.
             np.testing.assert_array_equal(np.stack(planes, axis=-1), one)

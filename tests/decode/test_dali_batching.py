@@ -1,4 +1,4 @@
-"""Several slices as one stream: on the CPU, the fused stream decodes to the frames of each, in order."""
+"""Slices joined into one stream: on the CPU, the joined stream decodes to the frames of each, in order."""
 
 from __future__ import annotations
 
