@@ -323,8 +323,7 @@ class StreamLoader:
 
     def _ensure_cache(self) -> ShardCache | None:
         """The cache, if any part of the dataset is remote, whoever opened it."""
-        remote = any(not filesystem.is_local(self.dataset.shard_path(n)) for n in range(len(self.dataset.shards)))
-        if remote and self._cache is None:
+        if not self.dataset.is_local and self._cache is None:
             folder, limit = self._cache_options
             self._cache = ShardCache(folder, limit_bytes=limit)
         return self._cache
