@@ -16,6 +16,7 @@ MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
 _MAX_BOXES: Final = 1 << 16
 """Top-level boxes that are looked at."""
+_MAX_HEAD_BYTES: Final = 1 << 26
 _NO_END: Final = 1 << 62
 _RATE_1: Final = (1, 0)
 """media_rate_integer and media_rate_fraction of 1.0."""
@@ -84,21 +85,22 @@ def parse_edit_list(moov: bytes, start: int, end: int, *, movie_scale: int, scal
     return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale))
 
 
-def limit_edit(data: bytearray, seconds: float) -> bool:
-    """Shorten the last entry of the edit list, in place, to the time given. False if there is no edit list.
+def limit_edit(file: BinaryIO, seconds: float) -> bool:
+    """Shorten the last entry of a file's only edit list, in place. False if there is none.
 
     Args:
-        data: an MP4 up to its `mdat`.
+        file: an MP4 with `moov` before `mdat`, open for reading and writing.
         seconds: the new segment_duration.
     """
+    data = file.read(_MAX_HEAD_BYTES)
     elst, mvhd = find_box(data, b"elst"), find_box(data, b"mvhd")
     if elst is None or mvhd is None:
         return False
     start, _ = elst
     (count,) = struct.unpack_from(">I", data, start + 4)
     wide = data[start] == 1
-    last = start + 8 + (count - 1) * (20 if wide else 12)
-    struct.pack_into(">Q" if wide else ">I", data, last, round(seconds * read_timescale(data, mvhd[0])))
+    file.seek(start + 8 + (count - 1) * (20 if wide else 12))
+    file.write(struct.pack(">Q" if wide else ">I", round(seconds * read_timescale(data, mvhd[0]))))
     return True
 
 

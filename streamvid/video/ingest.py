@@ -45,14 +45,19 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
     try:
         with source.open("rb", buffering=0) as file:
             return _ingest(source, file, cut_only=cut_only)
-    except (OSError, EOFError) as error:
+    except NeedsDemuxerError:
+        raise
+    except (OSError, EOFError, ValueError, av.error.FFmpegError) as error:
         raise NeedsDemuxerError(str(error)) from error
 
 
 def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     signature = file_signature(file.fileno())
     track = read_track(file)
-    frame_format, profile = _first_frame(track, next(read_blocks(file, track.offset[:1], track.size[:1])).ranges[0])
+    first = next(read_blocks(file, track.offset[:1], track.size[:1])).ranges[0]
+    if not packet_info.classifier(track.codec, track.stsd)(first).random_access:
+        raise NeedsDemuxerError("a first packet that decoding cannot start from")
+    frame_format, profile = probe_packet(track, bytes(first))
     stsd = _sample_description(track, frame_format)
     times = _clip_times(track)
     of = packet_info.classifier(track.codec, stsd)
@@ -62,7 +67,17 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
     else:
-        head = _header(track, stsd, times, frame_format)
+        head = clip_header(
+            stsd,
+            pts=times.pts,
+            sizes=track.size,
+            sync=track.sync,
+            shown=(0, int(times.pts.max()) + times.last_frame),
+            width=frame_format.width,
+            height=frame_format.height,
+            rotation=frame_format.rotation,
+            timescale=times.time_base[1],
+        )
         checksum = hashlib.sha256(head)
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
@@ -86,25 +101,12 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     return replace(clip, sha256=sha256, unwritten=unwritten)
 
 
-def _first_frame(track: VideoTrack, packet: memoryview) -> tuple[FrameFormat, str]:
-    """Format and profile, by decoding the first packet."""
-    if not packet_info.classifier(track.codec, track.stsd)(packet).random_access:
-        raise NeedsDemuxerError("a first packet that decoding cannot start from")
-    try:
-        return probe_packet(track, bytes(packet))
-    except (av.error.FFmpegError, ValueError) as error:
-        raise NeedsDemuxerError(f"a first packet that does not decode: {error}") from error
-
-
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
     """The sample description as FFmpeg's muxer writes it: with the size of decoded frames, and with `hvc1` in place of
     `hev1`, as more players take it."""
     stsd = track.stsd
     if track.codec == "hevc" and stsd[20:24] != b"hvc1":
-        try:
-            configuration = hevc.with_complete_arrays(track.configuration)
-        except ValueError as error:
-            raise NeedsDemuxerError(str(error)) from error
+        configuration = hevc.with_complete_arrays(track.configuration)
         at = stsd.index(track.configuration)
         stsd = stsd[:20] + b"hvc1" + stsd[24:at] + configuration + stsd[at + len(configuration) :]
     return with_coded_size(stsd, frame_format.width, frame_format.height)
@@ -129,20 +131,3 @@ def _clip_times(track: VideoTrack) -> ClipTimes:
         last_frame=scan.last_frame_ticks() * factor,
         time_base=(1, factor * track.timescale),
     )
-
-
-def _header(track: VideoTrack, stsd: bytes, times: ClipTimes, frame_format: FrameFormat) -> bytes:
-    try:
-        return clip_header(
-            stsd,
-            pts=times.pts,
-            sizes=track.size,
-            sync=track.sync,
-            shown=(0, int(times.pts.max()) + times.last_frame),
-            width=frame_format.width,
-            height=frame_format.height,
-            rotation=frame_format.rotation,
-            timescale=times.time_base[1],
-        )
-    except ValueError as error:
-        raise NeedsDemuxerError(str(error)) from error

@@ -18,7 +18,6 @@ import numpy as np
 
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
-from streamvid.mp4.boxes import iter_boxes
 from streamvid.mp4.edit_list import limit_edit
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.video.clip_index import index_clip
@@ -149,25 +148,10 @@ def _mux(
             packet.duration = times.last_frame_ticks() if number == last else 0
             output.mux(packet)
     if times.hidden.any() and moov_first:
-        _end_edit(target, int(pts[last]) + times.last_frame_ticks(), times.time_base)
-
-
-def _end_edit(target: Path, ticks: int, time_base: tuple[int, int]) -> None:
-    """Shorten the edit list to the end of the last visible frame: packets with later times are there only because
-    others refer to them."""
-    with target.open("r+b") as file:
-        head = bytearray(_movie_header(file.read(1 << 26)))
-        if limit_edit(head, ticks * time_base[0] / time_base[1]):
-            file.seek(0)
-            file.write(head)
-
-
-def _movie_header(start: bytes) -> bytes:
-    """The part of an MP4 before its `mdat`."""
-    for kind, payload, _ in iter_boxes(start, 0, len(start)):
-        if kind == b"mdat":
-            return start[: payload - 8]
-    return start
+        # Packets with later times than the last visible frame are there only because others refer to them.
+        end = int(pts[last]) + times.last_frame_ticks()
+        with target.open("r+b") as file:
+            limit_edit(file, end * times.time_base[0] / times.time_base[1])
 
 
 def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameFormat) -> None:

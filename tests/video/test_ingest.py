@@ -1,0 +1,164 @@
+"""Files read by their own tables give the same clips as through FFmpeg, and are left as they were."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.errors import InputError
+from streamvid.mp4.reader import NeedsDemuxerError
+from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
+from streamvid.packing.process_source import process_source
+from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
+from streamvid.packing.typed_columns import NO_COLUMNS
+from streamvid.video.ingest import ingest_by_tables
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions
+from streamvid.video.trim import trim_clip
+from tests.mp4.test_reader import made
+from tests.support.reference import sequential, slice_of
+from tools.clips import Recipe, hard_recipes, write
+
+HARD = {name: recipe for name, recipe in hard_recipes().items() if recipe.container in ("mp4", "mov")}
+ODD = {name for name, recipe in HARD.items() if recipe.trim or recipe.trim_end or recipe.codec in ("mpeg4", "mjpeg")}
+ODD |= {"h264_avc3", "h264_fragmented", "vp9_mp4"}
+
+
+def packets(clip: StoredClip) -> list[bytes]:
+    data = clip.mp4.read_bytes()
+    return [data[o : o + s] for o, s in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
+    source = write(HARD[name], tmp_path / f"a.{HARD[name].container}")
+    if name in ODD:
+        with pytest.raises(NeedsDemuxerError):
+            ingest_by_tables(source)
+        return
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    ours, other = store_clip(source, tmp_path / "1"), remux_with_ffmpeg(source, tmp_path / "2")
+    for column in ("pts", "size", "flags"):
+        np.testing.assert_array_equal(getattr(ours.index, column), getattr(other.index, column))
+    # The sample description may be written in other words; its codec's configuration is the same.
+    for field in fields(StoredClip):
+        if field.name not in ("mp4", "index", "stsd", "sha256", "unwritten"):
+            assert getattr(ours, field.name) == getattr(other, field.name), field.name
+    box = {"h264": b"avcC", "hevc": b"hvcC", "av1": b"av1C"}[ours.codec]
+    assert codec_configuration(ours.stsd, box) == codec_configuration(other.stsd, box)
+    assert coded_size(ours.stsd) == coded_size(other.stsd)
+    assert ours.stsd[20:24] == other.stsd[20:24]
+    assert packets(ours) == packets(other)
+    assert ours.stsd == sample_description(ours.mp4.read_bytes())
+    assert ours.sha256 == hashlib.sha256(ours.mp4.read_bytes()).hexdigest()
+    # In its own place, the same again; and a clip cut from there is the one cut from an MP4 of its own.
+    whole = ingest_by_tables(source, cut_only=True)
+    assert whole.mp4 == source
+    assert packets(whole) == packets(other)
+    count = len(whole.index.visible)
+    first, end = count // 3, count - count // 4
+    here = trim_clip(whole, first, end, tmp_path / "here.mp4")
+    there = trim_clip(other, first, end, tmp_path / "there.mp4")
+    assert packets(here) == packets(there)
+    np.testing.assert_array_equal(here.index.flags, there.index.flags)
+    np.testing.assert_array_equal(here.index.pts, there.index.pts)
+
+
+def shard_of(clip: StoredClip, folder: Path) -> bytes:
+    folder.mkdir()
+    with ShardWriter(0, folder, columns=NO_COLUMNS) as writer:
+        writer.add(clip, ClipMetadata("key", "source", None, "{}"))
+    return (folder / "00000000.tar").read_bytes()
+
+
+def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
+    source = tmp_path / "a.mp4"
+    source.write_bytes(made()[0])
+    unwritten = ingest_by_tables(source)
+    assert unwritten.unwritten is not None
+    written = replace(store_clip(source, tmp_path), sha256="")
+    assert shard_of(unwritten, tmp_path / "1") == shard_of(written, tmp_path / "2")
+    assert unwritten.mp4_bytes == written.mp4_bytes
+
+
+def test_a_source_that_changes_while_it_is_packed(tmp_path: Path) -> None:
+    source = tmp_path / "a.mp4"
+    source.write_bytes(made()[0])
+    clip = ingest_by_tables(source)
+    source.write_bytes(made()[0][:-100])
+    with pytest.raises(InputError, match="was changed"):
+        shard_of(clip, tmp_path / "1")
+    source.unlink()
+    with pytest.raises(InputError, match="can no longer be read"):
+        shard_of(clip, tmp_path / "2")
+
+
+def test_ten_cuts_read_a_video_once(tmp_path: Path) -> None:
+    """No temporary copy is made of it, and each cut takes its own packets."""
+    source = write(Recipe(width=640, height=360, frames=100, gop=10, crf=5, style="texture"), tmp_path / "a.mp4")
+    length = source.stat().st_size
+    began = moved()
+    whole = ingest_by_tables(source, cut_only=True)
+    assert moved() - began < 1.2 * length
+    for n in range(10):
+        trim_clip(whole, 10 * n, 10 * n + 10, tmp_path / f"{n}.mp4")
+    assert 2.9 * length < moved() - began < 3.5 * length  # read to know them, read and written to cut them
+    assert length > 500_000
+
+
+def moved() -> int:
+    """Bytes that this process has read and written."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+FULL = TranscodeOptions(codec="h264", gop=6)
+TREATMENTS = {
+    "copied": PackOptions(),
+    "converted": PackOptions(transcode=FULL),
+    "cut": PackOptions(cutting=FixedLength(20, "frames")),
+    "cut and encoded": PackOptions(cutting=FixedLength(13, "frames"), exact_cuts=True),
+    "cut and converted": PackOptions(cutting=FixedLength(30, "frames"), transcode=FULL),
+    "cut by a list": PackOptions(),
+    "few key frames": PackOptions(cutting=FixedLength(1, "frames"), exact_cuts=True),
+}
+
+
+@pytest.mark.parametrize("name", TREATMENTS)
+def test_a_source_is_left_as_it_was(name: str, tmp_path: Path) -> None:
+    """Whatever is made of it: no file of the user's is taken for a temporary one."""
+    source = tmp_path / "a.mp4"
+    few = name == "few key frames"
+    recipe = Recipe(width=96, height=64, frames=60, gop=600, b_frames=0, fps=Fraction(30), audio=True)
+    source.write_bytes(write(recipe, tmp_path / "b.mp4").read_bytes() if few else made()[0])
+    before = source.read_bytes()
+    cuts = (Cut(3, 17, "frames"), Cut(10, 40, "frames")) if name == "cut by a list" else None
+    one = SourceVideo(path=str(source), name="a.mp4", key="a", meta="{}", label=None, cuts=cuts)
+    pieces = [
+        made_ for made_ in process_source(one, tmp_path / "place", TREATMENTS[name]) if isinstance(made_, PreparedClip)
+    ]
+    assert source.read_bytes() == before
+    frames = sequential(source, full_range=False)
+    at = 0
+    for piece in pieces:
+        clip = piece.clip.as_file(tmp_path / "clip.mp4")
+        with av.open(str(clip.mp4)) as container:
+            assert len(container.streams) == 1
+        count = len(clip.index.visible)
+        if name in ("copied", "cut"):
+            got = decode_with_pyav(slice_of(clip, [0, count - 1]))
+            assert np.array_equal(got[0], frames[at])
+            assert np.array_equal(got[1], frames[at + count - 1])
+        at += count
+    assert at == (44 if cuts else 60)
