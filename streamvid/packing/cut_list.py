@@ -14,7 +14,7 @@ import pyarrow as pa
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.labels import match_videos
-from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_table, video_column
+from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_list, video_column
 from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
 from streamvid.packing.scenes import need_scenedetect
 from streamvid.storage import filesystem
@@ -48,7 +48,7 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
             is missing, negative, or not before its end.
     """
     shown = filesystem.redact(path)
-    table = read_table(path)
+    table = read_list(path).table
     column, cells = video_column(table, TEXT_COLUMNS, shown)
     if not cells:
         raise InputError(f"{shown} lists no cuts: add rows to it")

@@ -14,12 +14,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
@@ -61,7 +61,7 @@ class DestinationState:
 
     manifest: bytes | None
     claimed_by: str | None
-    report: dict[str, Any] | None
+    report: Mapping[str, object] | None
 
     @property
     def packed_by(self) -> str | None:
@@ -169,7 +169,7 @@ def remove_temporaries(destination: str) -> None:
 
 
 def publish(
-    destination: str, fingerprint: str, manifest: Manifest, *, rejected: bytes | None, report: dict[str, Any]
+    destination: str, fingerprint: str, manifest: Manifest, *, rejected: bytes | None, report: Mapping[str, object]
 ) -> None:
     """Write dataset.json, which completes the dataset. A killed call can be repeated.
 

@@ -19,7 +19,7 @@ from natsort import natsort_keygen
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.images import find_sequence
 from streamvid.packing.keys import duplicates, make_keys
-from streamvid.packing.lists import is_list, other_columns, raw_labels, read_table, video_column
+from streamvid.packing.lists import is_list, other_columns, raw_labels, read_list, video_column
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
 from streamvid.storage.url import local_path
@@ -212,7 +212,7 @@ def _globbed(pattern: str, shown: str) -> list[_Found]:
 
 def _listed(path: str) -> list[_Found]:
     shown = filesystem.redact(path)
-    table = read_table(path)
+    table = read_list(path).table
     column, cells = video_column(table, ("path", "video"), shown)
     if not cells:
         raise InputError(f"{shown} lists no videos: add rows to it")

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_table, video_column
+from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_list, video_column
 from streamvid.storage import filesystem
 from streamvid.storage.url import local_path
 
@@ -87,7 +87,7 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
             match the same.
     """
     shown = filesystem.redact(path)
-    table = read_table(path)
+    table = read_list(path).table
     if "label" not in table.schema.names:
         raise InputError(
             f"{shown} has no column 'label' but {', '.join(table.schema.names) or 'none'}: name one so, or give the "
@@ -121,7 +121,7 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
             several videos, two rows match the same, or no row matches any.
     """
     shown = filesystem.redact(path)
-    table = read_table(path)
+    table = read_list(path).table
     if "label" in table.schema.names:
         raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
     joined, join = _join(sources, table, path)

@@ -34,8 +34,9 @@ class List:
     """The content of a list.
 
     Attributes:
-        table: its rows. Dates and times of a CSV or JSONL are text, as they were written: so JSON stores them.
-        types: its columns with their inferred types, dates and times included: so Parquet stores them.
+        table: its rows. Columns that name videos are text, as are dates and times of a CSV or JSONL, which JSON stores
+            as they were written. Other types are inferred.
+        types: its columns with their inferred types, for Parquet; dates and times included.
     """
 
     table: pa.Table
@@ -45,15 +46,6 @@ class List:
 def is_list(path: str) -> bool:
     """Whether the path is that of a list file, by its extension."""
     return path.lower().endswith(LIST_EXTENSIONS)
-
-
-def read_table(path: str) -> pa.Table:
-    """Read a list, local or remote. Columns that name videos, and dates and times, are text; other types are inferred.
-
-    Raises:
-        InputError: the file cannot be read in the format of its extension, or has two columns of one name.
-    """
-    return read_list(path).table
 
 
 def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Schema:
@@ -77,7 +69,11 @@ def _metadata_fields(types: pa.Schema) -> pa.Schema:
 
 
 def read_list(path: str) -> List:
-    """Read a list with the types of its columns; otherwise as `read_table`."""
+    """Read a list, local or remote.
+
+    Raises:
+        InputError: the file cannot be read in the format of its extension, or has two columns of one name.
+    """
     shown = filesystem.redact(path)
     if not is_list(path):
         raise InputError(f"{shown} is not a list: use a file that ends in {', '.join(LIST_EXTENSIONS)}")

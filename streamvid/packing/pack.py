@@ -202,18 +202,7 @@ def _finish(
         shards=added if base is None else (*base.manifest.shards, *added),
         revision=0 if base is None else base.manifest.revision + 1,
     )
-    document = report_document(
-        added,
-        rejected,
-        videos=len(spec.sources),
-        skipped=spec.skipped,
-        unlabelled=spec.unlabelled,
-        seconds=seconds,
-        revision=manifest.revision,
-        settings=spec.settings,
-        versions=spec.job.versions,
-        joins=spec.joins,
-    )
+    document = report_document(spec, added, rejected, seconds=seconds, revision=manifest.revision)
     publish(destination, fingerprint, manifest, rejected=rejected_parquet(listed), report=document)
     clips, size, _ = totals(records)
     return _report(spec, destination, manifest, rejected, started, clips=clips, bytes=size, resumed=resumed_clips)

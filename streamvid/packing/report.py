@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.packing.destination import REJECTED_FILE
-from streamvid.packing.fingerprints import to_json
+from streamvid.packing.fingerprints import Json, to_json
 from streamvid.packing.journal import Rejected
 from streamvid.packing.labels import Join
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+
+if TYPE_CHECKING:
+    from streamvid.packing.job_spec import JobSpec
 
 _REASONS: Final = 50
 """Most frequent reasons that pack-report.json lists; the others are summed up."""
@@ -56,25 +59,23 @@ class PackReport:
 
 
 def report_document(
-    added: Sequence[ShardEntry],
-    rejected: Sequence[Rejected],
-    *,
-    videos: int,
-    skipped: int,
-    unlabelled: int,
-    seconds: float,
-    revision: int,
-    settings: Mapping[str, object],
-    versions: Mapping[str, str],
-    joins: Sequence[Join] = (),
-) -> dict[str, Any]:
-    """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report."""
+    spec: JobSpec, added: Sequence[ShardEntry], rejected: Sequence[Rejected], *, seconds: float, revision: int
+) -> dict[str, Json]:
+    """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report.
+
+    Args:
+        spec: of the pack.
+        added: its shards.
+        rejected: its rejected videos.
+        seconds: total duration of the clips in the shards.
+        revision: of the dataset.
+    """
     reasons = Counter(one.reason for one in rejected).most_common()
     return {
         "revision": revision,
-        "videos": videos,
-        "skipped": skipped,
-        "unlabelled": unlabelled,
+        "videos": len(spec.sources),
+        "skipped": spec.skipped,
+        "unlabelled": spec.unlabelled,
         "clips": sum(entry.clips for entry in added),
         "frames": sum(entry.frames for entry in added),
         "seconds": seconds,
@@ -92,10 +93,10 @@ def report_document(
                 "missing": join.missing,
                 "surplus": join.surplus,
             }
-            for join in joins
+            for join in spec.joins
         ],
-        "options": to_json(settings),
-        "versions": dict(versions),
+        "options": to_json(spec.settings),
+        "versions": dict(spec.job.versions),
     }
 
 

@@ -35,6 +35,11 @@ from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIn
 from streamvid.video.stored_clip import StoredClip
 
 _OWNER: Final = "streamvid"
+_CLIP_COLUMNS: Final = (
+    "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
+    "stsd",
+)  # fmt: skip
+"""Attributes of a stored clip that are columns of the same names."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +146,9 @@ class ShardWriter:
                 "source": described.source,
                 "label": described.label,
                 "meta": described.meta,
-                "codec": clip.codec,
-                "profile": clip.profile,
-                "pix_fmt": clip.pix_fmt,
-                "color_space": clip.color_space,
-                "color_range": clip.color_range,
-                "traits": clip.traits,
-                "width": clip.width,
-                "height": clip.height,
-                "rotation": clip.rotation,
+                **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
                 "time_base_num": clip.time_base[0],
                 "time_base_den": clip.time_base[1],
-                "duration": clip.duration,
                 "frames": len(clip.index.visible),
                 "packets": len(clip.index),
                 "random_access": int(np.count_nonzero(clip.index.flags & RANDOM_ACCESS)),
@@ -162,7 +158,6 @@ class ShardWriter:
                     for name, value in ((f"{kind}_offset", offset), (f"{kind}_size", size))
                 },
                 "sha256": sha256,
-                "stsd": clip.stsd,
             }
         )
 

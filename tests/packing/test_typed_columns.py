@@ -19,7 +19,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
 from streamvid.dataset.selection import repeats, select_rows
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.lists import meta_columns, other_columns, read_table
+from streamvid.packing.lists import meta_columns, other_columns, read_list
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, typed_columns, unify_schemas
 from tests.support.meta_json import meta_columns as parsed
@@ -56,7 +56,7 @@ def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
     given_table = pa.table({"path": ["a", "b", "c"], "x": pa.array(values, type=kind)})
     pq.write_table(given_table, tmp_path / "list.parquet")
     columns = meta_columns([str(tmp_path / "list.parquet")])
-    metas = other_columns(read_table(str(tmp_path / "list.parquet")), ("path",), "list")
+    metas = other_columns(read_list(str(tmp_path / "list.parquet")).table, ("path",), "list")
     made = typed_columns(metas, columns, ["a", "b", "c"])
     assert made.schema.names == ["meta_x"]
     assert made["meta_x"].type == (pa.timestamp("ms") if name == "seconds" else kind)
@@ -81,7 +81,7 @@ def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
     columns = meta_columns([str(tmp_path / "l.jsonl")])
     assert columns.field("box").type == columns.field("boxes").type == pa.string()
     assert columns.field("at").type == pa.timestamp("ms")
-    metas = other_columns(read_table(str(tmp_path / "l.jsonl")), ("path",), "l")
+    metas = other_columns(read_list(str(tmp_path / "l.jsonl")).table, ("path",), "l")
     row = typed_columns(metas, columns, ["a"]).to_pylist()[0]
     assert row["meta_box"] == '{"w":1}'
     assert row["meta_boxes"] == '[{"w":1}]'
