@@ -1,34 +1,18 @@
-"""Inputs → videos with names and keys, and labels for them. No video is opened here, so empty files will do."""
+"""Inputs → videos with names. No video is opened here, so empty files will do."""
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo, find_sources
-from streamvid.packing.keys import make_keys
-from streamvid.packing.labels import attach_labels, class_names
-
-NAMES = st.text(
-    alphabet=st.one_of(st.sampled_from("aAbB01_-. /~é視\n'\"<"), st.characters(codec="utf-8")), min_size=1, max_size=120
-)
-
-
-def touch(folder: Path, *names: str) -> Path:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-    return folder
+from streamvid.packing.inputs import find_sources
+from tests.support.packed import touch
 
 
 def names(*inputs: object) -> list[str]:
@@ -182,135 +166,6 @@ def test_binary_columns_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a.mp4"], "thumb": [b"\xff"]}), tmp_path / "l.parquet")
     with pytest.raises(InputError, match="bytes values, which JSON cannot"):
         find_sources([str(tmp_path / "l.parquet")])
-
-
-# Keys
-
-
-def test_keys_stay_readable() -> None:
-    assert make_keys(["clip_1-a.mp4"]) == ["clip_1-a"]
-    (key,) = make_keys(["train/my clip.mp4"])
-    assert re.fullmatch(r"train_my_clip-[0-9a-f]{8}", key)
-
-
-def test_colliding_keys_all_get_digits_and_others_none() -> None:
-    x, y, other = make_keys(["x.mp4", "X.mkv", "other.mp4"])
-    assert re.fullmatch(r"x-[0-9a-f]{8}", x)
-    assert re.fullmatch(r"X-[0-9a-f]{8}", y)
-    assert other == "other"
-
-
-def test_a_name_that_looks_like_anothers_digits() -> None:
-    plain, _ = make_keys(["x.mp4", "x.mkv"])
-    keys = make_keys(["x.mp4", "x.mkv", f"{plain}.mp4"])
-    assert len({key.casefold() for key in keys}) == 3
-
-
-@given(st.lists(NAMES, unique=True, max_size=30))
-def test_keys_are_valid_unique_and_independent_of_order(given_names: list[str]) -> None:
-    keys = make_keys(given_names)
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) for key in keys)
-    assert len({key.casefold() for key in keys}) == len(keys)
-    backwards = make_keys(given_names[::-1])[::-1]
-    assert keys == backwards
-
-
-@given(NAMES, st.lists(NAMES, max_size=5))
-def test_a_key_changes_only_where_it_collides(name: str, others: list[str]) -> None:
-    alone = make_keys([name])[0]
-    rest = [other for other in dict.fromkeys(others) if other != name]
-    # Keys that others might get, plain or with digits: none may be the same as ours, or ours must give way.
-    taken = {key.casefold() for other in rest for key in make_keys([other])}
-    if alone.casefold() not in taken:
-        assert make_keys([name, *rest])[0] == alone
-
-
-# Labels
-
-SOURCES = [
-    SourceVideo(f"/in/{n}", n, k) for n, k in [("a/x.mp4", "a_x-1"), ("b/x.mp4", "b_x-2"), ("c.tar.mp4", "c_tar-3")]
-]
-
-
-def labelled(tmp_path: Path, text: str, file: str = "labels.csv") -> list[SourceVideo]:
-    (tmp_path / file).write_text(text)
-    return attach_labels(SOURCES, str(tmp_path / file))[0]
-
-
-@pytest.mark.parametrize("called", ["c.tar.mp4", "c.tar", "./c.tar.mp4", "/in/c.tar.mp4", "c_tar-3"])
-def test_what_a_label_may_call_a_video(tmp_path: Path, called: str) -> None:
-    assert [s.label for s in labelled(tmp_path, f"path,label\n{called},7\n")] == [None, None, 7]
-
-
-def test_the_exact_path_wins(tmp_path: Path) -> None:
-    sources = [SourceVideo("/in/x.mp4", "x.mp4", "x-1"), SourceVideo("/in/d/x.mp4", "d/x.mp4", "d_x-2")]
-    (tmp_path / "l.csv").write_text("path,label\nx.mp4,1\nd/x.mp4,2\n")
-    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"))[0]] == [1, 2]
-
-
-def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, "data/v/x.mp4", "data/v/d/x.mp4", "data/w/y.mp4")
-    (tmp_path / "data/l.csv").write_text("path,label\nv/x.mp4,1\nv/d/x.mp4,2\n")
-    for where in (tmp_path, tmp_path / "data", tmp_path / "data/w"):
-        monkeypatch.chdir(where)
-        labelled = attach_labels(find_sources([str(tmp_path / "data/v")]), str(tmp_path / "data/l.csv"))[0]
-        assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
-
-
-def test_labels_by_key_and_other_columns(tmp_path: Path) -> None:
-    found = labelled(tmp_path, "key,label,who\nb_x-2,3,me\n")
-    assert found[1].label == 3
-    assert json.loads(found[1].meta) == {"who": "me"}
-
-
-def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
-    found = labelled(tmp_path, "path,label\na/x.mp4,zebra\nb/x.mp4,ant\nc,\n".replace("c,", "c.tar.mp4,"))
-    assert class_names({source.label for source in found}) == ("ant", "zebra")
-
-
-def test_integer_labels_with_gaps(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": [2.0, float("nan")]}), tmp_path / "l.parquet")
-    found = attach_labels(SOURCES, str(tmp_path / "l.parquet"))[0]
-    assert [source.label for source in found] == [2, None, None]
-    assert class_names({source.label for source in found}) is None
-
-
-def test_dictionary_labels(tmp_path: Path) -> None:
-    column = pa.array(["u", "t"]).dictionary_encode()
-    pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": column}), tmp_path / "l.parquet")
-    assert [s.label for s in attach_labels(SOURCES, str(tmp_path / "l.parquet"))[0]] == ["u", "t", None]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("path,label\nnope.mp4,1\n", "labels 'nope.mp4', not among the 3 videos"),
-        ("path,label\nnope.mp4,1\nnor.mp4,1\nno.mp4,1\n", "'nope.mp4' and 2 more"),
-        ("path,label\na/x.mp4,1\na/x,2\n", "names 'a/x.mp4' more than once"),
-        ("path,class\na/x.mp4,1\n", "no column 'label' but path, class"),
-        ("name,label\na/x.mp4,1\n", "no column 'path' or 'video' or 'key'"),
-        ("path,label\nx.mp4,1\n", "'x.mp4' .* may be a/x.mp4 and b/x.mp4"),
-        ("path,label\na/x.mp4,-1\n", "below 0"),
-        ("path,label\na/x.mp4,1.5\n", "fractions"),
-        ("key,label\nx,1\n", "labels 'x', not among"),
-    ],
-)
-def test_labels_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        labelled(tmp_path, text)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_labels_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
-        attach_labels(SOURCES, str(tmp_path / "none.csv"))
-    with pytest.raises(InputError, match="not a list"):
-        attach_labels(SOURCES, str(tmp_path / "none.txt"))
-
-
-def test_numbers_and_text_mixed() -> None:
-    with pytest.raises(InputError, match="some labels are numbers"):
-        class_names({1, "one", None})
 
 
 def test_logging_is_not_touched() -> None:

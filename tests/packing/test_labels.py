@@ -6,14 +6,16 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.labels import attach_labels, attach_metadata
+from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.labels import attach_labels, attach_metadata, class_names
 from streamvid.packing.pack import pack
-from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.packed import NATURAL_ORDER, make_videos, touch
 
 SOURCES = [SourceVideo(f"/in/{name}.mp4", f"{name}.mp4", name) for name in ("a", "b", "c")]
 
@@ -108,3 +110,89 @@ def test_many_videos_take_little_memory(tmp_path: Path) -> None:
     assert join.joined == count
     assert json.loads(found[-1].meta) == {"n": count - 1, "text": f"some text {count - 1}"}
     assert peak < 4000 * count, "1 GiB for 100,000 would be 10,000 bytes each, with all that packing itself takes"
+
+
+NAMED = [
+    SourceVideo(f"/in/{n}", n, k) for n, k in [("a/x.mp4", "a_x-1"), ("b/x.mp4", "b_x-2"), ("c.tar.mp4", "c_tar-3")]
+]
+
+
+def labelled(tmp_path: Path, text: str, file: str = "labels.csv") -> list[SourceVideo]:
+    (tmp_path / file).write_text(text)
+    return attach_labels(NAMED, str(tmp_path / file))[0]
+
+
+@pytest.mark.parametrize("called", ["c.tar.mp4", "c.tar", "./c.tar.mp4", "/in/c.tar.mp4", "c_tar-3"])
+def test_what_a_label_may_call_a_video(tmp_path: Path, called: str) -> None:
+    assert [s.label for s in labelled(tmp_path, f"path,label\n{called},7\n")] == [None, None, 7]
+
+
+def test_the_exact_path_wins(tmp_path: Path) -> None:
+    sources = [SourceVideo("/in/x.mp4", "x.mp4", "x-1"), SourceVideo("/in/d/x.mp4", "d/x.mp4", "d_x-2")]
+    (tmp_path / "l.csv").write_text("path,label\nx.mp4,1\nd/x.mp4,2\n")
+    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"))[0]] == [1, 2]
+
+
+def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "data/v/x.mp4", "data/v/d/x.mp4", "data/w/y.mp4")
+    (tmp_path / "data/l.csv").write_text("path,label\nv/x.mp4,1\nv/d/x.mp4,2\n")
+    for where in (tmp_path, tmp_path / "data", tmp_path / "data/w"):
+        monkeypatch.chdir(where)
+        labelled = attach_labels(find_sources([str(tmp_path / "data/v")]), str(tmp_path / "data/l.csv"))[0]
+        assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
+
+
+def test_labels_by_key_and_other_columns(tmp_path: Path) -> None:
+    found = labelled(tmp_path, "key,label,who\nb_x-2,3,me\n")
+    assert found[1].label == 3
+    assert json.loads(found[1].meta) == {"who": "me"}
+
+
+def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
+    found = labelled(tmp_path, "path,label\na/x.mp4,zebra\nb/x.mp4,ant\nc,\n".replace("c,", "c.tar.mp4,"))
+    assert class_names({source.label for source in found}) == ("ant", "zebra")
+
+
+def test_integer_labels_with_gaps(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": [2.0, float("nan")]}), tmp_path / "l.parquet")
+    found = attach_labels(NAMED, str(tmp_path / "l.parquet"))[0]
+    assert [source.label for source in found] == [2, None, None]
+    assert class_names({source.label for source in found}) is None
+
+
+def test_dictionary_labels(tmp_path: Path) -> None:
+    column = pa.array(["u", "t"]).dictionary_encode()
+    pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": column}), tmp_path / "l.parquet")
+    assert [s.label for s in attach_labels(NAMED, str(tmp_path / "l.parquet"))[0]] == ["u", "t", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path,label\nnope.mp4,1\n", "labels 'nope.mp4', not among the 3 videos"),
+        ("path,label\nnope.mp4,1\nnor.mp4,1\nno.mp4,1\n", "'nope.mp4' and 2 more"),
+        ("path,label\na/x.mp4,1\na/x,2\n", "names 'a/x.mp4' more than once"),
+        ("path,class\na/x.mp4,1\n", "no column 'label' but path, class"),
+        ("name,label\na/x.mp4,1\n", "no column 'path' or 'video' or 'key'"),
+        ("path,label\nx.mp4,1\n", "'x.mp4' .* may be a/x.mp4 and b/x.mp4"),
+        ("path,label\na/x.mp4,-1\n", "below 0"),
+        ("path,label\na/x.mp4,1.5\n", "fractions"),
+        ("key,label\nx,1\n", "labels 'x', not among"),
+    ],
+)
+def test_labels_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        labelled(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_labels_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        attach_labels(NAMED, str(tmp_path / "none.csv"))
+    with pytest.raises(InputError, match="not a list"):
+        attach_labels(NAMED, str(tmp_path / "none.txt"))
+
+
+def test_numbers_and_text_mixed() -> None:
+    with pytest.raises(InputError, match="some labels are numbers"):
+        class_names({1, "one", None})

@@ -131,3 +131,12 @@ def edit_parquet(path: Path, row: int, **values: Any) -> None:
     rows = table.to_pylist()
     rows[row] |= values
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+
+
+def touch(folder: Path, *names: str) -> Path:
+    """Make empty files; returns the folder."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return folder

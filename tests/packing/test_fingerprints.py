@@ -1,0 +1,101 @@
+"""Fingerprints of sources and of whole packs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from streamvid.packing.fingerprints import (
+    MISSING,
+    SourceFingerprint,
+    differing_parts,
+    job_fingerprint,
+    source_fingerprints,
+    to_json,
+    versions,
+)
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import FixedLength, PackOptions
+from streamvid.storage import filesystem
+
+SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, '{"x":1}')
+STAMP = SourceFingerprint(5, "t")
+
+
+def print_of(source: SourceVideo = SOURCE, stamp: SourceFingerprint = STAMP, base: str = "", **settings: object) -> str:
+    return job_fingerprint([source], [stamp], settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
+
+
+def test_a_fingerprint_tells_what_differs() -> None:
+    assert print_of() == print_of(replace(SOURCE, path="/elsewhere/a.mp4"))
+    for changed in (
+        print_of(replace(SOURCE, key="b")),
+        print_of(replace(SOURCE, label=2)),
+        print_of(replace(SOURCE, meta="{}")),
+        print_of(stamp=SourceFingerprint(6, "t")),
+        print_of(stamp=SourceFingerprint(5, "u")),
+    ):
+        assert differing_parts(print_of(), changed) == "videos"
+    assert differing_parts(print_of(), print_of(options=PackOptions())) == "options"
+    one, other = (print_of(options=PackOptions(cutting=FixedLength(n))) for n in (1, 2))
+    assert differing_parts(one, other) == "options"
+    assert "dataset" in differing_parts(print_of(), print_of(base="x"))
+    assert differing_parts(print_of(), "") == "inputs or options"
+    assert job_fingerprint([SOURCE], [MISSING], settings={}, versions=versions(), base="").count("-") == 3
+
+
+def test_only_plain_values_have_a_fingerprint() -> None:
+    assert to_json({"b": (1, None), "a": {2, 1}}) == {"b": [1, None], "a": ["1", "2"]}
+    assert to_json(pa.schema([("x", pa.int64())])) == [["x", "int64"]]
+    with pytest.raises(TypeError, match="object has no fingerprint"):
+        to_json(object())
+
+
+def test_stamps_of_local_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    for n in range(3):
+        (tmp_path / f"frames/{n}.jpg").write_bytes(b"x" * n)
+    (tmp_path / "v.mp4").write_bytes(b"12345")
+    paths = [str(tmp_path / name) for name in ("v.mp4", "frames", "gone.mp4")]
+    file, folder, gone = source_fingerprints(paths)
+    assert (file.size, folder.size, gone) == (5, 3, MISSING)
+    os.utime(tmp_path / "v.mp4", ns=(1, 1))
+    os.utime(tmp_path / "frames/1.jpg", ns=(1, 1))
+    after = source_fingerprints(paths)
+    assert after[0].mark != file.mark
+    assert after[1].mark != folder.mark
+    assert after[1].size == 3
+
+
+@pytest.mark.parametrize("count", [3, 150])
+def test_stamps_of_remote_files(count: int) -> None:
+    """A few are asked for one by one, many in a folder are listed: with the same answers."""
+    folder = f"memory://stamps-{count}"
+    for n in range(count):
+        filesystem.write_bytes(f"{folder}/in/{n}.mp4", b"x" * n)
+    filesystem.write_bytes(f"{folder}/in/deep/1.jpg", b"1234")
+    paths = [f"{folder}/in/{n}.mp4" for n in range(count)] + [f"{folder}/in/none.mp4", f"{folder}/in/deep"]
+    found = source_fingerprints(paths)
+    assert [stamp.size for stamp in found] == [*range(count), 0, 4]
+    assert found[count] == MISSING
+    filesystem.write_bytes(f"{folder}/in/1.mp4", b"y")
+    after = source_fingerprints(paths)
+    assert [i for i, (a, b) in enumerate(zip(found, after, strict=True)) if a != b] == [1]
+
+
+def test_stamps_on_s3(s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/stamps"
+    for n in range(3):
+        filesystem.write_bytes(f"{url}/{n}.mp4", b"x" * n)
+    paths = [f"{url}/{name}.mp4" for name in (0, 1, 2, "none")]
+    found = source_fingerprints(paths)
+    assert [stamp.size for stamp in found] == [0, 1, 2, 0]
+    assert len({stamp.mark for stamp in found}) == 4
+    listed = filesystem.list_details(url)
+    assert [listed[f"{n}.mp4"].mark for n in range(3)] == [stamp.mark for stamp in found[:3]]
+    filesystem.write_bytes(f"{url}/1.mp4", b"y")
+    assert source_fingerprints(paths)[1] != found[1]
