@@ -16,7 +16,7 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import select_rows
 from streamvid.packing.journal import Rejected
-from streamvid.packing.lists import read_table
+from streamvid.packing.lists import read_list
 from streamvid.packing.pack import pack
 from streamvid.packing.report import read_rejected, rejected_parquet
 from streamvid.storage.arrow_buffers import arrow_reader
@@ -58,7 +58,7 @@ def test_all_that_is_read_from_memory_is_given_so(tmp_path: Path, given: list[An
     (tmp_path / "list.csv").write_text("path,key\na.mp4,a\n")
     (tmp_path / "list.jsonl").write_text('{"path": "a.mp4", "key": "a"}\n')
     for kind in ("csv", "jsonl", "parquet"):
-        assert read_table(str(tmp_path / f"list.{kind}"))["path"].to_pylist() == ["a.mp4"]
+        assert read_list(str(tmp_path / f"list.{kind}")).table["path"].to_pylist() == ["a.mp4"]
     write(Recipe(width=64, height=64, frames=2, gop=2, b_frames=0), tmp_path / "a.mp4")
     dataset = tmp_path / "ds"
     pack([tmp_path / "a.mp4"], dataset)
