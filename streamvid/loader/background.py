@@ -59,7 +59,10 @@ class Channel(Generic[Item]):
             return value  # type: ignore[return-value]
         self._ended = True
         if isinstance(value, BaseException):
-            raise value
+            try:
+                raise value
+            finally:
+                del value  # it refers to this frame
         raise StopIteration
 
     def _put(self, message: tuple[bool, Item | BaseException | None]) -> bool:
@@ -106,3 +109,4 @@ class Background(Channel[Item]):
         except BaseException as error:
             end = end or error
         self.end(end)
+        del end, source  # an exception refers to this frame

@@ -145,6 +145,14 @@ class DaliPipeline:
         made = zip(self._outputs.names, self._pipeline.run(), strict=True)
         return self._outputs.finish({name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in made})
 
+    def close(self) -> None:
+        """Free DALI's pipeline, now and in this process.
+
+        Left to the garbage collector, that could come in a process that was forked since, which does not have DALI's
+        threads and would wait for them for ever.
+        """
+        del self._iterator, self._pipeline
+
     def _start(self, batches: Iterator[DecodedBatch]) -> DALIGenericIterator:
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -170,8 +178,8 @@ class _Feed:
     """Splits batches over the pipeline's external sources: one takes frames, on the GPU if they are there, the other
     the rest, on the CPU.
 
-    An object of its own, as DALI's pipeline refers to it: a pipeline that referred to its owner would be freed by the
-    garbage collector, maybe in a forked process, which does not have DALI's threads.
+    An object of its own, as DALI's pipeline refers to it: with its owner there would be a reference cycle, which only
+    the garbage collector frees; see `DaliPipeline.close`.
 
     Args:
         param_names: what the graph takes beside frames.

@@ -198,6 +198,7 @@ class DaliRenderer:
     def close(self) -> None:
         """Free threads and device memory."""
         self._decoder.close()
+        self._pipeline.close()
 
     def _submit(self, batch: EncodedBatch) -> Pending[DecodedBatch]:
         params = batch_params(self._transform, batch)
@@ -223,14 +224,24 @@ def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pend
     with their part of a batch go on with the next. An error comes after the results of all batches before its own.
     """
     begun: deque[Pending[T]] = deque()
-    end: Exception | None = None
-    while begun or end is None:
-        if end is None and (not begun or (len(begun) == 1 and batches.ready())):
+    error: Exception | None = None
+    ended = False
+    while begun or not ended:
+        if not ended and (not begun or (len(begun) == 1 and batches.ready())):
             try:
-                begun.append(submit(next(batches)))
-            except Exception as error:  # StopIteration is one of them
-                end = error
+                batch = next(batches, None)
+                if batch is None:
+                    ended = True
+                else:
+                    begun.append(submit(batch))
+            except Exception as raised:
+                error, ended = raised, True
         else:
             yield begun.popleft().result()
-    if not isinstance(end, StopIteration):
-        raise end
+    if error is not None:
+        try:
+            raise error
+        finally:
+            # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
+            # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
+            del error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -594,6 +595,34 @@ def test_no_threads_are_left(packed: Packed) -> None:
     batches.close()
     assert not streamvid_threads()
     batches.close()
+
+
+@pytest.mark.parametrize("end", ["whole", "early", "error"])
+def test_dalis_pipelines_are_freed_by_close(packed: Packed, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the garbage collector: it may run in a forked process, where DALI's threads are not."""
+    from nvidia.dali import Pipeline
+
+    def pipelines() -> set[int]:
+        return {id(one) for one in gc.get_objects() if type(one) is Pipeline}
+
+    gc.collect()
+    before = pipelines()
+    gc.disable()
+    try:
+        with loader(packed, batch_size=2, transform=Transform(resize=(32, 32), rotate=5)) as batches:
+            if end == "error":
+                monkeypatch.setattr(CpuDecoder, "write", lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    list(batches)
+            elif end == "early":
+                for _ in batches:
+                    break
+            else:
+                list(batches)
+            assert end != "whole" or pipelines() - before
+        assert not pipelines() - before
+    finally:
+        gc.enable()
 
 
 def test_a_loader_can_be_used_after_close(packed: Packed) -> None:

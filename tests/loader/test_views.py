@@ -31,7 +31,7 @@ def test_every_view_is_what_it_is_alone_with_its_own_draws() -> None:
     assert views.num_random == 3 * DRAWS
     batch = [replace(clip(60 + n, 80, seed=n, rotation=90 * n), random=draws(n, 3)) for n in range(4)]
     (got,) = torch_batches(views, batch)
-    assert list(got) == ["global", "local", "plain", "mask", "pts", "label", "clip", "valid"]
+    assert list(got) == ["global", "local", "plain", "mask", "pts", "label", "clip", "valid", "epoch"]
     assert got["global"].shape == (4, 3, 3, 48, 40)
     assert got["global"].dtype == torch.float16
     assert got["local"].shape == (4, 3, 3, 24, 24)

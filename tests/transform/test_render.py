@@ -90,8 +90,8 @@ def test_a_pipeline_is_freed_with_its_last_reference() -> None:
     gc.collect()
     gc.disable()
     try:
-        freed = weakref.ref(renderer._pipeline._pipeline)
+        pipeline = weakref.ref(renderer._pipeline._pipeline)
         del renderer
-        assert freed() is None
+        assert pipeline() is None
     finally:
         gc.enable()
