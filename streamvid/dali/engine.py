@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
 from streamvid.dataset.clip_source import ClipSource
@@ -29,9 +27,11 @@ from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.render import RenderedBatch
 from streamvid.transform.spec import Transform, Views
 
-_CHUNK_CLIPS: Final = 256
-"""Samples of a chunk at most, unless a step has more: the reader keeps a file open for each where all lie in different
-shards, and a process has some 1,000."""
+_CHUNK_STEPS: Final = 64
+"""Steps of a chunk at most."""
+_CHUNK_FILES: Final = 128
+"""Files that a chunk opens at most, unless a step has clips of more shards: each shard of each step is one. Two chunks
+are open at a time, and a process may often have no more than 1,024."""
 
 
 @dataclass
@@ -110,27 +110,31 @@ class DaliEngine:
             if steps and not self._fits([*steps, step], most):
                 self._access.prefetch(upcoming_shards(self._dataset, epoch, number))
                 yield steps
-                steps, most = [], 2 * most
+                steps, most = [], min(2 * most, _CHUNK_STEPS)
             steps.append(step)
         if steps:
             yield steps
 
     def _fits(self, steps: list[Step], most: int) -> bool:
         """Whether one pipeline may have these steps: at most so many, of one size, with shards that fit the cache."""
-        sizes = [len(step.sample_ids) for step in steps]
-        if len(steps) > most or sum(sizes) > _CHUNK_CLIPS or sizes[-1] != sizes[0]:
-            return False
-        shards = np.unique(self._dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))])
-        return len(self._access.groups(shards.tolist())) == 1
+        shards = [self._shards(step) for step in steps]
+        return (
+            len(steps) <= most
+            and len(steps[-1].sample_ids) == len(steps[0].sample_ids)
+            and sum(map(len, shards)) <= _CHUNK_FILES
+            and len(self._access.groups(sorted(set().union(*shards)))) == 1
+        )
+
+    def _shards(self, step: Step) -> set[int]:
+        """Numbers of the shards that hold a step's clips."""
+        return set(self._dataset.clips.shard[rows_of(step.sample_ids)].tolist())
 
     def _open(self, chunks: Iterator[list[Step]]) -> _OpenChunk | None:
         """The next chunk at work, or None behind the last. Runs in the engine's thread."""
         steps = next(chunks, None)
         if steps is None:
             return None
-        shards = np.unique(
-            self._dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))]
-        ).tolist()
+        shards = sorted(set().union(*(self._shards(step) for step in steps)))
         with ExitStack() as leases:
             paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
             batches = [self._batch(step, paths) for step in steps]

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from streamvid.transform.spec import Transform, Views
 if TYPE_CHECKING:
     import torch
     from nvidia.dali.data_node import DataNode
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 _DEPTH: Final = 2
 """Batches that DALI works on at once."""
@@ -46,6 +48,12 @@ class ChunkBatch:
     frames: list[Int64]
     encoded: EncodedBatch
     keys: list[str]
+
+    @cached_property
+    def reading_order(self) -> Int64:
+        """int64 [batch], the samples by shard and by where they lie in it, so that few files are open."""
+        places = [(source.path, int(source.ranges[0, 0])) for source in self.sources]
+        return np.array(sorted(range(len(places)), key=places.__getitem__), dtype=np.int64)
 
 
 class ChunkPipeline:
@@ -78,16 +86,16 @@ class ChunkPipeline:
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         self._batches = batches
-        self._iterator: Any = None
+        self._iterator: DALIGenericIterator | None = None
         self._resources = ExitStack()
         folder = self._resources.enter_context(TemporaryDirectory(prefix="streamvid-dali-"))
-        sources = [source for batch in batches for source in batch.sources]
+        sources = [batch.sources[n] for batch in batches for n in batch.reading_order]
         files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = GraphOutputs(transform, on_gpu=on_gpu)
         drawn = self._outputs.transform
         names = input_names(transform, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
-        kinds = [(np.uint8, 1), (np.int32, 1), *(PARAM_TYPES[name.rpartition(".")[2]] for name in names)]
+        kinds = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *(PARAM_TYPES[name.rpartition(".")[2]] for name in names)]
         kinds += BATCH_COLUMNS.values()
 
         @pipeline_def(
@@ -105,7 +113,7 @@ class ChunkPipeline:
                 missing_component_behavior="empty",
                 dont_use_mmap=True,
             )
-            header, frames, *rest = fn.external_source(
+            header, place, frames, *rest = fn.external_source(
                 source=_feed(batches, transform, names),
                 num_outputs=len(kinds),
                 batch=True,
@@ -113,6 +121,7 @@ class ChunkPipeline:
                 ndim=[ndim for _, ndim in kinds],
             )
             video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
+            video = fn.permute_batch(video, indices=place)
             decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
             params, columns = dict(zip(names, rest, strict=False)), rest[len(names) :]
             views = build_graph(drawn, [decoded], params, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
@@ -133,6 +142,9 @@ class ChunkPipeline:
             raise
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        import torch
+
+        assert self._iterator is not None
         for number, batch in enumerate(self._batches):
             try:
                 (tensors,) = next(self._iterator)
@@ -141,6 +153,12 @@ class ChunkPipeline:
             # Not on a GPU: comparing would wait for all that the training loop has queued there.
             if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.encoded.clips.tolist():
                 raise AssertionError("DALI handed out a batch out of turn")
+            if tensors["clip"].is_cuda and number == 0:
+                # The first batch was made with the pipeline, in a thread whose stream is the default one.
+                here = torch.cuda.current_stream(tensors["clip"].device)
+                here.wait_stream(torch.cuda.default_stream(tensors["clip"].device))
+                for tensor in tensors.values():
+                    tensor.record_stream(here)
             yield self._outputs.finish(tensors)
 
     def close(self) -> None:
@@ -152,14 +170,16 @@ class ChunkPipeline:
 def _feed(
     batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]
 ) -> Iterator[tuple[list[npt.NDArray[np.generic]], ...]]:
-    """What the external source gives for each batch: headers, frame numbers, the transform's inputs, the columns.
+    """What the external source gives for each batch: headers in the order of reading, where in that order each sample
+    is, frame numbers, the transform's inputs, the columns.
 
     No method of the pipeline's owner: see `streamvid.transform.dali_pipeline`.
     """
     for batch in batches:
         params = batch_params(transform, batch.encoded)
         yield (
-            [source.header for source in batch.sources],
+            [batch.sources[n].header for n in batch.reading_order],
+            list(np.argsort(batch.reading_order).astype(np.int32)),
             [frames.astype(np.int32) for frames in batch.frames],
             *([np.asarray(value) for value in params[name]] for name in names),
             *([np.asarray(value) for value in column] for column in batch.encoded.columns().values()),
