@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_summary(report: PackReport) -> None:
     from streamvid.packing.destination import REJECTED_FILE
-    from streamvid.storage.filesystem import join, redact
+    from streamvid.storage.url import join, redact
 
     manifest, shown = report.manifest, redact(report.destination)
     out = console()

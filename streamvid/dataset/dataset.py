@@ -17,7 +17,7 @@ from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local, local_path
+from streamvid.storage.url import is_local, join, local_path, redact
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
@@ -66,7 +66,7 @@ class Dataset(ClipSource):
         document = _read_document(path)
         manifest = _parse_document(document, path)
         if not manifest.clips:
-            raise DatasetError(f"the dataset at {filesystem.redact(path)} holds no clips: pack it again")
+            raise DatasetError(f"the dataset at {redact(path)} holds no clips: pack it again")
         if is_local(path):
             path = local_path(path)
             check_sizes(path, manifest.shards)
@@ -101,14 +101,14 @@ def read_manifest(path: str) -> Manifest:
 
 
 def _parse_document(document: bytes, path: str) -> Manifest:
-    return Manifest.from_json(document, path=filesystem.redact(filesystem.join(path, FILE_NAME)))
+    return Manifest.from_json(document, path=redact(join(path, FILE_NAME)))
 
 
 def _read_document(path: str) -> bytes:
-    shown = filesystem.redact(path)
-    file = filesystem.join(path, FILE_NAME)
+    shown = redact(path)
+    file = join(path, FILE_NAME)
     if not filesystem.exists(file):
-        if filesystem.exists(filesystem.join(path, UNFINISHED_FILE)):
+        if filesystem.exists(join(path, UNFINISHED_FILE)):
             raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
         raise DatasetError(f"no dataset at {shown}: there is no {FILE_NAME}; check the path")
     size = filesystem.size(file)

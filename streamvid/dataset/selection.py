@@ -24,6 +24,7 @@ from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.url import redact
 
 Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[[ClipSource, Int64], npt.ArrayLike]
 
@@ -119,7 +120,7 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
 
 def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> Bool:
     if isinstance(keys, str | os.PathLike):
-        shown = f" of {filesystem.redact(os.fspath(keys))}"
+        shown = f" of {redact(os.fspath(keys))}"
         wanted: Sequence[str] = _read_keys(os.fspath(keys))
     else:
         shown, wanted = "", list(keys)
@@ -144,7 +145,7 @@ def _unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> str
 
 
 def _read_keys(path: str) -> list[str]:
-    shown = filesystem.redact(path)
+    shown = redact(path)
     try:
         data = filesystem.read_bytes(path)
     except StreamvidError as error:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.url import is_local
 
 _SHARE: Final = 16
 """A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
@@ -52,7 +52,7 @@ class ShardAccess:
             paths = []
             for number in shards:
                 path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
-                if self._cache is not None and not filesystem.is_local(path):
+                if self._cache is not None and not is_local(path):
                     lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
                     path = str(leases.enter_context(lease).path)
                 paths.append(path)
@@ -74,5 +74,5 @@ class ShardAccess:
 
     def _fetched_bytes(self, number: int) -> int:
         """Bytes of the cache that opening a shard takes; 0 for a local one."""
-        local = self._cache is None or filesystem.is_local(self._dataset.shard_path(number))
+        local = self._cache is None or is_local(self._dataset.shard_path(number))
         return 0 if local else self._dataset.shards[number].bytes

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
 from streamvid.inspection.sampling_cost import SamplingCost
-from streamvid.storage.filesystem import redact
+from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 _SHOWN: Final = 8

@@ -26,7 +26,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, join, local_path
 from streamvid.workers import WorkerCrashError, Workers
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
@@ -211,7 +211,7 @@ def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
 
 def _notes(path: str, manifest: Manifest) -> Iterator[str]:
     """Files beside the dataset that readers ignore."""
-    folder = filesystem.join(path, SHARD_FOLDER)
+    folder = join(path, SHARD_FOLDER)
     known = {entry.name for entry in manifest.shards}
     try:
         files = filesystem.list_files(folder) if manifest.shards else []
@@ -224,7 +224,7 @@ def _notes(path: str, manifest: Manifest) -> Iterator[str]:
             f"{SHARD_FOLDER}/ holds {_named(strays)}, not named in dataset.json: "
             "left from a pack that has not finished, or of another version of the dataset"
         )
-    if filesystem.exists(filesystem.join(path, UNFINISHED_FILE)):
+    if filesystem.exists(join(path, UNFINISHED_FILE)):
         yield f"there is {UNFINISHED_FILE}: a pack to this destination is running or was interrupted"
 
 
@@ -272,7 +272,7 @@ def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> 
     """A reader of the local tar, or of one clip's files and headers, which it fetches from a remote tar at once."""
     if "tar" in files:
         return partial(_read_local, files["tar"])
-    url = filesystem.join(task.path, task.entry.file("tar"))
+    url = join(task.path, task.entry.file("tar"))
     starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
     sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
     blocks = filesystem.read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)])
@@ -299,8 +299,8 @@ def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         files: dict[str, Path] = {}
         for extension in SHARD_EXTENSIONS:
-            source = filesystem.join(task.path, entry.file(extension))
-            if filesystem.is_local(source):
+            source = join(task.path, entry.file(extension))
+            if is_local(source):
                 files[extension] = Path(local_path(source))
             elif (extension != "tar" or task.rows is None) and filesystem.exists(source):
                 files[extension] = Path(folder) / f"{entry.name}.{extension}"
@@ -312,8 +312,8 @@ def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
     """Bytes of a file of the shard; None if it is missing."""
     if extension in files:
         return files[extension].stat().st_size
-    source = filesystem.join(task.path, task.entry.file(extension))
-    if filesystem.is_local(source) or not filesystem.exists(source):
+    source = join(task.path, task.entry.file(extension))
+    if is_local(source) or not filesystem.exists(source):
         return None
     return filesystem.size(source)
 

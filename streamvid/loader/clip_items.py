@@ -18,7 +18,7 @@ from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
-from streamvid.storage import filesystem
+from streamvid.storage.url import is_local
 from streamvid.video.packet_selection import byte_ranges
 
 REMOTE_GAP_BYTES: Final = 1 << 20
@@ -188,6 +188,6 @@ def _sampled(clip: ClipTimes, item: int, recipe: SampleSpec, epoch: int) -> Sele
 
 def _with_spans(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:
     """With the byte ranges that suit where the shard lies."""
-    if filesystem.is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
+    if is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample
     return replace(sample, spans=byte_ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))

@@ -30,9 +30,9 @@ from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler, check_sampler
-from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.url import is_local
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.render import RenderedBatch
 from streamvid.transform.spec import Transform, Views, by_view
@@ -316,7 +316,7 @@ class StreamLoader:
         self._stats = LoaderStats(**{name: getattr(now, name) + more.get(name, 0) for name in now.__dataclass_fields__})
 
     def _open(self, path: str) -> Dataset:
-        if not filesystem.is_local(path):
+        if not is_local(path):
             folder, limit = self._cache_options
             self._cache = self._cache or ShardCache(folder, limit_bytes=limit)
         return Dataset.open(path, cache=self._cache)

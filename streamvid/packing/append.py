@@ -15,6 +15,7 @@ from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.report import read_rejected
 from streamvid.storage import filesystem
+from streamvid.storage.url import join, redact
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,14 @@ def read_base(destination: str) -> BaseDataset:
         InputError: there is none.
         DatasetError: it is damaged.
     """
-    path = filesystem.join(destination, FILE_NAME)
+    path = join(destination, FILE_NAME)
     if not filesystem.exists(path):
-        raise InputError(f"there is no dataset at {filesystem.redact(destination)} to add to: leave out --append")
+        raise InputError(f"there is no dataset at {redact(destination)} to add to: leave out --append")
     data = filesystem.read_bytes(path)
     dataset = Dataset.open(destination)
-    manifest = Manifest.from_json(data, path=filesystem.redact(path))
+    manifest = Manifest.from_json(data, path=redact(path))
     if manifest != dataset.manifest:
-        raise InputError(
-            f"the dataset at {filesystem.redact(destination)} changed while it was being read: run this again"
-        )
+        raise InputError(f"the dataset at {redact(destination)} changed while it was being read: run this again")
     return BaseDataset(
         manifest,
         hashlib.sha256(data).hexdigest(),

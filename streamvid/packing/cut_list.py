@@ -17,7 +17,7 @@ from streamvid.packing.labels import match_videos
 from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_list, video_column
 from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
 from streamvid.packing.scenes import need_scenedetect
-from streamvid.storage import filesystem
+from streamvid.storage.url import redact
 
 COLUMNS: Final = pa.schema(
     [("start", pa.float64()), ("end", pa.float64()), ("start_frame", pa.int64()), ("end_frame", pa.int64())]
@@ -47,7 +47,7 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
         InputError: the list cannot be read or lacks these columns, or a row matches no video or several, or its start
             is missing, negative, or not before its end.
     """
-    shown = filesystem.redact(path)
+    shown = redact(path)
     table = read_list(path).table
     column, cells = video_column(table, TEXT_COLUMNS, shown)
     if not cells:

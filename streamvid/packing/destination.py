@@ -33,7 +33,7 @@ from streamvid.packing.journal import (
     unfinished_text,
 )
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, join, local_path, redact
 
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
@@ -75,10 +75,10 @@ def read_state(destination: str) -> DestinationState:
     Raises:
         InputError: it is a file, or holds shards or a dataset.json that streamvid did not write.
     """
-    shown = filesystem.redact(destination)
-    if filesystem.is_local(destination) and os.path.isfile(local_path(destination)):
+    shown = redact(destination)
+    if is_local(destination) and os.path.isfile(local_path(destination)):
         raise InputError(f"{shown} is a file: name a folder to pack into")
-    manifest = read_if_there(filesystem.join(destination, FILE_NAME))
+    manifest = read_if_there(join(destination, FILE_NAME))
     holder = read_claim(destination)
     if manifest is not None and FORMAT.encode() not in manifest:
         raise InputError(f"{shown} holds a {FILE_NAME} that is not streamvid's: choose another destination")
@@ -87,7 +87,7 @@ def read_state(destination: str) -> DestinationState:
     report = None
     if manifest is not None:
         with suppress(ValueError, RecursionError):
-            document = json.loads(read_if_there(filesystem.join(destination, REPORT_FILE)) or b"null")
+            document = json.loads(read_if_there(join(destination, REPORT_FILE)) or b"null")
             if isinstance(document, dict) and document.get("dataset_sha256") == hashlib.sha256(manifest).hexdigest():
                 report = document
     return DestinationState(manifest, holder, report)
@@ -112,7 +112,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
         FinishedElsewhereError: another process has just finished the same pack.
         InputError: another pack has claimed it, or there is a dataset and `overwrite` is False.
     """
-    shown = filesystem.redact(destination)
+    shown = redact(destination)
     state = read_state(destination)
     append = base is not None
     if state.packed_by == fingerprint and (not overwrite or state.claimed_by == fingerprint):
@@ -125,7 +125,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if holder is not None and holder == state.packed_by:
         remove_progress(destination, holder)  # that pack was killed after it had published
         holder = None
-    unfinished = filesystem.join(destination, UNFINISHED_FILE)
+    unfinished = join(destination, UNFINISHED_FILE)
     if holder is None and not filesystem.create_bytes(unfinished, unfinished_text(fingerprint)):
         holder = read_claim(destination)
     if holder is not None and holder != fingerprint:
@@ -140,7 +140,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if not resumed:
         _clear(destination, everything=not append)
     elif state.manifest is not None and not append:
-        filesystem.remove_file(filesystem.join(destination, FILE_NAME))  # killed before it did so
+        filesystem.remove_file(join(destination, FILE_NAME))  # killed before it did so
     return resumed
 
 
@@ -148,7 +148,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
 def work_folder(destination: str) -> Iterator[Path]:
     """A temporary local folder, on the file system of the destination if that is local."""
     prefix, parent = ("streamvid-pack-", None)
-    if filesystem.is_local(destination):
+    if is_local(destination):
         prefix, parent = (_WORK_PREFIX, local_path(destination))
         os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
@@ -157,7 +157,7 @@ def work_folder(destination: str) -> Iterator[Path]:
 
 def remove_temporaries(destination: str) -> None:
     """Remove the temporary files of killed processes at a local destination, where no process may be packing."""
-    if not filesystem.is_local(destination):
+    if not is_local(destination):
         return
     root = Path(local_path(destination))
     for folder in (root, root / PROGRESS_FOLDER):
@@ -186,22 +186,22 @@ def publish(
     """
     Journal(destination, fingerprint).check()
     named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in SHARD_EXTENSIONS}
-    there = filesystem.list_details(filesystem.join(destination, SHARD_FOLDER))
+    there = filesystem.list_details(join(destination, SHARD_FOLDER))
     # A pack that lost its claim may still upload a shard, or may have removed some while this pack began.
     sizes_agree = all(there[f"{s.name}.tar"].size == s.bytes for s in manifest.shards if f"{s.name}.tar" in there)
     if not (named <= there.keys() and sizes_agree):
-        shown = filesystem.redact(destination)
+        shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     _remove(path for path in _shard_files(destination) if path.rpartition("/")[2] not in named)
     if rejected is not None:
-        filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
+        filesystem.write_bytes(join(destination, REJECTED_FILE), rejected)
     else:
-        filesystem.remove_file(filesystem.join(destination, REJECTED_FILE))
+        filesystem.remove_file(join(destination, REJECTED_FILE))
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
-    filesystem.write_bytes(filesystem.join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
-    filesystem.write_bytes(filesystem.join(destination, FILE_NAME), data)
+    filesystem.write_bytes(join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
+    filesystem.write_bytes(join(destination, FILE_NAME), data)
     remove_progress(destination, fingerprint)
 
 
@@ -213,23 +213,23 @@ def abandon(destination: str, fingerprint: str, rejected: bytes | None) -> None:
     """
     Journal(destination, fingerprint).check()
     if rejected is not None:
-        filesystem.write_bytes(filesystem.join(destination, REJECTED_FILE), rejected)
+        filesystem.write_bytes(join(destination, REJECTED_FILE), rejected)
     remove_progress(destination, fingerprint)
 
 
 def remove_progress(destination: str, fingerprint: str) -> None:
     """Remove the journal, and then unfinished.txt if it holds this fingerprint."""
     _remove(_progress_files(destination))
-    if filesystem.is_local(destination):
+    if is_local(destination):
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
     if read_claim(destination) == fingerprint:
-        filesystem.remove_file(filesystem.join(destination, UNFINISHED_FILE))
+        filesystem.remove_file(join(destination, UNFINISHED_FILE))
 
 
 def base_name(path: str) -> str:
     """The last component of a path or URL."""
-    return os.path.basename(os.path.abspath(local_path(path)) if filesystem.is_local(path) else path.rstrip("/"))
+    return os.path.basename(os.path.abspath(local_path(path)) if is_local(path) else path.rstrip("/"))
 
 
 def _clear(destination: str, *, everything: bool) -> None:
@@ -237,24 +237,22 @@ def _clear(destination: str, *, everything: bool) -> None:
     if everything:
         # dataset.json first: without it, half-removed shards are not taken for a dataset.
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
-            filesystem.remove_file(filesystem.join(destination, leftover))
+            filesystem.remove_file(join(destination, leftover))
     _remove(_progress_files(destination))
     if everything:
         _remove(_shard_files(destination))
 
 
 def _shard_files(destination: str) -> list[str]:
-    folder = filesystem.join(destination, SHARD_FOLDER)
+    folder = join(destination, SHARD_FOLDER)
     names = sorted(filesystem.list_details(folder))
-    return [filesystem.join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
+    return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
 
 
 def _progress_files(destination: str) -> list[str]:
-    folder = filesystem.join(destination, PROGRESS_FOLDER)
+    folder = join(destination, PROGRESS_FOLDER)
     pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}")
-    return [
-        filesystem.join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)
-    ]
+    return [join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)]
 
 
 def _remove(paths: Iterable[str]) -> None:
@@ -269,7 +267,7 @@ def lock_destination(destination: str) -> Iterator[None]:
     Raises:
         InputError: another process is packing there, or the folder cannot be made.
     """
-    if not filesystem.is_local(destination):
+    if not is_local(destination):
         yield
         return
     folder = local_path(destination)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, local_path
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
     found: list[SourceFingerprint | None] = [None] * len(paths)
     folders: dict[str, list[int]] = defaultdict(list)
     for i, path in enumerate(paths):
-        if filesystem.is_local(path):
+        if is_local(path):
             found[i] = _local(local_path(path))
         else:
             folders[path.rstrip("/").rpartition("/")[0]].append(i)

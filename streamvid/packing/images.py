@@ -22,7 +22,7 @@ import numpy as np
 from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, local_path, redact
 from streamvid.video.probe import MAX_SIDE
 from streamvid.video.remux import as_video_error
 
@@ -90,10 +90,10 @@ def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
         return
     remote = False
     for path in paths:
-        if is_sequence(path) and not (remote and not filesystem.is_local(path)):
-            remote = remote or not filesystem.is_local(path)
+        if is_sequence(path) and not (remote and not is_local(path)):
+            remote = remote or not is_local(path)
             if not any(name.lower() in TIMES_FILES for name in _files(path)):
-                raise InputError(_NO_TIMES.format(filesystem.redact(path)))
+                raise InputError(_NO_TIMES.format(redact(path)))
 
 
 def sequence_video(
@@ -123,7 +123,7 @@ def sequence_video(
         twice = next(n for n, m in pairwise(numbers) if n == m)
         raise VideoError(f"two of its images have the number {twice}: rename or remove one")
     if missing := numbers[-1] - numbers[0] + 1 - len(numbers):
-        log.info("%s: %d numbers are missing between its images", filesystem.redact(folder), missing)
+        log.info("%s: %d numbers are missing between its images", redact(folder), missing)
     base, ticks, end = _times(files, len(names), fps, folder)
     images = _images([files[name] for name in names])
     kind = _DECODERS[posixpath.splitext(names[0])[1].lower()]
@@ -143,7 +143,7 @@ def sequence_video(
 
 def _files(folder: str) -> dict[str, str]:
     """Name → path of the files in a folder, without its subfolders."""
-    if filesystem.is_local(folder):
+    if is_local(folder):
         try:
             with os.scandir(local_path(folder)) as entries:
                 return {entry.name: entry.path for entry in entries if entry.is_file()}
@@ -161,7 +161,7 @@ def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str)
             usual = int(np.median(np.diff(ticks)))
             return _MICROSECONDS, ticks, ticks[-1] + usual
     if fps is None:
-        raise InputError(_NO_TIMES.format(filesystem.redact(folder)))
+        raise InputError(_NO_TIMES.format(redact(folder)))
     return 1 / fps, list(range(count)), count
 
 
@@ -194,7 +194,7 @@ def _is_number(text: str) -> bool:
 
 def _images(paths: Sequence[str]) -> Iterator[bytes]:
     """The bytes of the files, in order; remote ones are fetched several at a time."""
-    if not paths or filesystem.is_local(paths[0]):
+    if not paths or is_local(paths[0]):
         yield from map(_read, paths)
         return
     yield _read(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call

@@ -22,7 +22,8 @@ from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.lists import is_list, other_columns, raw_labels, read_list, video_column
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.url import is_local, local_path, redact
 
 VIDEO_EXTENSIONS: Final = (
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".3gp",
@@ -82,16 +83,14 @@ def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
     for given in inputs:
         try:
             videos = _find(given)
-        except filesystem.StorageUnavailable:
+        except StorageUnavailable:
             raise
         except DatasetError as error:
             raise InputError(str(error)) from error
         for video in videos:
             known = found.setdefault(video.parts, video)
             if is_list(given) and (known.label, known.meta) != (video.label, video.meta):
-                raise InputError(
-                    f"{filesystem.redact(video.path)} is listed more than once with different columns: keep one row"
-                )
+                raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
     chosen = list(found.values())
     names = _names(chosen)
     natural = natsort_keygen()
@@ -117,8 +116,8 @@ def _names(videos: list[_Found]) -> list[str]:
 
 
 def _find(given: str) -> list[_Found]:
-    shown = filesystem.redact(given)
-    local = filesystem.is_local(given)
+    shown = redact(given)
+    local = is_local(given)
     if local:
         given = local_path(given)
     if local and os.path.isdir(given):
@@ -195,7 +194,7 @@ def _is_video(path: str) -> bool:
 
 
 def _globbed(pattern: str, shown: str) -> list[_Found]:
-    if filesystem.is_local(pattern):
+    if is_local(pattern):
         matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
@@ -211,15 +210,15 @@ def _globbed(pattern: str, shown: str) -> list[_Found]:
 
 
 def _listed(path: str) -> list[_Found]:
-    shown = filesystem.redact(path)
+    shown = redact(path)
     table = read_list(path).table
     column, cells = video_column(table, ("path", "video"), shown)
     if not cells:
         raise InputError(f"{shown} lists no videos: add rows to it")
     folder = posixpath.dirname(path)
-    videos = [posixpath.join(folder, cell) if filesystem.is_local(cell) else cell for cell in cells]
+    videos = [posixpath.join(folder, cell) if is_local(cell) else cell for cell in cells]
     # Folders of images end in '/': local ones are recognised, remote ones must be listed so.
-    videos = [v.rstrip("/") + "/" if filesystem.is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
+    videos = [v.rstrip("/") + "/" if is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
     parts = [_parts(video) for video in videos]
     above = _parts(folder)
     root = len(above)
@@ -234,7 +233,7 @@ def _listed(path: str) -> list[_Found]:
 
 def _parts(path: str) -> tuple[str, ...]:
     """The components of the absolute path: equal for all spellings of a path."""
-    if filesystem.is_local(path):
+    if is_local(path):
         # File names on disk may not be UTF-8; text in JSON and Parquet is.
         shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
         return tuple(shown.split("/")[1:])

@@ -20,7 +20,7 @@ from streamvid.packing.lists import is_list, meta_columns
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.scenes import scene_versions
-from streamvid.storage import filesystem
+from streamvid.storage.url import redact
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def plan_job(
     if cuts is not None:
         sources, uncut = attach_cuts(sources, cuts)
         if uncut:
-            log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, filesystem.redact(cuts))
+            log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cuts))
         found -= uncut
     if base is not None:
         sources = new_sources(sources, base)

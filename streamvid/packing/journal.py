@@ -20,7 +20,9 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.storage import filesystem
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
+from streamvid.storage.url import join, redact
 
 PROGRESS_FOLDER: Final = "progress"
 _RECORD_FILE: Final = re.compile(r"[0-9]{8}\.json")
@@ -81,7 +83,7 @@ def unfinished_text(fingerprint: str) -> bytes:
 
 def read_claim(destination: str) -> str | None:
     """The fingerprint in unfinished.txt; "" if the file has none; None without that file."""
-    data = read_if_there(filesystem.join(destination, UNFINISHED_FILE))
+    data = read_if_there(join(destination, UNFINISHED_FILE))
     if data is None:
         return None
     found = _FINGERPRINT.search(data[:1000])
@@ -97,7 +99,7 @@ def read_if_there(path: str) -> bytes | None:
     for attempt in itertools.count(1):
         try:
             return filesystem.read_bytes(path)
-        except filesystem.StorageUnavailable:
+        except StorageUnavailable:
             raise
         except (DatasetError, FileNotFoundError):
             if not filesystem.exists(path):
@@ -129,9 +131,9 @@ class Journal:
         holder = read_claim(self._destination)
         if holder == self._fingerprint:
             return
-        shown = filesystem.redact(self._destination)
+        shown = redact(self._destination)
         if holder is None:
-            if filesystem.exists(filesystem.join(self._destination, FILE_NAME)):
+            if filesystem.exists(join(self._destination, FILE_NAME)):
                 raise FinishedElsewhereError
             raise InputError(f"{shown}/{UNFINISHED_FILE} has been removed while we packed: pack again")
         other = differing_parts(holder, self._fingerprint)
@@ -145,11 +147,11 @@ class Journal:
 
     def read(self) -> dict[int, Record]:
         """All records of this pack by shard number, without those of incomplete shards."""
-        folder = filesystem.join(self._destination, PROGRESS_FOLDER)
+        folder = join(self._destination, PROGRESS_FOLDER)
         names = [name for name in filesystem.list_details(folder) if _RECORD_FILE.fullmatch(name)]
         if not names:
             return {}
-        shards = filesystem.list_details(filesystem.join(self._destination, SHARD_FOLDER))
+        shards = filesystem.list_details(join(self._destination, SHARD_FOLDER))
 
         def read(name: str) -> Record | None:
             return self._read(int(name[:8]), lambda file: shards.get(file.rpartition("/")[2]))
@@ -162,7 +164,7 @@ class Journal:
         """The records of a group from a cursor on, and where packing resumes after them; None if it is finished."""
         found: dict[int, Record] = {}
         for number in range(group.first + cursor.part, group.first + group.names):
-            record = self._read(number, lambda file: filesystem.details(filesystem.join(self._destination, file)))
+            record = self._read(number, lambda file: filesystem.details(join(self._destination, file)))
             if record is None:
                 break
             found[number] = record
@@ -178,7 +180,7 @@ class Journal:
         return record if tar is not None and tar.size == record.entry.bytes and None not in others else None
 
     def _path(self, number: int) -> str:
-        return filesystem.join(self._destination, PROGRESS_FOLDER, f"{number:08d}.json")
+        return join(self._destination, PROGRESS_FOLDER, f"{number:08d}.json")
 
 
 def finished_records(

@@ -13,8 +13,7 @@ import pyarrow as pa
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_list, video_column
-from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, local_path, redact
 
 _NAMED: Final = 3
 """Missing videos and surplus rows that a message names; the others are counted."""
@@ -86,7 +85,7 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
         InputError: the list cannot be read or lacks these columns, or a row matches no video or several, or two rows
             match the same.
     """
-    shown = filesystem.redact(path)
+    shown = redact(path)
     table = read_list(path).table
     if "label" not in table.schema.names:
         raise InputError(
@@ -120,7 +119,7 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
         InputError: the list cannot be read, has no column that names videos, or has a column `label`; a row matches
             several videos, two rows match the same, or no row matches any.
     """
-    shown = filesystem.redact(path)
+    shown = redact(path)
     table = read_list(path).table
     if "label" in table.schema.names:
         raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
@@ -137,7 +136,7 @@ def _join(
     sources: Sequence[SourceVideo], table: pa.Table, path: str, *, labels: Sequence[int | str | None] | None = None
 ) -> tuple[list[SourceVideo], Join]:
     """The sources with the metadata of their rows, and the `labels` of these if given; and how the rows matched."""
-    shown = filesystem.redact(path)
+    shown = redact(path)
     column, cells = video_column(table, ("path", "video", "key"), shown)
     extra = other_columns(table, (column, "label", "key"), shown)
     joined = list(sources)
@@ -187,7 +186,7 @@ def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[st
     Raises:
         InputError: a cell may mean several videos.
     """
-    shown = filesystem.redact(path)
+    shown = redact(path)
     find = _Finder(sources, posixpath.dirname(path))
     matched: list[int | None] = []
     for cell in cells:
@@ -238,7 +237,7 @@ class _Finder:
 
 
 def _whole(path: str) -> str:
-    return local_path(path) if filesystem.is_local(path) else path
+    return local_path(path) if is_local(path) else path
 
 
 def _key(source: SourceVideo) -> str:

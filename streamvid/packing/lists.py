@@ -18,6 +18,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.typed_columns import NO_COLUMNS, unify_schemas
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.url import redact
 
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
@@ -74,7 +75,7 @@ def read_list(path: str) -> List:
     Raises:
         InputError: the file cannot be read in the format of its extension, or has two columns of one name.
     """
-    shown = filesystem.redact(path)
+    shown = redact(path)
     if not is_list(path):
         raise InputError(f"{shown} is not a list: use a file that ends in {', '.join(LIST_EXTENSIONS)}")
     try:

@@ -43,6 +43,7 @@ from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
 from streamvid.storage import filesystem
+from streamvid.storage.url import join, redact
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def pack(
     _check_options(destination, shard_size, workers, engine, address, overwrite, append)
     state = read_state(destination)
     if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
-        raise InputError(DATASET_EXISTS.format(filesystem.redact(destination)))
+        raise InputError(DATASET_EXISTS.format(redact(destination)))
     spec = plan_job(
         [os.fspath(given) for given in inputs],
         destination,
@@ -226,8 +227,8 @@ def _report(
 
 def _was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
     """The report if the same pack has been finished before."""
-    path = filesystem.join(destination, FILE_NAME)
-    manifest = Manifest.from_json(filesystem.read_bytes(path), path=filesystem.redact(path))
+    path = join(destination, FILE_NAME)
+    manifest = Manifest.from_json(filesystem.read_bytes(path), path=redact(path))
     return _report(spec, destination, manifest, tuple(read_rejected(destination)), started, was_there=True)
 
 

@@ -21,7 +21,8 @@ from streamvid.packing.lists import dump_json
 from streamvid.packing.options import FixedLength, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.url import is_local, local_path
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import non_displayed_bytes, trim_clip
@@ -55,7 +56,7 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
     try:
         if is_sequence(source.path):
             video = folder
-        elif filesystem.is_local(source.path):
+        elif is_local(source.path):
             video = Path(local_path(source.path))
         else:
             video = folder / "source"
@@ -195,7 +196,7 @@ def _fetch(path: str, local: Path) -> None:
     """Fetch a remote video. Raises VideoError if it does not exist, DatasetError if its storage fails."""
     try:
         filesystem.get_file(path, local)
-    except filesystem.StorageUnavailable:
+    except StorageUnavailable:
         raise
     except DatasetError as error:
         if not filesystem.exists(path):

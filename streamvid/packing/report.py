@@ -18,6 +18,7 @@ from streamvid.packing.journal import Rejected
 from streamvid.packing.labels import Join
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.url import join
 
 if TYPE_CHECKING:
     from streamvid.packing.job_spec import JobSpec
@@ -115,7 +116,7 @@ def rejected_parquet(rejected: Sequence[Rejected]) -> bytes | None:
 
 def read_rejected(destination: str) -> list[Rejected]:
     """The rows of rejected.parquet; none if it is missing or unreadable, as it only informs."""
-    path = filesystem.join(destination, REJECTED_FILE)
+    path = join(destination, REJECTED_FILE)
     if not filesystem.exists(path):
         return []
     try:

@@ -21,8 +21,7 @@ from streamvid.packing.fingerprints import versions
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, totals
 from streamvid.packing.run_local import Advance, pack_groups
-from streamvid.storage import filesystem
-from streamvid.storage.url import local_path
+from streamvid.storage.url import is_local, local_path
 
 _AHEAD: Final = 2
 """Submitted tasks per CPU of the cluster: keeps it busy, and bounds the memory for any number of groups."""
@@ -55,7 +54,7 @@ def pack_groups_on_ray(
     try:
         pack_group = ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=False)(_pack_group)
         shared = ray.put(job)
-        if filesystem.is_local(destination):
+        if is_local(destination):
             destination = os.path.abspath(local_path(destination))
         todo = iter(tasks)
         while True:
@@ -98,7 +97,7 @@ def _pack_group(job: PackJob, task: GroupTask, destination: str) -> list[Record]
 def _absolute(task: GroupTask) -> GroupTask:
     """The task with absolute paths: Ray workers have other working directories."""
     sources = (
-        replace(source, path=os.path.abspath(local_path(source.path))) if filesystem.is_local(source.path) else source
+        replace(source, path=os.path.abspath(local_path(source.path))) if is_local(source.path) else source
         for source in task.sources
     )
     return replace(task, sources=tuple(sources))

@@ -31,6 +31,7 @@ from streamvid.dataset.schema import (
 from streamvid.packing.lists import dump_json
 from streamvid.packing.typed_columns import typed_columns
 from streamvid.storage import filesystem
+from streamvid.storage.url import join
 from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIndex
 from streamvid.video.stored_clip import StoredClip
 
@@ -198,7 +199,7 @@ class ShardWriter:
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written
         for kind, path in paths.items():
-            filesystem.move_file(path, filesystem.join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
+            filesystem.move_file(path, join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
         return ShardEntry(
             name=self.name,
             clips=len(self._rows),

@@ -31,32 +31,8 @@ from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
-from streamvid.storage.url import AnyPath, is_local, join, local_path, redact
-
-__all__ = [
-    "AnyPath",
-    "Details",
-    "StorageUnavailable",
-    "create_bytes",
-    "details",
-    "exists",
-    "get_file",
-    "glob",
-    "is_local",
-    "join",
-    "list_details",
-    "list_files",
-    "move_file",
-    "open_read",
-    "put_file",
-    "read_bytes",
-    "read_ranges",
-    "redact",
-    "remove_file",
-    "size",
-    "write_bytes",
-]
+from streamvid.storage.explain import explained, status_of, true_cause
+from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 # By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
 # fast. Its cache of listings never expires.

@@ -36,6 +36,7 @@ from filelock import FileLock, Timeout
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import retrying
+from streamvid.storage.url import redact
 
 _log = logging.getLogger(__name__)
 
@@ -161,14 +162,12 @@ class ShardCache:
         if self._closed.is_set():
             raise RuntimeError("this ShardCache is closed")
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-            raise DatasetError(
-                f"The SHA-256 given for {filesystem.redact(url)} is not 64 lower-case hexadecimal digits."
-            )
+            raise DatasetError(f"The SHA-256 given for {redact(url)} is not 64 lower-case hexadecimal digits.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise DatasetError(f"The size given for {filesystem.redact(url)} is not a number of bytes.")
+            raise DatasetError(f"The size given for {redact(url)} is not a number of bytes.")
         if size > self._limit:
             raise InputError(
-                f"{filesystem.redact(url)} has {size} bytes, more than the whole cache of {self._limit}; "
+                f"{redact(url)} has {size} bytes, more than the whole cache of {self._limit}; "
                 "raise the cache's limit (cache_bytes) to a few shards at least."
             )
 
@@ -234,9 +233,9 @@ class ShardCache:
                     raise
                 file.close()
                 if attempt + 1 < _CORRUPT_ATTEMPTS:
-                    _log.warning("%s arrived damaged and is fetched again.", filesystem.redact(url))
+                    _log.warning("%s arrived damaged and is fetched again.", redact(url))
             raise DatasetError(
-                f"{filesystem.redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
+                f"{redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
                 "restore the file or pack the dataset again."
             )
         finally:
@@ -250,10 +249,10 @@ class ShardCache:
             actual = filesystem.size(url)
             if actual != size:
                 raise DatasetError(
-                    f"{filesystem.redact(url)} has {actual} bytes, but the dataset says {size}; "
+                    f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
                     "restore the file or pack the dataset again."
                 )
-            _log.info("Fetching %s (%d bytes).", filesystem.redact(url), size)
+            _log.info("Fetching %s (%d bytes).", redact(url), size)
             filesystem.get_file(url, part)
 
         retrying(attempt, sleep=self._closed.wait)

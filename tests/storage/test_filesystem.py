@@ -14,6 +14,8 @@ import pytest
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.url import AnyPath, is_local, join, redact
 from tests.support.s3_server import S3Server, forget_s3_connections
 
 
@@ -51,15 +53,15 @@ def closed_port() -> int:
         ("simplecache::s3://bucket/x", False),
     ],
 )
-def test_is_local(path: filesystem.AnyPath, local: bool) -> None:
-    assert filesystem.is_local(path) is local
+def test_is_local(path: AnyPath, local: bool) -> None:
+    assert is_local(path) is local
 
 
 def test_join() -> None:
-    assert filesystem.join("s3://bucket/ds", "shards", "0.tar") == "s3://bucket/ds/shards/0.tar"
-    assert filesystem.join("s3://bucket/", "x") == "s3://bucket/x"
-    assert filesystem.join(Path("/data"), "x") == "/data/x"
-    assert filesystem.join("/", "x") == "/x"
+    assert join("s3://bucket/ds", "shards", "0.tar") == "s3://bucket/ds/shards/0.tar"
+    assert join("s3://bucket/", "x") == "s3://bucket/x"
+    assert join(Path("/data"), "x") == "/data/x"
+    assert join("/", "x") == "/x"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_join() -> None:
     ],
 )
 def test_redact(url: str, redacted: str) -> None:
-    assert filesystem.redact(url) == redacted
+    assert redact(url) == redacted
 
 
 def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
 
 
 def test_local_round_trip(tmp_path: Path) -> None:
-    path = filesystem.join(tmp_path, "new", "a::b [1].bin")
+    path = join(tmp_path, "new", "a::b [1].bin")
     assert not filesystem.exists(path)
     filesystem.write_bytes(path, b"hello")
     assert filesystem.exists(path)
@@ -219,7 +221,7 @@ def test_missing_package() -> None:
 
 
 def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken(_: filesystem.AnyPath) -> None:
+    def broken(_: AnyPath) -> None:
         raise AttributeError("a defect")
 
     monkeypatch.setattr(filesystem, "_locate", broken)
@@ -230,7 +232,7 @@ def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_http_server_down(closed_port: int) -> None:
     url = f"http://me:hunter2@127.0.0.1:{closed_port}/x?token=abc"
     for call in (filesystem.read_bytes, filesystem.size, filesystem.exists):
-        with pytest.raises(filesystem.StorageUnavailable, match="cannot be reached") as error:
+        with pytest.raises(StorageUnavailable, match="cannot be reached") as error:
             call(url)
         text = one_sentence(error.value)
         assert "hunter2" not in text
@@ -245,7 +247,7 @@ def test_s3_server_down(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # else botocore tries for seconds, each time that s3fs tries
     forget_s3_connections()
     try:
-        with pytest.raises(filesystem.StorageUnavailable, match="AWS_ENDPOINT_URL") as error:
+        with pytest.raises(StorageUnavailable, match="AWS_ENDPOINT_URL") as error:
             filesystem.read_bytes("s3://bucket/x")
         assert "hunter2" not in one_sentence(error.value)
     finally:
@@ -257,7 +259,7 @@ def test_s3_server_down(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_s3_round_trip(s3_bucket: str, tmp_path: Path) -> None:
     base = f"s3://{s3_bucket}/round trip"
-    path = filesystem.join(base, "shards", "0.tar")
+    path = join(base, "shards", "0.tar")
     assert not filesystem.exists(path)
     with pytest.raises(DatasetError, match="does not exist"):
         filesystem.list_files(base)
@@ -268,11 +270,11 @@ def test_s3_round_trip(s3_bucket: str, tmp_path: Path) -> None:
     # What was read or listed before is not remembered.
     assert filesystem.list_files(base) == []
     filesystem.write_bytes(path, b"longer than before")
-    filesystem.write_bytes(filesystem.join(base, "dataset.json"), b"{}")
+    filesystem.write_bytes(join(base, "dataset.json"), b"{}")
     assert (filesystem.size(path), filesystem.read_bytes(path)) == (18, b"longer than before")
-    assert filesystem.list_files(base) == [filesystem.join(base, "dataset.json")]
-    assert filesystem.list_files(base, recursive=True) == [filesystem.join(base, "dataset.json"), path]
-    assert filesystem.glob(filesystem.join(base, "*", "*.tar")) == [path]
+    assert filesystem.list_files(base) == [join(base, "dataset.json")]
+    assert filesystem.list_files(base, recursive=True) == [join(base, "dataset.json"), path]
+    assert filesystem.glob(join(base, "*", "*.tar")) == [path]
     with filesystem.open_read(path) as file:
         file.seek(7)
         assert file.read() == b"than before"
@@ -290,13 +292,13 @@ def test_s3_large_file_in_parts(s3_bucket: str, tmp_path: Path) -> None:
 
 def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
     base = f"s3://{s3_bucket}/others"
-    filesystem.write_bytes(filesystem.join(base, "a"), b"1")
+    filesystem.write_bytes(join(base, "a"), b"1")
     assert len(filesystem.list_files(base)) == 1
     script = "import sys; from streamvid.storage import filesystem; filesystem.write_bytes(sys.argv[1], b'12')"
     for name in ("a", "b"):
-        subprocess.run([sys.executable, "-c", script, filesystem.join(base, name)], check=True)
-    assert filesystem.list_files(base) == [filesystem.join(base, "a"), filesystem.join(base, "b")]
-    assert filesystem.size(filesystem.join(base, "a")) == 2
+        subprocess.run([sys.executable, "-c", script, join(base, name)], check=True)
+    assert filesystem.list_files(base) == [join(base, "a"), join(base, "b")]
+    assert filesystem.size(join(base, "a")) == 2
 
 
 def test_s3_missing(s3_bucket: str, tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ def test_s3_refused_credentials(refused: str, s3_server: S3Server, tmp_path: Pat
         with pytest.raises(DatasetError, match="credentials") as error:
             call(refused)
         text = one_sentence(error.value)
-        assert not isinstance(error.value, filesystem.StorageUnavailable)
+        assert not isinstance(error.value, StorageUnavailable)
         assert refused in text
         assert "AWS_SECRET_ACCESS_KEY" in text
         assert "hunter2" not in text

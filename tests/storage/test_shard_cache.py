@@ -22,6 +22,7 @@ import pytest
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem, retry
 from streamvid.storage import shard_cache as cache_module
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.shard_cache import Lease, ShardCache
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -367,7 +368,7 @@ def test_lasting_trouble_is_told(cache: ShardCache, site: Site, tmp_path: Path, 
     file = site.add("a", data("a"))
     getattr(site, trouble)["a"] = 100
     file["url"] += "?token=hunter2"
-    with pytest.raises(filesystem.StorageUnavailable, match="try again") as error:
+    with pytest.raises(StorageUnavailable, match="try again") as error:
         cache.lease(**file)
     assert "hunter2" not in str(error.value)
     assert site.gets == {"a": 3}
