@@ -229,10 +229,25 @@ def test_a_mix_of_subsets(packed: Packed, second: Packed) -> None:
     assert {int(part) for batch in dali for part in batch["dataset"]} == {0, 1}
 
 
+def inverted(frames: Any) -> Any:
+    """A user's own operators."""
+    from nvidia.dali import fn, types
+
+    return fn.cast(255 - frames, dtype=types.UINT8)
+
+
 def test_views(packed: Packed) -> None:
     """Several outputs, each with its own draws."""
-    views = {"one": RAW, "two": replace(RAW, crop=(32, 40))}
+    views = {"one": RAW, "two": replace(RAW, crop=(32, 40)), "three": replace(RAW, dali=inverted)}
     default, dali = (batches(packed, engine, transform=views) for engine in ENGINES)
+    assert_same(default, dali)
+
+
+def test_turned_clips_stand_upright(tmp_path: Path) -> None:
+    recipe = replace(VP9, container="mp4", width=64, frames=6)
+    made = make(tmp_path, {f"{angle}.mp4": replace(recipe, rotation=angle) for angle in (0, 90, 180, 270)})
+    assert sv.Dataset.open(made.path).clips.rotation.tolist() == [0, 90, 180, 270]
+    default, dali = (batches(made, engine) for engine in ENGINES)
     assert_same(default, dali)
 
 
