@@ -6,6 +6,7 @@ and E.1 (VUI) of ITU-T H.264.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -254,11 +255,9 @@ def classifier(stsd: bytes) -> Classifier:
         ValueError: it has no `avcC` box.
     """
     length_size = _length_size(codec_configuration(stsd, b"avcC"))
-    try:
-        sets = parameter_sets(stsd).annex_b
-    except ValueError:
-        sets = b""  # they may be in band
-    order = H264Order(sets)
+    order = H264Order(b"")
+    with suppress(ValueError):  # parameter sets may be in band alone
+        order = H264Order(parameter_sets(stsd).annex_b)
 
     def classify(packet: memoryview) -> PacketKind:
         units = split_packet(packet, length_size)

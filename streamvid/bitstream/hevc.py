@@ -7,6 +7,7 @@ parameter set), 7.3.3 (profile_tier_level) and 7.3.6.1 (slice segment header) of
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -225,11 +226,9 @@ def classifier(stsd: bytes) -> Classifier:
         ValueError: it has no `hvcC` box.
     """
     length_size = _length_size(codec_configuration(stsd, b"hvcC"))
-    try:
-        sets = parameter_sets(stsd).annex_b
-    except ValueError:
-        sets = b""  # they may be in band
-    order = HevcOrder(sets)
+    order = HevcOrder(b"")
+    with suppress(ValueError):  # parameter sets may be in band alone
+        order = HevcOrder(parameter_sets(stsd).annex_b)
 
     def classify(packet: memoryview) -> PacketKind:
         units = split_packet(packet, length_size)

@@ -190,7 +190,7 @@ def test_sizes_that_people_ask_for() -> None:
      "h264_trimmed_both", "h264_trimmed_past_key", "h264_open_gop_from_recovery", "hevc_open_gop_from_cra"],
 )  # fmt: skip
 def test_every_visible_frame_at_its_own_time(name: str, tmp_path: Path) -> None:
-    """Variable rates, edit lists, hidden packets, odd clocks: what the copy shows is what is encoded."""
+    """Variable rates, edit lists, non-displayed packets, odd clocks: what the copy shows is what is encoded."""
     recipe = HARD[name]
     source = stored(recipe, tmp_path / "source")
     clip = converted(source, tmp_path / "out", TranscodeOptions("h264"))
