@@ -128,11 +128,9 @@ class ChunkPipeline:
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
-            pipeline = chunk()
-            pipeline.build()
             # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
-                [pipeline], self._outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
+                [chunk()], self._outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
             )
         except RuntimeError as error:
             self.close()
