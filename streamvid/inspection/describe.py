@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -194,7 +194,7 @@ def _decoder_configurations(clips: ClipTable) -> int:
     return int(bucket_keys(clips).max()) + 1 if len(clips) else 0
 
 
-def _sorted(counts: Any) -> Counts:
+def _sorted(counts: Iterable[tuple[str, int]]) -> Counts:
     return tuple(sorted(counts, key=lambda item: (-item[1], item[0])))
 
 

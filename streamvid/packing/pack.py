@@ -10,7 +10,8 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
@@ -206,12 +207,14 @@ def _finish(
     document = report_document(spec, added, rejected, seconds=seconds, revision=manifest.revision)
     publish(destination, fingerprint, manifest, rejected=rejected_parquet(listed), report=document)
     clips, size, _ = totals(records)
-    return _report(spec, destination, manifest, rejected, started, clips=clips, bytes=size, resumed=resumed_clips)
+    report = _report(spec, destination, manifest, rejected, started)
+    return replace(report, clips=clips, bytes=size, resumed=resumed_clips)
 
 
 def _report(
-    spec: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float, **more: Any
+    spec: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
 ) -> PackReport:
+    """The report of a pack that wrote nothing."""
     return PackReport(
         destination,
         manifest,
@@ -221,7 +224,6 @@ def _report(
         videos=len(spec.sources),
         skipped=spec.skipped,
         joins=spec.joins,
-        **more,
     )
 
 
@@ -229,7 +231,7 @@ def _was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
     """The report if the same pack has been finished before."""
     path = join(destination, FILE_NAME)
     manifest = Manifest.from_json(filesystem.read_bytes(path), path=redact(path))
-    return _report(spec, destination, manifest, tuple(read_rejected(destination)), started, was_there=True)
+    return replace(_report(spec, destination, manifest, tuple(read_rejected(destination)), started), was_there=True)
 
 
 def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackReport:
@@ -238,7 +240,7 @@ def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackR
     state = read_state(destination)
     if state.claimed_by is not None and state.claimed_by == state.packed_by:
         remove_progress(destination, state.claimed_by)  # that pack was killed after it had published
-    return _report(spec, destination, spec.base.manifest, (), started, was_there=True)
+    return replace(_report(spec, destination, spec.base.manifest, (), started), was_there=True)
 
 
 def _check_options(
