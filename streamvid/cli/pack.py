@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="processes on this machine (local, the default) or tasks on a Ray cluster",
     )
     command.add_argument(
-        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or this machine's"
+        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine"
     )
     command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")

@@ -26,7 +26,7 @@ def add_transcode_options(command: argparse.ArgumentParser) -> None:
         dest="compatible_with",
         choices=("gpu", "gpu-no-av1", "any"),
         default="gpu",
-        help="gpu (default): transcode what neither NVDEC nor DALI decodes, and nothing else; gpu-no-av1: AV1 as well, "
+        help="gpu (default): transcode what NVDEC behind DALI does not decode, and nothing else; gpu-no-av1: also AV1, "
         "which A100, H100 and H200 do not decode; any: transcode nothing",
     )
     command.add_argument(

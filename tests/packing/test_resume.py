@@ -389,7 +389,7 @@ def test_of_two_others_at_once_one_is_refused(videos: Path, s3_bucket: str, monk
         assert create(path, journal.unfinished_text("a" * 64))
         return create(path, data)
 
-    monkeypatch.setattr(destination.storage, "create_bytes", late)
+    monkeypatch.setattr(destination.filesystem, "create_bytes", late)
     with pytest.raises(InputError, match="is running or was broken off"):
         pack([videos / "1.mp4"], url)
 
