@@ -169,7 +169,7 @@ def _concat_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None
     numbers = [name for name, dataset in named.items() if dataset.classes is None and (dataset.clips.label >= 0).any()]
     if texts and numbers:
         raise InputError(
-            f"dataset {texts[0]!r} has class names and {numbers[0]!r} has class numbers, which do not go together: "
+            f"dataset {texts[0]!r} has class names and {numbers[0]!r} has class numbers, which cannot be mixed: "
             "pack one of them again with labels like the other's"
         )
     if not texts:

@@ -28,7 +28,7 @@ NAME = "0" * 64
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("rowcache")
+    root = tmp_path_factory.mktemp("table_cache")
     make_videos(root / "in")
     rows = "".join(f"{name},{name[0]},{i / 2},text {i}\n" for i, name in enumerate(NATURAL_ORDER[:4]))
     (root / "list.csv").write_text("path,label,score,text\n" + rows)
@@ -199,14 +199,14 @@ def test_a_remote_parquet_that_is_another_is_not_kept(packed: Path, folder: Path
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    memory.put(str(packed), "/rowcache/ds", recursive=True)
-    first = Dataset.open("memory://rowcache/ds")
+    memory.put(str(packed), "/table_cache/ds", recursive=True)
+    first = Dataset.open("memory://table_cache/ds")
     assert len(list(folder.glob("*.rows"))) == 1
     entry = first.shards[0]
-    memory.rm(f"/rowcache/ds/{entry.file('parquet')}")
-    same(first, Dataset.open("memory://rowcache/ds"))
+    memory.rm(f"/table_cache/ds/{entry.file('parquet')}")
+    same(first, Dataset.open("memory://table_cache/ds"))
     for path in folder.glob("*.rows"):
         path.unlink()
-    memory.pipe_file(f"/rowcache/ds/{entry.file('parquet')}", (packed / first.shards[1].file("parquet")).read_bytes())
+    memory.pipe_file(f"/table_cache/ds/{entry.file('parquet')}", (packed / first.shards[1].file("parquet")).read_bytes())
     with pytest.raises(DatasetError, match=rf"{entry.name}\.parquet is not the one in dataset\.json, by its SHA-256"):
-        Dataset.open("memory://rowcache/ds")
+        Dataset.open("memory://table_cache/ds")
