@@ -199,14 +199,14 @@ def test_a_remote_parquet_that_is_another_is_not_kept(packed: Path, folder: Path
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    memory.put(str(packed), "/table_cache/ds", recursive=True)
-    first = Dataset.open("memory://table_cache/ds")
+    memory.put(str(packed), "/cached/ds", recursive=True)
+    first = Dataset.open("memory://cached/ds")
     assert len(list(folder.glob("*.rows"))) == 1
     entry = first.shards[0]
-    memory.rm(f"/table_cache/ds/{entry.file('parquet')}")
-    same(first, Dataset.open("memory://table_cache/ds"))
+    memory.rm(f"/cached/ds/{entry.file('parquet')}")
+    same(first, Dataset.open("memory://cached/ds"))
     for path in folder.glob("*.rows"):
         path.unlink()
-    memory.pipe_file(f"/table_cache/ds/{entry.file('parquet')}", (packed / first.shards[1].file("parquet")).read_bytes())
+    memory.pipe_file(f"/cached/ds/{entry.file('parquet')}", (packed / first.shards[1].file("parquet")).read_bytes())
     with pytest.raises(DatasetError, match=rf"{entry.name}\.parquet is not the one in dataset\.json, by its SHA-256"):
-        Dataset.open("memory://table_cache/ds")
+        Dataset.open("memory://cached/ds")
