@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import START_CODE, DpbRequirement, to_annex_b
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import whole
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 NAMES = [name for name, recipe in hard_recipes().items() if recipe.codec in NAL_SYNTAX]
 

@@ -22,8 +22,9 @@ from streamvid.video import clip_index
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
+from tests.support.clips import write
 from tests.support.reference import sequential, slice_of, whole
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 from tools.damage import lie_about_order
 
 Params = tuple[tuple[str, str], ...]

@@ -22,8 +22,9 @@ from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, frames=40, gop=13)
 HIDDEN_VP9 = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))

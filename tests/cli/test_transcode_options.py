@@ -10,7 +10,8 @@ import pytest
 
 from streamvid.cli.main import main
 from streamvid.cli.transcode_options import parse_rate
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
-from tools.clips import Recipe, read_frame_number, write
+from tests.support.clips import write
+from tools.clips import Recipe, read_frame_number
 
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
 VP8 = replace(VP9, codec="vp8")

@@ -14,7 +14,8 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 H264 = Recipe(width=320, height=192, frames=6, gop=6)
 VP9 = replace(H264, codec="vp9", container="webm")

@@ -13,8 +13,9 @@ from streamvid.decode.cpu import CpuDecoder, decode_frames, decode_with_pyav, sp
 from streamvid.errors import VideoError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.reference import slice_of, whole
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
 LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)

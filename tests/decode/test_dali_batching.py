@@ -14,8 +14,9 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_batching import fuse, group
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import slice_of
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
 

@@ -10,7 +10,8 @@ from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.gpu import decode_route
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 @pytest.mark.parametrize(

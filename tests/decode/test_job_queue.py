@@ -21,8 +21,9 @@ from streamvid.decode.job_queue import CPU_BACKLOG, SESSION_OPEN_PACKETS, Decode
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import slice_of
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 
 def key(number: int) -> SessionKey:

@@ -25,8 +25,9 @@ from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import slice_of, whole
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 Spoil = Callable[[list["Surface"]], list["Surface"]]
 """What becomes of the frames of one call."""

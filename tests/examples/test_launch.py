@@ -18,7 +18,8 @@ import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 CLIPS, EPOCHS, NODES = 13, 2, 2
 SECONDS = 60

@@ -19,7 +19,8 @@ import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 CLIPS, EPOCHS, EVERY = 37, 2, 3
 SECONDS = 60

@@ -15,7 +15,8 @@ import streamvid as sv
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, hard_recipes, read_frame_number, write
+from tests.support.clips import write
+from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 NAMES = [

@@ -12,8 +12,9 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.reference import slice_of, to_arrays, whole
-from tools.clips import Recipe, hard_recipes, read_frame_number, write
+from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 ON_GPU = [

@@ -19,9 +19,10 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.reference import whole
 from tests.support.stock_dali import stock_frames
-from tools.clips import Recipe, hard_recipes, read_frame_number, write
+from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 FULL = pytest.mark.full

@@ -13,7 +13,8 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
-from tools.clips import hard_recipes, write
+from tests.support.clips import write
+from tools.clips import hard_recipes
 
 HARD = hard_recipes()
 NAMES = ["h264", "hevc", "vp9", "h264_vfr", "hevc_open_gop", "h264_rotated_90", "h264_five_frames", "mjpeg_avi"]

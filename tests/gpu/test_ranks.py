@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 CLIPS = 22
 RANK = """

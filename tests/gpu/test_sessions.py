@@ -25,9 +25,10 @@ from streamvid.video import clip_index
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.reference import slice_of, to_arrays, whole
 from tests.support.stock_dali import stock_frames
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 from tools.damage import lie_about_order
 
 pytest.importorskip("PyNvVideoCodec")

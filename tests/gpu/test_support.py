@@ -13,8 +13,9 @@ from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import to_arrays, whole
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 EDGES = [
     Recipe(frames=6, width=64, height=64),

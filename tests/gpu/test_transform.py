@@ -13,9 +13,10 @@ import torch
 import streamvid as sv
 from streamvid.packing.pack import pack
 from streamvid.transform.spec import DRAWS, Transform, Views
+from tests.support.clips import write
 from tests.support.views import Array, Clip, clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Options, and by how many levels of 255 the devices may differ.

@@ -23,9 +23,10 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.spread import Keyframes, Uniform
 from streamvid.sampling.windows import Window
+from tests.support.clips import write
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import dataset_of
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 
 @pytest.fixture(scope="module")

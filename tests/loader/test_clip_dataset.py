@@ -27,9 +27,10 @@ from streamvid.fetch.clip_reader import ClipReader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage import range_reader, retry
+from tests.support.clips import write
 from tests.support.packed import edit_parquet, pack_with_columns, reseal
 from tests.support.reference import sequential
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, default_collate
 import streamvid as sv
 from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": sv.Transform(resize=48, crop=40)}
 

@@ -18,8 +18,9 @@ from streamvid.fetch.plan_samples import clip_times
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
+from tests.support.clips import write
 from tests.support.sampling import padded, select
-from tools.clips import Recipe, read_frame_number, write
+from tools.clips import Recipe, read_frame_number
 
 BASE = Recipe(width=96, height=64, gop=8)
 RECIPES: dict[str, Recipe] = {

@@ -31,9 +31,10 @@ from streamvid.sampling.explicit import Frames
 from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
+from tests.support.clips import write
 from tests.support.packed import reseal
 from tests.support.sampling import padded
-from tools.clips import Recipe, read_frame_number, write
+from tools.clips import Recipe, read_frame_number
 
 BASE = Recipe(width=96, height=64, gop=12)
 RECIPES: dict[str, Recipe] = {

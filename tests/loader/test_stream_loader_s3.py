@@ -11,7 +11,8 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import streamvid as sv
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 CLIPS = 23
 

@@ -19,8 +19,9 @@ from streamvid.mp4.edit_list import Edit, limit_edit, parse_edit_list, read_edit
 from streamvid.mp4.writer import slice_header
 from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.transcode import TranscodeOptions, transcode
+from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, look, read_frame_number, write
+from tools.clips import Recipe, look, read_frame_number
 
 # By its edit list FFmpeg loses pictures between the last two key frames that are shown, or the last one that is shown,
 # or tells of less than half of the file. In fragmented files that begin late it loses the first fragment.

@@ -19,7 +19,8 @@ from streamvid.mp4.reader import NeedsDemuxerError, read_track
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 @cache

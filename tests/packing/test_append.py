@@ -21,8 +21,9 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from tests.packing.test_resume import die_before_change
+from tests.support.clips import write
 from tests.support.packed import InlineWorkers, digests
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 SHARD = 21_000
 

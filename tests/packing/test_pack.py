@@ -25,8 +25,8 @@ from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.pack import pack
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
+from tests.support.clips import write
 from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
-from tools.clips import write
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,10 @@ from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.packed import digests
 from tests.support.reference import sequential
-from tools.clips import Recipe, read_frame_number, write
+from tools.clips import Recipe, read_frame_number
 
 RECIPES = {
     "one.mp4": Recipe(width=128, height=64, frames=75, gop=30, b_frames=3, fps=Fraction(25)),

@@ -16,7 +16,8 @@ from streamvid.packing.job_spec import plan_job
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.partition import PARTS, partition
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 @given(

@@ -25,9 +25,10 @@ from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
 from streamvid.video.transcode import TranscodeOptions
+from tests.support.clips import write
 from tests.support.launcher import Launcher
 from tests.support.packed import InlineWorkers, digests
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 SHARD = 21_000
 REMOTE_SHARD = 80_000

@@ -15,8 +15,9 @@ from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.transcode import TranscodeOptions
+from tests.support.clips import write
 from tests.support.packed import digests
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 SHARD = 12_000
 CONVERTED = PackOptions(transcode=TranscodeOptions(codec="hevc", gop=2, crf=10))

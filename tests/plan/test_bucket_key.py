@@ -16,7 +16,8 @@ from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import Categories
 from streamvid.packing.options import PackOptions
 from streamvid.plan.bucket_key import bucket_keys
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 SIZES = ((64, 64), (96, 64), (64, 96), (48, 80), (1920, 1080))
 CODECS = ("h264", "hevc", "vp9")

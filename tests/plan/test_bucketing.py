@@ -21,7 +21,8 @@ from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan, Position, Ste
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 seeds = st.integers(0, 2**64)
 

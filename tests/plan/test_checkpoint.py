@@ -21,7 +21,8 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 OLD = 11
 ALONE = World(0, 1)

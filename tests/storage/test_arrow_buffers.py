@@ -20,7 +20,8 @@ from streamvid.packing.lists import read_list
 from streamvid.packing.pack import pack
 from streamvid.packing.report import read_rejected, rejected_parquet
 from streamvid.storage.arrow_buffers import arrow_reader
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 
 def test_nothing_of_it_belongs_to_the_interpreter() -> None:

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, frames=12, gop=6, b_frames=2)
 

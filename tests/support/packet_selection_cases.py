@@ -14,7 +14,8 @@ import numpy.typing as npt
 from streamvid.errors import VideoError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 from tools.recipes import Codec
 
 Int64 = npt.NDArray[np.int64]

@@ -22,8 +22,9 @@ from streamvid.packing.prepare import transcode_if_needed
 from streamvid.video.gpu_support import Purpose, Route, check, check_transcode, support
 from streamvid.video.remux import store_clip
 from streamvid.video.transcode import TranscodeOptions
+from tests.support.clips import write
 from tests.support.reference import whole
-from tools.clips import Recipe, hard_recipes, read_frame_number, write
+from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 TRANSCODED = {

@@ -26,8 +26,9 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
+from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 HARD = {name: recipe for name, recipe in hard_recipes().items() if recipe.container in ("mp4", "mov")}
 ODD = {name for name, recipe in HARD.items() if recipe.trim or recipe.trim_end or recipe.codec in ("mpeg4", "mjpeg")}

@@ -24,9 +24,10 @@ from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCE
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
 from tests.support.packet_selection_cases import cases, make, random_recipe
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, read_frame_number, write
+from tools.clips import Recipe, read_frame_number
 
 
 @st.composite

@@ -13,8 +13,9 @@ from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip
+from tests.support.clips import write
 from tests.support.reference import seconds, sequential, slice_of, whole
-from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate, write
+from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
 
 HARD = hard_recipes()
 

@@ -25,8 +25,9 @@ from streamvid.video.pixel_format import encoded_size
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
+from tests.support.clips import write
 from tests.support.reference import slice_of, whole
-from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number, write
+from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 WIDE = Recipe(width=320, height=176, frames=40, gop=20)

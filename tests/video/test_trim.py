@@ -25,8 +25,9 @@ from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import cut_packets, non_displayed_bytes, trim_clip
+from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
-from tools.clips import Recipe, hard_recipes, write
+from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
 Frames = list[npt.NDArray[np.uint8]]
