@@ -28,6 +28,9 @@ from streamvid.video.packet_selection import EncodedSlice
 
 _PROBE_FRAMES: Final = 3
 
+_Read = EncodedBatch | Exception
+"""What becomes of a list of items: a batch, or what is wrong with them."""
+
 
 class GpuDataLoader:
     """A DataLoader whose workers read and whose main process decodes.
@@ -97,7 +100,7 @@ class GpuDataLoader:
         self._loader: Any = None
         try:
             self._loader = torch.utils.data.DataLoader(
-                _Slices(dataset, batch_size), collate_fn=_travelling, num_workers=num_workers, **chosen, **options
+                _Slices(dataset, batch_size), collate_fn=_share, num_workers=num_workers, **chosen, **options
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
@@ -218,7 +221,7 @@ class GpuDataLoader:
         return self.dataset.encoded(At(row, frames=frames.tolist()))
 
 
-class _Slices(torch.utils.data.Dataset[Any]):
+class _Slices(torch.utils.data.Dataset[_Read]):
     """What the workers see: lists of items → encoded batches. Whatever is wrong with items or clips is found here."""
 
     def __init__(self, clips: ClipDataset, max_batch: int) -> None:
@@ -227,10 +230,10 @@ class _Slices(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._clips)
 
-    def __getitem__(self, item: Item) -> Any:
+    def __getitem__(self, item: Item) -> _Read:
         return self.__getitems__([item])
 
-    def __getitems__(self, items: Sequence[Item]) -> EncodedBatch | Exception:
+    def __getitems__(self, items: Sequence[Item]) -> _Read:
         if not 1 <= len(items) <= self._max_batch:
             return InputError(f"the batch sampler gave {len(items)} clips; batch_size says 1 to {self._max_batch}")
         try:
@@ -240,12 +243,12 @@ class _Slices(torch.utils.data.Dataset[Any]):
             return error.with_traceback(None)
 
 
-def _travelling(batch: Any) -> EncodedBatch | Exception | SharedBatch:
-    """Ready to cross to the main process, if this is another."""
+def _share(batch: Any) -> _Read | SharedBatch[_Read]:
+    """In a worker, what crosses to the main process; there, the batch itself."""
     return batch if torch.utils.data.get_worker_info() is None else pack(batch)
 
 
-def _watched(iterator: Any) -> Iterator[Any]:
+def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read | SharedBatch[_Read]]:
     """What PyTorch's iterator gives. It notices workers that die, but not while one of them hands on a batch."""
     while True:
         try:

@@ -1,6 +1,6 @@
-"""How a batch travels from a worker to the main process: its arrays in one piece of shared memory, the rest pickled.
+"""Batches from a worker to the main process: their arrays in one block of shared memory, the rest pickled.
 
-Pickled as it is, a batch would be copied through a pipe, bytes of video and all.
+Pickled as a whole, a batch would be copied through a pipe, bytes of video and all.
 """
 
 from __future__ import annotations
@@ -8,56 +8,58 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
 
-_ALIGNED: Final = 64
+T = TypeVar("T")
+
+_ALIGNMENT: Final = 64
 """Bytes to which every array is aligned."""
 
 
 @dataclass(frozen=True)
-class SharedBatch:
+class SharedBatch(Generic[T]):
     """A value on its way to another process.
 
     Attributes:
-        head: the value without its arrays, pickled.
+        head: the value without its arrays, pickled (protocol 5, buffers out of band: PEP 574).
         data: uint8 [bytes], the arrays; PyTorch hands it on in shared memory.
-        places: where in `data` each array begins, and its length in bytes.
+        extents: where in `data` each array begins, and its length in bytes.
     """
 
     head: bytes
     data: torch.Tensor
-    places: Sequence[tuple[int, int]]
+    extents: Sequence[tuple[int, int]]
 
 
-def pack(value: Any) -> SharedBatch:
-    """Make a parcel of any value that can be pickled; NumPy arrays in it are copied once."""
+def pack(value: T) -> SharedBatch[T]:
+    """Prepare any value that can be pickled; NumPy arrays in it are copied once."""
     import torch
 
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
-    places, end = [], 0
+    extents, end = [], 0
     for view in views:
-        places.append((end, view.nbytes))
-        end += -(-view.nbytes // _ALIGNED) * _ALIGNED
-    # In shared memory from the start, as default_collate makes it: PyTorch would copy it there otherwise.
+        extents.append((end, view.nbytes))
+        end += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
+    # In shared memory from the start, as PyTorch's default_collate allocates it: it would be copied there otherwise.
     data = torch.empty(0, dtype=torch.uint8)
     if end:
         storages: Any = torch.UntypedStorage
         data = data.set_(storages._new_shared(end))
-        whole = _memory(data)
-        for view, (start, size) in zip(views, places, strict=True):
-            whole[start : start + size] = view
-    return SharedBatch(head, data, places)
+        memory = _memory(data)
+        for view, (start, size) in zip(views, extents, strict=True):
+            memory[start : start + size] = view
+    return SharedBatch(head, data, extents)
 
 
-def unpack(parcel: SharedBatch) -> Any:
-    """The value; its arrays are views of the parcel's memory."""
-    whole = _memory(parcel.data)
-    return pickle.loads(parcel.head, buffers=[whole[start : start + size] for start, size in parcel.places])
+def unpack(shared: SharedBatch[T]) -> T:
+    """The value; its arrays are views of the shared memory."""
+    memory = _memory(shared.data)
+    return cast(T, pickle.loads(shared.head, buffers=[memory[at : at + size] for at, size in shared.extents]))
 
 
 def _memory(data: torch.Tensor) -> memoryview:

@@ -1,4 +1,4 @@
-"""The transform as DALI operators: the same on either device, and none of them draws anything."""
+"""The transform as DALI operators, the same on either device. None is random: see `streamvid.transform.params`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def input_names(
 def build_graph(
     transform: Transform | Views,
     frames: Sequence[DataNode],
-    given: Mapping[str, DataNode],
+    params: Mapping[str, DataNode],
     *,
     crop_resized: bool,
     rotates: bool,
@@ -38,7 +38,7 @@ def build_graph(
     Args:
         transform: what to do.
         frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
-        given: what `input_names` names, as nodes of the graph.
+        params: what `input_names` names, as nodes of the graph.
         crop_resized: the frames are those of each view, upright, cropped and resized.
         rotates: some clips are to be turned upright; without, the graph has no operator for it.
         has_blanks: some frame positions may show a black picture; likewise.
@@ -49,82 +49,80 @@ def build_graph(
     if not crop_resized:
         (whole,) = frames
         if rotates:
-            whole = fn.rotate(whole, angle=given["angle"], interp_type=types.INTERP_NN, keep_size=False)
+            whole = fn.rotate(whole, angle=params["angle"], interp_type=types.INTERP_NN, keep_size=False)
         frames = [whole] * len(names)
-    shown = given["shown"] if has_blanks else None
+    shown = params["shown"] if has_blanks else None
     if shown is not None and frames[0].device == "gpu":
         shown = shown.gpu()
     views = []
     for (view, one), pictures in zip(names.items(), frames, strict=True):
-        mine = {name.partition(".")[2]: node for name, node in given.items() if name.startswith(f"{view}.")}
+        own = {name.partition(".")[2]: node for name, node in params.items() if name.startswith(f"{view}.")}
         if not crop_resized:
-            pictures = _crop_resize(one, pictures, mine)
-        pictures = _recoloured(one, _rotated(pictures, mine), mine)
+            pictures = _crop_resize(one, pictures, own)
+        pictures = _augment(one, _rotate(pictures, own), own)
         # Each decoded frame went through the above once, however many frame positions show it.
-        pictures = fn.sequence_rearrange(pictures, new_order=given["gather"])
-        views.append(_finished(one, pictures, mine, shown))
+        pictures = fn.sequence_rearrange(pictures, new_order=params["gather"])
+        views.append(_finish(one, pictures, own, shown))
     return views
 
 
-def _crop_resize(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
-    """Resized and cropped."""
+def _crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
+    """Resize and crop."""
     from nvidia.dali import fn, types
 
     interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
-    if "end" in given:
-        # Only the pixels that the crop keeps are made.
+    if "end" in params:
+        # Resize and crop in one: only the pixels that the crop keeps are computed.
         frames = fn.resize(
             frames,
-            size=given["size"],
-            roi_start=given["start"],
-            roi_end=given["end"],
+            size=params["size"],
+            roi_start=params["start"],
+            roi_end=params["end"],
             interp_type=interpolation[transform.interpolation],
         )
-    elif "start" in given:
+    elif "start" in params:
         frames = fn.slice(
-            frames, given["start"], given["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
+            frames, params["start"], params["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
         )
-    elif "size" in given:
-        frames = fn.resize(frames, size=given["size"], interp_type=interpolation[transform.interpolation])
+    elif "size" in params:
+        frames = fn.resize(frames, size=params["size"], interp_type=interpolation[transform.interpolation])
     return frames
 
 
-def _rotated(frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
+def _rotate(frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
     from nvidia.dali import fn, types
 
-    if "rotate" not in given:
+    if "rotate" not in params:
         return frames
-    return fn.rotate(frames, angle=given["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0)
+    return fn.rotate(frames, angle=params["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0)
 
 
-def _recoloured(transform: Transform, frames: DataNode, given: Mapping[str, DataNode]) -> DataNode:
-    """With other colours, blurred and erased."""
+def _augment(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
+    """Change colours, blur and erase."""
     from nvidia.dali import fn
 
     if transform.recolours:
         names = ("brightness", "contrast", "saturation", "hue")
-        frames = fn.color_twist(frames, **{name: given[name] for name in names})
-    if "window" in given:
-        frames = fn.gaussian_blur(frames, sigma=given["sigma"], window_size=given["window"])
-    if "erase_size" in given:
+        frames = fn.color_twist(frames, **{name: params[name] for name in names})
+    if "window" in params:
+        frames = fn.gaussian_blur(frames, sigma=params["sigma"], window_size=params["window"])
+    if "erase_size" in params:
         frames = fn.erase(
-            frames, anchor=given["erase_start"], shape=given["erase_size"], axis_names="HW", fill_value=0.0
+            frames, anchor=params["erase_start"], shape=params["erase_size"], axis_names="HW", fill_value=0.0
         )
     return frames
 
 
-def _finished(
-    transform: Transform, frames: DataNode, given: Mapping[str, DataNode], shown: DataNode | None
-) -> DataNode:
-    """Flipped, through the user's function, black where nothing is shown, normalised and laid out."""
+def _finish(transform: Transform, frames: DataNode, params: Mapping[str, DataNode], shown: DataNode | None) -> DataNode:
+    """Flip, apply the user's part, black out frame positions that show no frame, normalise and transpose."""
     from nvidia.dali import fn, types
 
-    # Normalising can mirror on the way, which costs nothing.
+    # crop_mirror_normalize can mirror at no extra cost.
     fused = transform.dtype != "uint8" and transform.dali is None and not transform.vertical_flip
     if not fused and (transform.horizontal_flip or transform.vertical_flip):
-        frames = fn.flip(frames, horizontal=given.get("mirror", 0), vertical=given.get("upside_down", 0))
+        frames = fn.flip(frames, horizontal=params.get("mirror", 0), vertical=params.get("upside_down", 0))
     if transform.dali is not None:
-        frames = _through(transform.dali, frames)
+        frames = _apply_user_part(transform.dali, frames)
     if shown is not None:
         frames = fn.reinterpret(frames * shown, layout="FHWC")
     if transform.dtype == "uint8":
@@ -134,7 +132,7 @@ def _finished(
         mean, std = transform.mean_std
         frames = fn.crop_mirror_normalize(
             frames,
-            mirror=given["mirror"] if fused and transform.horizontal_flip else 0,
+            mirror=params["mirror"] if fused and transform.horizontal_flip else 0,
             mean=[255 * v for v in mean],
             std=[255 * v for v in std],
             dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
@@ -143,8 +141,12 @@ def _finished(
     return fn.transpose(frames, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CTHW" else frames
 
 
-def _through(function: object, frames: DataNode) -> DataNode:
-    """What the user's function makes of the frames."""
+def _apply_user_part(function: object, frames: DataNode) -> DataNode:
+    """Apply `Transform(dali)`.
+
+    Raises:
+        InputError: it did not return one node on the device of the frames.
+    """
     from nvidia.dali import fn
     from nvidia.dali.data_node import DataNode
 

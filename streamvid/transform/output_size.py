@@ -1,4 +1,4 @@
-"""How large clips come out of a transform, known from the dataset before anything is decoded."""
+"""The height and width that a transform gives clips, computed from the dataset's table before anything is decoded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamvid.transform.spec import Transform, Views, by_view, pair
 
 
 def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:
-    """Sizes after resizing, for all but random resized crops.
+    """The size of each clip after resizing and before cropping; not for random resized crops.
 
     Args:
         transform: what to do.
         heights, widths: int64 [clips], of upright frames.
-        short: int64 [clips], the short sides, if they were drawn; without, the smallest that can be.
+        short: int64 [clips], the short sides that were drawn from `random_short_side`; default: its smallest.
 
     Returns:
         int64 [clips, 2]: height, width.

@@ -367,17 +367,17 @@ def test_options_that_cannot_be(dataset: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(["<i8", "u1", "f8", "?"]), max_size=4), st.data())
-def test_parcels(kinds: list[str], data: st.DataObject) -> None:
+def test_arrays_cross_in_shared_memory(kinds: list[str], data: st.DataObject) -> None:
     arrays = []
     for kind in kinds:
         shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
         arrays.append(np.random.default_rng(0).integers(0, 2, shape).astype(kind))
     value: dict[str, Any] = {"arrays": arrays, "text": "x", "strided": np.arange(12).reshape(3, 4).T}
-    parcel = pack(value)
-    got = unpack(parcel)
+    shared = pack(value)
+    got = unpack(shared)
     for one, two in zip([*got["arrays"], got["strided"]], [*arrays, value["strided"]], strict=True):
         assert one.dtype == two.dtype
         np.testing.assert_array_equal(one, two)
         assert one.ctypes.data % one.dtype.itemsize == 0
     assert got["text"] == "x"
-    assert len(parcel.head) < 2000
+    assert len(shared.head) < 2000
