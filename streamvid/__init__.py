@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from streamvid.errors import StreamvidError as StreamvidError
     from streamvid.errors import VideoError as VideoError
     from streamvid.inspection.verify import verify as verify
+    from streamvid.loader.batch import Batch as Batch
+    from streamvid.loader.batch import LoaderStats as LoaderStats
     from streamvid.loader.clip_dataset import ClipDataset as ClipDataset
     from streamvid.loader.clip_items import At as At
     from streamvid.loader.gpu_loader import GpuDataLoader as GpuDataLoader
-    from streamvid.loader.stream_loader import LoaderStats as LoaderStats
     from streamvid.loader.stream_loader import StreamLoader as StreamLoader
     from streamvid.packing.pack import pack as pack
     from streamvid.plan.inputs import Mix as Mix
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "All": "sampling.spread",
     "At": "loader.clip_items",
+    "Batch": "loader.batch",
     "ByClip": "sampling.explicit",
     "ClipDataset": "loader.clip_dataset",
     "ClipTimes": "sampling.base",
@@ -56,7 +58,7 @@ _MODULE_OF = {
     "GpuDataLoader": "loader.gpu_loader",
     "InputError": "errors",
     "Keyframes": "sampling.spread",
-    "LoaderStats": "loader.stream_loader",
+    "LoaderStats": "loader.batch",
     "Mix": "plan.inputs",
     "MultiRate": "sampling.windows",
     "RandomFrames": "sampling.spread",

@@ -11,6 +11,7 @@ import torch
 import torch.utils.data
 
 from streamvid.arrays import Int64
+from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
@@ -19,12 +20,14 @@ from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
-from streamvid.plan.inputs import Place, Subset, make_pools, open_source
-from streamvid.sampling.base import FrameSampler, check_sampler
-from streamvid.sampling.padding import has_black_frames
+from streamvid.loader.sample_set import SampleSet
+from streamvid.plan.inputs import DatasetLike, Pools, Subset, source_of
+from streamvid.plan.permutation import Pool
+from streamvid.plan.sample_id import rows_of
+from streamvid.sampling.base import FrameSampler
 from streamvid.sampling.spread import All
-from streamvid.transform.output_size import output_sizes
-from streamvid.transform.spec import TAKEN, Transform, Views, by_view
+from streamvid.transform.output_size import check_output_sizes
+from streamvid.transform.spec import Transform, Views
 from streamvid.video.packet_selection import EncodedSlice
 
 
@@ -44,44 +47,42 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             clips that are too short are left out of the numbering.
         transform: as in `StreamLoader`.
         columns: metadata to put into samples.
-        seed: of places and augmentation, which also depend on the epoch and on the item.
+        seed: of random frames and augmentation, which also depend on the epoch and on the sample.
 
     Raises:
-        InputError: an option that cannot be, by itself or with this dataset.
+        InputError: an option that is invalid, by itself or for this dataset.
         DatasetError: a dataset that is missing or damaged.
     """
 
+    @suggest_keywords
     def __init__(
         self,
-        dataset: Subset | Place,
+        dataset: Subset | DatasetLike,
         *,
         sampling: FrameSampler | None = None,
         transform: Transform | Views | Mapping[str, Transform] | None = None,
         columns: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if sampling is not None:
-            check_sampler(sampling)
-        if isinstance(transform, Mapping):
-            transform = Views(transform)
-        if transform is not None and not isinstance(transform, Transform | Views):
-            raise InputError(f"transform must be a Transform, or a dict of them by name, it is {transform!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise InputError(f"seed must be a whole number, it is {seed!r}")
         self._can_sample = sampling is not None
-        self._transform = transform or Transform(layout="THWC", dtype="uint8")
-        self._recipe = SampleSpec(sampling or All(), seed, self._transform.num_random)
-        self._reader, self._items = _open(dataset, self._recipe)
-        self._columns = self._check_columns(columns)
+        samples = _map_style(dataset, sampling or All(), transform, columns, seed)
+        self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
+        self._reader, self._skipped = ClipReader(samples.dataset), samples.pools.short
+        # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
+        ids = samples.pools.pools[0].sample_ids
+        whole = np.array_equal(ids, np.arange(len(samples.dataset)))
+        self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
         # In shared memory, so that workers that stay for several epochs see it change.
         self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
-        rotates = bool(self.dataset.clips.rotation.any())
-        has_blanks = has_black_frames(self._recipe.sampling.pad)
-        self._renderer = SampleRenderer(self._transform, rotates=rotates, has_blanks=has_blanks)
+        self._renderer = SampleRenderer(self._transform, rotates=samples.rotates(), has_blanks=samples.has_black_frames)
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""
-        return len(self.dataset) if self._items is None else len(self._items)
+        return len(self.dataset) if self._sample_ids is None else len(self._sample_ids)
+
+    def __repr__(self) -> str:
+        sampling = repr(self._spec.sampling) if self._can_sample else None
+        return f"ClipDataset({self.dataset!r}, samples={len(self)}, sampling={sampling}, transform={self._transform!r})"
 
     def __getitem__(self, item: Item) -> dict[str, Any]:
         """A sample.
@@ -98,12 +99,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read side by side: what DataLoader's workers call for a batch."""
         wanted = self.look_up(items)
-        samples = choose(self._reader, wanted, self._recipe, self.epoch)
+        samples = choose(self._reader, wanted, self._spec, self.epoch)
         slices = self._reader.read_slices(samples)
         made = []
         for sample, part in zip(samples, slices, strict=True):
             batch = encoded_batch(self.dataset, [sample], [part])
-            self._check_sizes(batch.clips)
+            check_output_sizes(self._transform, self.dataset.clips, batch.clips)
             made.append(self._sample(batch))
         return made
 
@@ -125,7 +126,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
         order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
         """
-        samples = choose(self._reader, self.look_up([item]), self._recipe, self.epoch)
+        samples = choose(self._reader, self.look_up([item]), self._spec, self.epoch)
         return self._reader.read_slices(samples)[0]
 
     def encode(self, items: Sequence[Item]) -> EncodedBatch:
@@ -135,24 +136,38 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
         """
         samples = pad_to_longest(
-            choose(self._reader, self.look_up(items), self._recipe, self.epoch), self._recipe.sampling.pad
+            choose(self._reader, self.look_up(items), self._spec, self.epoch), self._spec.sampling.pad
         )
-        self._check_sizes(np.array([sample.clip for sample in samples], dtype=np.int64))
+        rows = np.array([sample.clip for sample in samples], dtype=np.int64)
+        check_output_sizes(self._transform, self.dataset.clips, rows)
         return encoded_batch(self.dataset, samples, self._reader.read_slices(samples))
 
     def look_up(self, items: Sequence[Item]) -> list[ResolvedItem]:
         """What items stand for; errors as from `ds[…]`."""
-        return [resolve(self.dataset, self._items, item, can_sample=self._can_sample) for item in items]
+        return [resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample) for item in items]
 
     @property
     def dataset(self) -> ClipSource:
         """The packed dataset."""
         return self._reader.dataset
 
+    def sample_set(self) -> SampleSet:
+        """All that loaders need to know to stream these samples.
+
+        Raises:
+            InputError: the dataset has no sampling.
+        """
+        if not self._can_sample:
+            raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
+        assert isinstance(self.dataset, Dataset)
+        ids = np.arange(len(self.dataset)) if self._sample_ids is None else self._sample_ids.numpy()
+        pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped)
+        return SampleSet(source_of(self.dataset), pools, self._spec, self._transform, self._columns)
+
     @property
-    def recipe(self) -> SampleSpec:
+    def spec(self) -> SampleSpec:
         """How samples are drawn from clips."""
-        return self._recipe
+        return self._spec
 
     @property
     def transform(self) -> Transform | Views:
@@ -167,11 +182,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def rows(self) -> Int64:
         """int64 [clips]: rows of the clips that have samples, rising."""
-        if self._items is None:
+        if self._sample_ids is None:
             return np.arange(len(self.dataset), dtype=np.int64)
-        from streamvid.plan.sample_id import rows_of
-
-        return np.unique(rows_of(self._items.numpy()))
+        return np.unique(rows_of(self._sample_ids.numpy()))
 
     @property
     def epoch(self) -> int:
@@ -180,12 +193,10 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Draw other random numbers from now on, also in workers that are running: call it before each epoch."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
-        self._epoch[0] = epoch
+        self._epoch[0] = integer(epoch, "epoch", least=0, most=None)
 
     def _sample(self, batch: EncodedBatch) -> dict[str, Any]:
-        """The dict of one clip."""
+        """The dict of one sample."""
         row = int(batch.clips[0])
         sample: dict[str, Any] = dict(self._renderer.render(batch))
         sample["key"] = self.dataset.key(row)
@@ -194,37 +205,21 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]
         return sample
 
-    def _check_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
-        if isinstance(columns, str):
-            raise InputError(f"columns must be a list of names, it is {columns!r}")
-        for name in columns:
-            if name in {*TAKEN, *by_view(self._transform)}:
-                raise InputError(f"samples have {name!r} already: leave it out of columns")
-            self.dataset.columns.batch(name, [0])
-        return tuple(columns)
 
-    def _check_sizes(self, rows: Int64) -> None:
-        clips = self.dataset.clips
-        lying = (clips.rotation[rows] % 180) != 0
-        heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
-        widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
-        output_sizes(self._transform, heights, widths, [clips.key[row] for row in rows.tolist()])
-
-
-def _open(what: Subset | Place, recipe: SampleSpec) -> tuple[ClipReader, torch.Tensor | None]:
-    """A reader of the dataset, and the items that take part, int64 [samples]; None if every clip gives one."""
+def _map_style(
+    what: Subset | DatasetLike,
+    sampling: FrameSampler,
+    transform: Transform | Views | Mapping[str, Transform] | None,
+    columns: Sequence[str],
+    seed: int,
+) -> SampleSet:
+    """The samples of one dataset, each once."""
     subset = what if isinstance(what, Subset) else Subset(what)
     if not isinstance(subset.dataset, Dataset | str | os.PathLike):
-        raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset, it is {subset.dataset!r}")
+        raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset; it is {subset.dataset!r}")
     if subset.weights is not None:
         raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-    source = open_source(subset, Dataset.open)
-    (pool,) = make_pools(source, recipe.sampling).pools
-    reader = ClipReader(source.dataset)
-    if np.array_equal(pool.sample_ids, np.arange(len(source.dataset))):
-        return reader, None
-    # In shared memory: workers that are spawned do not get a copy each.
-    return reader, _shared(torch.from_numpy(np.ascontiguousarray(pool.sample_ids)))
+    return SampleSet.open(subset, sampling=sampling, transform=transform, columns=columns, seed=seed)
 
 
 def _shared(tensor: Any) -> Any:

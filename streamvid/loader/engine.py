@@ -10,16 +10,14 @@ from streamvid.arrays import Int64
 from streamvid.dali import support
 from streamvid.dali.engine import DaliEngine
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.errors import InputError
 from streamvid.fetch.epoch_reader import read_epoch
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable, probe_slice
+from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch_plan import Epoch
-from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.render import RenderedBatch, make_renderer
-from streamvid.transform.spec import Transform, Views
 
 EngineName = Literal["default", "dali"]
 ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
@@ -68,11 +66,9 @@ class StagedEngine:
 
 def make_engine(
     name: EngineName,
-    dataset: ClipSource,
+    samples: SampleSet,
     rows: Int64,
     access: ShardAccess,
-    recipe: SampleSpec,
-    transform: Transform | Views,
     *,
     device_id: int | None,
     num_threads: int,
@@ -82,21 +78,18 @@ def make_engine(
 
     Args:
         name: one of `ENGINES`.
-        dataset: where clips come from.
+        samples: what is streamed.
         rows: int64 [clips], the rows that will be used.
         access: opens the dataset's shards.
-        recipe: how samples are drawn from clips.
-        transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads that decode and transform.
         max_batch: clips per batch at most.
 
     Raises:
-        InputError: no such engine, or clips that it cannot decode on this device.
+        InputError: clips that it cannot decode on this device.
     """
-    rotates = bool(dataset.clips.rotation[rows].any())
-    if name not in ENGINES:
-        raise InputError(f"engine must be one of {', '.join(map(repr, ENGINES))}; it is {name!r}")
+    dataset, spec, transform = samples.dataset, samples.spec, samples.transform
+    rotates = samples.rotates(rows)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
     if device_id is not None:
@@ -104,7 +97,7 @@ def make_engine(
         check_decodable(dataset, rows, device_id=device_id, probe=probe, sessions=name == "default")
     if name == "dali":
         return DaliEngine(
-            dataset, access, recipe, transform, device_id=device_id, num_threads=num_threads, rotates=rotates
+            dataset, access, spec, transform, device_id=device_id, num_threads=num_threads, rotates=rotates
         )
     make = partial(
         make_renderer,
@@ -113,6 +106,6 @@ def make_engine(
         threads=num_threads,
         max_batch=max_batch,
         rotates=rotates,
-        has_blanks=has_black_frames(recipe.sampling.pad),
+        has_blanks=samples.has_black_frames,
     )
-    return StagedEngine(dataset, access, recipe, RenderPipeline(make), batch_size=max_batch)
+    return StagedEngine(dataset, access, spec, RenderPipeline(make), batch_size=max_batch)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.utils.data
 
-from streamvid.checks import integer
+from streamvid.checks import integer, suggest_keywords
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
-from streamvid.loader.stream_loader import LoaderStats
 from streamvid.plan.world import find_cores, find_device
 from streamvid.sampling.padding import has_black_frames
-from streamvid.transform.render import RenderedBatch, make_renderer
+from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
 
 _PROBE_FRAMES: Final = 3
@@ -47,7 +48,7 @@ class GpuDataLoader:
     by `set_epoch`. Use it in a `with`, or call `close`.
 
     Args:
-        dataset: whose clips; `sampling`, `pad`, `transform`, `columns` and `seed` are its own.
+        dataset: whose clips; `sampling`, `transform`, `columns` and `seed` are its own.
         batch_size: clips per batch. With a `batch_sampler` the most that it gives, if it does not say so itself.
         sampler: which items, in which order: numbers, keys or `At`, in any mixture. Default: all, in order.
         batch_sampler: lists of them instead.
@@ -56,13 +57,14 @@ class GpuDataLoader:
         num_workers: processes that read; 0 reads in a thread.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         num_threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
-        **options: others of torch's DataLoader: multiprocessing_context, persistent_workers, prefetch_factor,
-            generator, worker_init_fn, timeout.
+        prefetch_factor, persistent_workers, multiprocessing_context, worker_init_fn, generator, timeout: as of torch's
+            DataLoader.
 
     Raises:
-        InputError: an option that cannot be, or clips that the GPU cannot decode.
+        InputError: an option that is invalid, or clips that the GPU cannot decode.
     """
 
+    @suggest_keywords
     def __init__(
         self,
         dataset: ClipDataset,
@@ -75,13 +77,15 @@ class GpuDataLoader:
         num_workers: int = 0,
         device: str | int | None = None,
         num_threads: int | None = None,
-        **options: Any,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: str | BaseContext | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        generator: torch.Generator | None = None,
+        timeout: float = 0,
     ) -> None:
         if not isinstance(dataset, ClipDataset):
             raise InputError(f"GpuDataLoader takes a ClipDataset, this is {dataset!r}"[:300])
-        for name in ("collate_fn", "pin_memory"):
-            if name in options:
-                raise InputError(f"GpuDataLoader makes its batches itself: leave out {name}")
         if batch_size is None:
             batch_size = getattr(batch_sampler, "batch_size", None)
             if batch_size is None:
@@ -100,7 +104,16 @@ class GpuDataLoader:
         self._loader: Any = None
         try:
             self._loader = torch.utils.data.DataLoader(
-                _Slices(dataset, batch_size), collate_fn=_share, num_workers=num_workers, **chosen, **options
+                _Slices(dataset, batch_size),
+                collate_fn=_share,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                multiprocessing_context=multiprocessing_context,
+                worker_init_fn=worker_init_fn,
+                generator=generator,
+                timeout=timeout,
+                **chosen,
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
@@ -116,14 +129,17 @@ class GpuDataLoader:
                 threads=num_threads or find_cores(),
                 max_batch=batch_size,
                 rotates=bool(dataset.dataset.clips.rotation.any()),
-                has_blanks=has_black_frames(dataset.recipe.sampling.pad),
+                has_blanks=has_black_frames(dataset.spec.sampling.pad),
             )
         )
         self._epoch = 0
         self._stats = LoaderStats()
 
+    def __repr__(self) -> str:
+        return f"GpuDataLoader({self.dataset!r}, num_workers={self._num_workers}, device={str(self._device)!r})"
+
     def __len__(self) -> int:
-        """Batches in an epoch, as far as the sampler tells."""
+        """Batches in an epoch, where the sampler tells."""
         return len(self._loader)
 
     @property
@@ -133,9 +149,7 @@ class GpuDataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that epoch, for random numbers and for samplers that have a `set_epoch`."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise InputError(f"epoch must be a whole number from 0, it is {epoch!r}")
-        self._epoch = epoch
+        epoch = self._epoch = integer(epoch, "epoch", least=0, most=None)
         for sampler in self._samplers:
             for one in (sampler, getattr(sampler, "sampler", None)):
                 set_epoch = getattr(one, "set_epoch", None)
@@ -159,30 +173,21 @@ class GpuDataLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         return self._run(epoch)
 
-    def _run(self, epoch: int) -> Iterator[dict[str, Any]]:
+    def _run(self, epoch: int) -> Iterator[Batch]:
         self.dataset.set_epoch(epoch)
         rendered = self._pipeline.run(self._encoded(), read_here=self._num_workers > 0)
         try:
             while True:
                 started = time.perf_counter()
                 one = next(rendered, None)
-                waited = time.perf_counter() - started
+                self._stats = self._stats.plus(one, time.perf_counter() - started)
                 if one is None:
-                    self._count(wait_seconds=waited)
                     return
-                encoded = one.encoded
-                self._count(
-                    batches=1,
-                    clips=len(encoded.clips),
-                    frames=int(encoded.mask.sum()),
-                    bytes_read=encoded.bytes_read,
-                    wait_seconds=waited,
-                )
-                yield self._batch(one)
+                yield make_batch(one, self.dataset.dataset, self.dataset.columns)
         finally:
             rendered.close()
 
@@ -199,20 +204,6 @@ class GpuDataLoader:
             if not getattr(self._loader, "persistent_workers", False):
                 # Not left to its destructor: an exception's traceback may hold it for long.
                 _shut_down(iterator)
-
-    def _batch(self, one: RenderedBatch) -> dict[str, Any]:
-        """The tensors, and what else is known of their clips."""
-        source, encoded = self.dataset.dataset, one.encoded
-        batch: dict[str, Any] = dict(one.tensors)
-        batch["key"] = [source.key(row) for row in encoded.clips.tolist()]
-        for name in self.dataset.columns:
-            values = source.columns.batch(name, encoded.clips)
-            batch[name] = torch.from_numpy(values).to(self._device) if isinstance(values, np.ndarray) else values
-        return batch
-
-    def _count(self, **more: float) -> None:
-        now = self._stats
-        self._stats = LoaderStats(**{name: getattr(now, name) + more.get(name, 0) for name in now.__dataclass_fields__})
 
     def _probe(self, row: int) -> EncodedSlice:
         """Some frames from all over a clip."""

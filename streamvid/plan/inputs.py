@@ -1,4 +1,4 @@
-"""What a loader streams: a dataset, a part of one, or a mixture of several."""
+"""What a loader streams: a dataset, a subset of one, or a mixture of several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from streamvid.dataset.concat import ConcatDataset
     from streamvid.dataset.selection import Weights
 
-Place = Dataset | str | os.PathLike[str]
+DatasetLike = Dataset | str | os.PathLike[str]
+"""An open dataset, its folder, or its URL such as s3://bucket/name."""
 OpenDataset = Callable[[str], Dataset]
 
 
@@ -42,7 +43,7 @@ class Subset:
         weights: how often clips come in an epoch: by label or class, "balanced", a column, or an array.
     """
 
-    dataset: Place
+    dataset: DatasetLike
     where: str | pc.Expression | None = None
     keys: Sequence[str] | str | os.PathLike[str] | None = None
     weights: Weights | None = None
@@ -50,16 +51,16 @@ class Subset:
 
 @dataclass(frozen=True)
 class Mix:
-    """Several datasets at once, by weight: of every 4096 items each gives its exact share, in random order.
+    """Several datasets at once, by weight: of every 4096 samples each gives its exact share, in random order.
 
-    A dataset that ends begins its next pass; `batch["epoch"]` says in which pass an item comes, `batch["dataset"]`
+    A dataset that ends begins its next pass; `batch["epoch"]` says in which pass a sample comes, `batch["dataset"]`
     from which part.
 
     Attributes:
-        parts: (dataset, weight) each; weights are shares of the items, and need not add up to 1.
+        parts: (dataset, weight) each; weights are shares of the samples, and need not add up to 1.
     """
 
-    parts: Sequence[tuple[Subset | Place, float]]
+    parts: Sequence[tuple[Subset | DatasetLike, float]]
 
     def __post_init__(self) -> None:
         parts = tuple(self.parts.items()) if isinstance(self.parts, Mapping) else tuple(self.parts)
@@ -94,7 +95,7 @@ class Source:
         return np.searchsorted(self.first, rows, side="right") - 1
 
 
-def open_source(what: Subset | Mix | Place, open_dataset: OpenDataset) -> Source:
+def open_source(what: Subset | Mix | DatasetLike, open_dataset: OpenDataset) -> Source:
     """Open all datasets.
 
     Raises:
@@ -117,9 +118,14 @@ def open_source(what: Subset | Mix | Place, open_dataset: OpenDataset) -> Source
     return Source(ConcatDataset(datasets), subsets, first, weights)
 
 
+def source_of(dataset: Dataset) -> Source:
+    """One open dataset as a source."""
+    return Source(dataset, (Subset(dataset),), np.zeros(1, dtype=np.int64), (1,))
+
+
 @dataclass(frozen=True)
 class Pools:
-    """The items of every part, and what was left out.
+    """The samples of every part, and how many clips were left out.
 
     Attributes:
         pools: one per part.
@@ -130,17 +136,17 @@ class Pools:
     short: int
 
     def rows(self) -> Int64:
-        """int64: all rows that take part, rising, each once."""
+        """int64: the rows of all selected clips, rising, each once."""
         from streamvid.plan.sample_id import rows_of
 
         return np.unique(np.concatenate([rows_of(pool.sample_ids) for pool in self.pools]))
 
 
 def make_pools(source: Source, sampling: FrameSampler) -> Pools:
-    """The items that take part.
+    """The samples that are selected.
 
     Raises:
-        InputError: a part has none, or what it is selected by does not fit it.
+        InputError: a part has none, or its selection does not fit it.
     """
     pools, short = [], 0
     for part, subset in enumerate(source.subsets):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import InputError
 from streamvid.transform.spec import Transform, Views, by_view, pair
 
@@ -82,3 +84,30 @@ def output_sizes(
         except InputError as error:
             raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
     return sizes
+
+
+def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64) -> None:
+    """Raise InputError unless all these clips come out in one size, so that they fit a batch.
+
+    Args:
+        transform: what is done to the frames.
+        clips: the dataset's rows.
+        rows: int64 [clips], which of them.
+    """
+    lying = (clips.rotation[rows] % 180) != 0
+    heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
+    widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
+    output_sizes(transform, heights, widths, _Keys(clips.key, rows))
+
+
+class _Keys(Sequence[str]):
+    """Keys of some rows, decoded from Arrow only when they are needed for an error."""
+
+    def __init__(self, keys: Sequence[str], rows: Int64) -> None:
+        self._keys, self._rows = keys, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._keys[int(self._rows[i])]

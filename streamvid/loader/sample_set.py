@@ -1,0 +1,105 @@
+"""What all loaders draw from: clips of datasets, how they are sampled and transformed, and what comes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamvid.arrays import Int64
+from streamvid.checks import is_integer
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError
+from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
+from streamvid.sampling.base import FrameSampler, check_sampler
+from streamvid.sampling.padding import has_black_frames
+from streamvid.transform.output_size import check_output_sizes
+from streamvid.transform.spec import ONLY_VIEW, TAKEN, Transform, Views, by_view
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Clips, and what is made of them.
+
+    Attributes:
+        source: the opened datasets.
+        pools: the sample ids of each of them.
+        spec: how samples are drawn from clips.
+        transform: what is done to their frames.
+        columns: names of the metadata in batches.
+    """
+
+    source: Source
+    pools: Pools
+    spec: SampleSpec
+    transform: Transform | Views
+    columns: tuple[str, ...]
+
+    @classmethod
+    def open(
+        cls,
+        dataset: Subset | Mix | DatasetLike,
+        *,
+        sampling: FrameSampler,
+        transform: Transform | Views | Mapping[str, Transform] | None,
+        columns: Sequence[str],
+        seed: int,
+        open_dataset: Callable[[str], Dataset] = Dataset.open,
+    ) -> SampleSet:
+        """Check the options, open the datasets, and find the samples.
+
+        Args:
+            dataset: a folder, a URL, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
+            sampling: which frames a sample shows.
+            transform: what is done to them; several by name make several views; None: nothing, uint8 THWC.
+            columns: names of metadata for batches.
+            seed: of order, random frames and augmentation.
+            open_dataset: opens a path or URL.
+
+        Raises:
+            InputError: an option that is invalid, by itself or for this dataset.
+            DatasetError: a dataset that is missing or damaged.
+        """
+        # Options first: they are wrong whatever the dataset is.
+        check_sampler(sampling)
+        if isinstance(transform, Mapping):
+            transform = Views(transform)
+        if transform is not None and not isinstance(transform, Transform | Views):
+            raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
+        if isinstance(columns, str):
+            raise InputError(f"columns must be a list of names; it is {columns!r}")
+        if not is_integer(seed):
+            raise InputError(f"seed must be a whole number; it is {seed!r}")
+        transform = transform or Transform(layout="THWC", dtype="uint8")
+        source = open_source(dataset, open_dataset)
+        taken = {*TAKEN, ONLY_VIEW, *by_view(transform)}
+        for name in columns:
+            if name in taken:
+                raise InputError(f"batches have {name!r} already: leave it out of columns")
+            source.dataset.columns.get(name)
+        spec = SampleSpec(sampling, int(seed), transform.num_random)
+        return cls(source, make_pools(source, sampling), spec, transform, tuple(columns))
+
+    @property
+    def dataset(self) -> ClipSource:
+        """The datasets as one."""
+        return self.source.dataset
+
+    @property
+    def has_black_frames(self) -> bool:
+        """Whether samples may show black frames, as padding."""
+        return has_black_frames(self.spec.sampling.pad)
+
+    def check_sizes(self, rows: Int64) -> None:
+        """Raise InputError unless all these clips come out of the transform in one size, so that they fit a batch.
+
+        Args:
+            rows: int64 [clips].
+        """
+        check_output_sizes(self.transform, self.dataset.clips, rows)
+
+    def rotates(self, rows: Int64 | None = None) -> bool:
+        """Whether any of these clips, by default of all, has to be rotated upright."""
+        rotation = self.dataset.clips.rotation
+        return bool((rotation if rows is None else rotation[rows]).any())
