@@ -120,7 +120,7 @@ def open_source(what: Subset | Mix | DatasetLike, open_dataset: OpenDataset) -> 
 
 def source_of(dataset: Dataset) -> Source:
     """One open dataset as a source."""
-    return Source(dataset, (Subset(dataset),), np.zeros(1, dtype=np.int64), (1,))
+    return Source(dataset, (Subset(dataset),), np.zeros(1, dtype=np.int64), whole_weights([1]))
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,18 @@ from streamvid.transform.params import Params, batch_params
 from streamvid.transform.spec import DType, Transform, Views, by_view
 
 if TYPE_CHECKING:
+    import torch
+
     from streamvid.fetch.encoded_batch import EncodedBatch
     from streamvid.video.packet_selection import EncodedSlice
 
-_Number = np.uint8 | np.float16 | np.float32
-_DTYPES: Final[Mapping[DType, type[_Number]]] = {"uint8": np.uint8, "float16": np.float16, "float32": np.float32}
+_Number = np.uint8 | np.float16 | np.uint16 | np.float32
+_DTYPES: Final[Mapping[DType, type[_Number]]] = {
+    "uint8": np.uint8,
+    "float16": np.float16,
+    "bfloat16": np.uint16,  # NumPy has no bfloat16: its bits
+    "float32": np.float32,
+}
 _SERIAL_NUMBERS: Final = 1 << 15
 """Numbers that PyTorch converts without starting threads of its own; decoding keeps all cores busy already."""
 
@@ -45,7 +52,7 @@ class CpuBatchWriter:
         scratch: memory to work in.
 
     Attributes:
-        arrays: of each view, [batch, …] in its layout and dtype; complete once all sinks have got all frames.
+        tensors: of each view, [batch, …] in its layout and dtype; complete once all sinks have got all frames.
         sinks: of each clip (`streamvid.decode.base.FrameSink`).
     """
 
@@ -57,7 +64,7 @@ class CpuBatchWriter:
             for number, one in enumerate(by_view(transform).values())
         ]
         names = list(by_view(transform))
-        self.arrays = {name: view.array for name, view in zip(names, views, strict=True)}
+        self.tensors = {name: view.tensor for name, view in zip(names, views, strict=True)}
         self.sinks = []
         for clip, (encoded, gather) in enumerate(zip(batch.slices, batch.gather, strict=True)):
             frames = CropResizedFrames(boxes[clip], height=encoded.height, width=encoded.width, scratch=scratch)
@@ -111,15 +118,19 @@ class _View:
         scratch: memory to work in.
 
     Attributes:
-        array: [batch, …], in the transform's layout and dtype.
+        tensor: [batch, …], in the transform's layout and dtype.
     """
 
     def __init__(self, transform: Transform, shape: tuple[int, ...], size: tuple[int, int], scratch: Scratch) -> None:
+        import torch
+
         lengths = {"T": shape[1], "C": 3, "H": size[0], "W": size[1]}
         axes = [lengths[axis] for axis in transform.layout]
-        self.array: npt.NDArray[_Number] = np.empty((shape[0], *axes), dtype=_DTYPES[transform.dtype])
+        array: npt.NDArray[_Number] = np.empty((shape[0], *axes), dtype=_DTYPES[transform.dtype])
+        self._dtype: torch.dtype = getattr(torch, transform.dtype)
+        self.tensor = torch.from_numpy(array).view(self._dtype)
         # The same memory, as [batch, frames, channels, height, width].
-        self._pictures = self.array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
+        self._pictures = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
         self._scratch = scratch
         mean, std = transform.mean_std
         self._mean = [np.float32(255 * value) for value in mean]
@@ -142,18 +153,18 @@ class _View:
         if out.dtype == np.uint8:
             out[:] = plane
             return
-        half = out.dtype == np.float16
+        half = self._dtype.itemsize == 2
         numbers = self._scratch.take("numbers", (4 * out.size,)).view(np.float32).reshape(out.shape) if half else out
         np.subtract(plane, self._mean[channel], out=numbers, dtype=np.float32)
         np.multiply(numbers, self._scale[channel], out=numbers)
         if half:
-            _to_half(numbers, out)
+            _to_half(numbers, out, self._dtype)
 
 
-def _to_half(numbers: npt.NDArray[_Number], out: npt.NDArray[_Number]) -> None:
-    """float32 → float16, by PyTorch, which is ten times as fast at it as NumPy."""
+def _to_half(numbers: npt.NDArray[_Number], out: npt.NDArray[_Number], dtype: torch.dtype) -> None:
+    """float32 → float16 or bfloat16, by PyTorch, which is ten times as fast at it as NumPy."""
     import torch
 
     lines = max(1, _SERIAL_NUMBERS // numbers.shape[1])
     for start in range(0, len(numbers), lines):
-        torch.from_numpy(out[start : start + lines]).copy_(torch.from_numpy(numbers[start : start + lines]))
+        torch.from_numpy(out[start : start + lines]).view(dtype).copy_(torch.from_numpy(numbers[start : start + lines]))

@@ -140,10 +140,9 @@ class CpuRenderer:
             import torch
 
             written.result()
-            views = {view: torch.from_numpy(array) for view, array in writer.arrays.items()}
             # Copies: the arrays of a batch may be memory that is shared with a worker.
             columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
-            return RenderedBatch(batch, {**views, **columns})
+            return RenderedBatch(batch, {**writer.tensors, **columns})
 
         return Pending(rendered)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
 Layout = Literal["THWC", "TCHW", "CTHW"]
-DType = Literal["uint8", "float16", "float32"]
+DType = Literal["uint8", "float16", "bfloat16", "float32"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
 Span = float | tuple[float, float]
 LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
@@ -22,7 +21,7 @@ def finished(transform: Transform | Views, clips: list[Clip]) -> dict[str, Any]:
     for sink, one in zip(writer.sinks, clips, strict=True):
         for row in np.random.default_rng(0).permutation(len(one.frames)).tolist():
             sink.write(row, [one.frames[row, ..., channel] for channel in range(3)])
-    return {view: torch.from_numpy(array) for view, array in writer.arrays.items()}
+    return writer.tensors
 
 
 def _with_slices(batch: EncodedBatch, clips: list[Clip]) -> EncodedBatch:

@@ -487,7 +487,8 @@ def test_constant_pictures_stay_black() -> None:
         {"erase_scale": (0, 0.1)}, {"erase_scale": (0.1, 1.5)}, {"erase_ratio": (3, 1)},
         {"horizontal_flip": 1.5}, {"horizontal_flip": None},
         {"vertical_flip": -1}, {"random_crop": "no"}, {"dali": 5}, {"dali": "crop"}, {"mean": 0.5, "dtype": "uint8"},
-        {"layout": "HWC"}, {"layout": 5}, {"dtype": "float64"}, {"dtype": torch.int8}, {"std": 0}, {"mean": (0.1, 0.2)},
+        {"dtype": "bfloat"}, {"layout": "HWC"}, {"layout": 5},
+        {"dtype": "float64"}, {"dtype": torch.int8}, {"std": 0}, {"mean": (0.1, 0.2)},
     ],
 )  # fmt: skip
 def test_silly_arguments(options: dict[str, Any]) -> None:

@@ -1,0 +1,142 @@
+"""One dataset object for all loaders, and options as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tools.clips import Recipe, write
+
+RECIPES = {f"{n}.mp4": Recipe(width=64, height=64, frames=6 + 3 * n, gop=4, seed=n) for n in range(5)}
+SAMPLING = sv.Window(8, fps=12, pad="constant")
+TRANSFORM = sv.Transform(resize=40, crop=32, horizontal_flip=0.5, brightness=0.3)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    for name, recipe in RECIPES.items():
+        (folder / "videos").mkdir(exist_ok=True)
+        write(recipe, folder / "videos" / name)
+    pack([folder / "videos"], folder / "set", options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+def batches(loader: Any) -> list[dict[str, Any]]:
+    with loader:
+        return [dict(batch) for batch in loader]
+
+
+def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name]
+        for name, value in one.items()
+    )
+
+
+def test_both_loaders_take_one_dataset(dataset: Path) -> None:
+    options: dict[str, Any] = {"sampling": SAMPLING, "transform": TRANSFORM, "columns": ["frames"], "seed": 4}
+    clips = sv.ClipDataset(dataset, **options)
+    streamed = batches(sv.StreamLoader(clips, batch_size=2, shuffle=False, device="cpu"))
+    assert streamed[0]["frames"].tolist() == [6, 9]
+    alone = batches(sv.StreamLoader(dataset, batch_size=2, shuffle=False, device="cpu", **options))
+    mapped = batches(sv.GpuDataLoader(clips, batch_size=2, device="cpu"))
+    assert len(streamed) == len(alone) == len(mapped) == 3
+    for one, two, three in zip(streamed, alone, mapped, strict=True):
+        assert same(one, two)
+        assert same(one, three)
+
+
+def test_a_dataset_of_windows_and_a_subset(dataset: Path) -> None:
+    some = sv.Subset(dataset, where="frames > 6")
+    clips = sv.ClipDataset(some, sampling=sv.TiledWindows(4, pad="none"), transform=TRANSFORM)
+    with sv.StreamLoader(clips, batch_size=1, shuffle=False, device="cpu") as loader:
+        assert len(loader) == len(clips) == 2 + 3 + 3 + 4
+        state = loader.state_dict()
+    with sv.StreamLoader(
+        some, sampling=sv.TiledWindows(4, pad="none"), transform=TRANSFORM, batch_size=1, shuffle=False, device="cpu"
+    ) as loader:
+        assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    "option", [{"sampling": SAMPLING}, {"transform": TRANSFORM}, {"columns": ["frames"]}, {"seed": 1}]
+)
+def test_what_the_dataset_says_is_not_said_twice(dataset: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(sv.InputError, match="has its own sampling"):
+        sv.StreamLoader(sv.ClipDataset(dataset, sampling=SAMPLING), batch_size=1, **option)
+
+
+def test_a_sampling_is_needed(dataset: Path) -> None:
+    for source in (dataset, sv.ClipDataset(dataset)):
+        with pytest.raises(sv.InputError, match="sampling=Window"):
+            sv.StreamLoader(source, batch_size=1, device="cpu")
+
+
+def test_drop_last(dataset: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "sampling": SAMPLING, "transform": TRANSFORM, "device": "cpu"}
+    for said, steps in (({}, 3), ({"drop_last": True}, 2), ({"drop_last": False}, 3), ({"last_batch": "drop"}, 2)):
+        with sv.StreamLoader(dataset, **options, **said) as loader:
+            assert len(loader) == steps
+    with pytest.raises(sv.InputError, match="not both"):
+        sv.StreamLoader(dataset, **options, last_batch="drop", drop_last=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [
+        (lambda path: sv.StreamLoader(path, bach_size=2, sampling=SAMPLING), "batch_size"),
+        (lambda path: sv.ClipDataset(path, samplings=SAMPLING), "sampling"),
+        (lambda path: sv.GpuDataLoader(sv.ClipDataset(path), batch_size=1, threads=2), "num_threads"),
+        (lambda _: sv.Window(8, frame_rate=3, paddings="edge"), "pad"),
+        (lambda _: sv.Window(num_frames=8), "frames"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: Any, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"did you mean '{meant}'" if meant != "pad" else "has no argument"):
+        make(dataset)
+
+
+def test_repr_says_what_it_is(dataset: Path) -> None:
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING, transform=TRANSFORM)
+    with (
+        sv.StreamLoader(clips, batch_size=2, device="cpu") as stream,
+        sv.GpuDataLoader(clips, batch_size=2, device="cpu") as mapped,
+    ):
+        for text in map(repr, (clips, stream, mapped)):
+            assert "\n" not in text
+            assert str(dataset) in text
+            assert "Window(frames=8, fps=12, pad='constant')" in text
+            assert "horizontal_flip=0.5" in text
+        assert "batch_size=2" in repr(stream)
+        assert "steps=3" in repr(stream)
+
+
+@pytest.mark.parametrize("extra", [{}, {"brightness": 0.3}], ids=["writer", "graph"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.bfloat16])
+def test_half_precision_is_float32_rounded(dataset: Path, extra: dict[str, Any], dtype: Any) -> None:
+    kept: dict[str, Any] = {"batch_size": 5, "sampling": SAMPLING, "device": "cpu"}
+    views = {
+        name: sv.Transform(resize=40, crop=32, random_crop=False, mean=0.4, std=0.2, dtype=one, **extra)
+        for name, one in (("half", dtype), ("full", "float32"))
+    }
+    views = {name: view.for_evaluation() if extra else view for name, view in views.items()}
+    (batch,) = batches(sv.StreamLoader(dataset, transform=views, **kept))
+    wanted = torch.float16 if dtype == "float16" else torch.bfloat16
+    assert batch["half"].dtype == wanted
+    assert torch.equal(batch["half"], batch["full"].to(wanted))
+    one = sv.ClipDataset(dataset, sampling=SAMPLING, transform=views)[0]
+    assert one["half"].dtype == wanted
+
+
+def test_to_arrow_and_pandas(dataset: Path) -> None:
+    opened = sv.Dataset.open(dataset)
+    assert opened.to_arrow()["frames"].to_pylist() == [recipe.frames for recipe in RECIPES.values()]
+    assert np.array_equal(opened.to_arrow()["width"], [64] * 5)
