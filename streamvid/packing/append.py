@@ -13,7 +13,7 @@ from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
-from streamvid.packing.report import read_rejected
+from streamvid.packing.rejected import read_rejected
 from streamvid.storage import filesystem
 from streamvid.storage.url import join, redact
 

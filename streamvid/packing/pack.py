@@ -39,7 +39,8 @@ from streamvid.packing.journal import (
 )
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
-from streamvid.packing.report import PackReport, read_rejected, rejected_parquet, report_document
+from streamvid.packing.rejected import read_rejected, rejected_parquet
+from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress

@@ -68,7 +68,7 @@ def test_the_last_shard_takes_what_has_no_name(tmp_path: Path, monkeypatch: pyte
 
 def test_a_video_takes_little_memory_until_it_is_packed(tmp_path: Path) -> None:
     """The parent knows all videos at once: 100,000 must not take more than 1 GiB, with all that goes with it."""
-    count = 20_000
+    count = 5_000
     rows = [f"folder-{n // 100}/clip-{n}.mp4,class {n % 7},caption number {n}" for n in range(count)]
     (tmp_path / "list.csv").write_text("path,label,caption\n" + "\n".join(rows) + "\n")
     tracemalloc.start()

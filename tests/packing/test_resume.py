@@ -28,6 +28,7 @@ from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.launcher import Launcher
 from tests.support.packed import InlineWorkers, digests
+from tests.support.profile import by_profile
 from tools.clips import Recipe
 
 SHARD = 21_000
@@ -199,16 +200,14 @@ def duration_of(launcher: Launcher, pack: dict[str, Any], is_begun: Callable[[],
     return first, time.monotonic() - began
 
 
-def test_killed_at_twenty_random_moments(
-    launcher: Launcher, videos: Path, whole: dict[str, str], tmp_path: Path
-) -> None:
+def test_killed_at_random_moments(launcher: Launcher, videos: Path, whole: dict[str, str], tmp_path: Path) -> None:
     random_moments = random.Random(3)
     destination = tmp_path / "k" / "ds"
     kills = 0
     timed = tmp_path / "t" / "ds"
     first, last = duration_of(launcher, cut_pack(videos, timed), timed.exists)
     assert digests(timed) == whole
-    while kills < 20:
+    while kills < by_profile(ci=8, nightly=40):
         # A run of kills that get on with it, until it is done; then another.
         moment = first + (last - first) * random_moments.random() * 0.8
         if not runs_through(launcher, cut_pack(videos, destination), moment):
@@ -242,7 +241,7 @@ def test_converting_killed_and_with_more_workers(
     first, last = duration_of(launcher, pack_two, destination.exists)
     assert digests(destination.parent) == expected
     shutil.rmtree(destination)
-    for _ in range(4):
+    for _ in range(by_profile(ci=2, nightly=8)):
         if runs_through(launcher, pack_two, first + (last - first) * random_moments.random() * 0.8):
             assert digests(destination.parent) == expected
             shutil.rmtree(destination)
@@ -271,7 +270,7 @@ def test_killed_on_s3(
     assert files() == whole_remote
     s3fs.S3FileSystem().rm(f"{s3_bucket}/killed", recursive=True)
     moments = random.Random(5)
-    for _ in range(4):
+    for _ in range(by_profile(ci=2, nightly=8)):
         runs_through(launcher, pack, first + (last - first) * moments.random() * 0.6)
     finish(launcher, pack)
     assert files() == whole_remote

@@ -18,7 +18,7 @@ from streamvid.dataset.selection import select_rows
 from streamvid.packing.journal import Rejected
 from streamvid.packing.lists import read_list
 from streamvid.packing.pack import pack
-from streamvid.packing.report import read_rejected, rejected_parquet
+from streamvid.packing.rejected import read_rejected, rejected_parquet
 from streamvid.storage.arrow_buffers import arrow_reader
 from tests.support.clips import write
 from tools.clips import Recipe
