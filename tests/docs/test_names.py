@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,27 @@ import streamvid as sv
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]
+FOLDERS = ("streamvid", "tests", "tools", "examples")
 PATH = re.compile(r"\b(?:streamvid|tests|tools|examples)/[\w/.-]*[\w/]")
 MODULE = re.compile(r"\b(?:streamvid|tools|tests)(?:\.[A-Za-z_]\w*)+")
+FILE = re.compile(r"`([\w/]+\.(?:py|sh))`")
+IDENTIFIER = re.compile(r"`([A-Za-z_]+[A-Z_]\w*)(?:\([^`\n]*\))?`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@cache
+def sources() -> dict[str, str]:
+    """All programs: their text by path."""
+    found = [
+        path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ".sbatch")
+    ]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in found}
+
+
+@cache
+def words() -> set[str]:
+    """All identifiers in them, and the names of their modules."""
+    return set(re.findall(r"\w+", "\n".join([*sources(), *sources().values()])))
 
 
 def text(page: Path) -> str:
@@ -43,6 +62,11 @@ def test_named_things_exist(page: Path) -> None:
     content = text(page)
     missing = {path for path in PATH.findall(content) if not (ROOT / path).exists()}
     missing |= {f"sv.{name}" for name in re.findall(r"\bsv\.(\w+)", content) if not hasattr(sv, name)}
+    missing |= {
+        name for name in FILE.findall(content) if not any(f"/{path}".endswith(f"/{name}") for path in sources())
+    }
+    if page.parents[1].name != "examples":  # those name what Slurm and Kubernetes have
+        missing |= set(IDENTIFIER.findall(content)) - words()
     missing |= {name for name in MODULE.findall(content) if not exists(name)}
     assert not missing
 
