@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -13,121 +11,15 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
-from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen
+from streamvid.sampling.base import ClipTimes, FrameSampler
 from streamvid.sampling.explicit import Frames
 from streamvid.sampling.padding import PADS, Pad
 from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
-from tests.support.sampling import select
-
-BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
-RATES = [Fraction(n) for n in (10, 12, 15, 24, 25, 30, 50, 120)]
-RATES += [Fraction(24000, 1001), Fraction(30000, 1001), Fraction(60000, 1001), Fraction(7, 3)]
-# libx264 and friends write the first; muxers and capture tools have been seen with the second.
-ROUNDINGS = {"round": lambda x: math.floor(x + Fraction(1, 2)), "floor": math.floor}
-MOST = 12
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What the reference says of one slot."""
-
-    frame: int
-    real: bool
-    seconds: float
-
-
-def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad) -> list[Slot]:
-    """`select`, slot by slot, in integers and fractions."""
-    pts = clip.pts.tolist()
-    count = len(pts)
-    if isinstance(sampling, Window) and sampling.fps is not None:
-        step = 1 / (Fraction(sampling.fps).limit_denominator(100_000) * clip.tick)
-        span = math.ceil((sampling.frames - 1) * step)
-        starts = [n for n in range(count) if pts[n] + span < clip.duration]
-        if sampling.start == "center":
-            start = on_screen(pts, max(0, (clip.duration - span) // 2))
-        else:
-            start = chosen(starts, sampling, random)
-        instants = [pts[start] + math.ceil(i * step) for i in range(sampling.frames)]
-        real = sum(t < clip.duration for t in instants)
-        frames = [on_screen(pts, t) for t in instants]
-        if pad.startswith("reflect"):
-            frames = [frames[i if i < real else in_clip(i, real - 1, real, pad)] for i in range(len(instants))]
-        return [slot(clip, pad, i < real, frame) for i, frame in enumerate(frames)]
-    if isinstance(sampling, Window):
-        stride = sampling.stride or 1
-        start = chosen([n for n in range(count) if n + (sampling.frames - 1) * stride < count], sampling, random)
-        positions = [start + i * stride for i in range(sampling.frames)]
-    elif isinstance(sampling, Uniform):
-        if sampling.pick == "center":
-            positions = [math.floor(Fraction(2 * i + 1, 2) * count / sampling.frames) for i in range(sampling.frames)]
-        else:
-            positions = [
-                min(int((i + random[i]) * (count / sampling.frames)), count - 1) for i in range(sampling.frames)
-            ]
-    elif isinstance(sampling, Frames):
-        positions = list(sampling.numbers)
-    else:
-        positions = list(range(count))
-    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in positions]
-
-
-def chosen(starts: list[int], sampling: Window, random: list[float]) -> int:
-    if not starts or sampling.start == "first":
-        return 0
-    return starts[(len(starts) - 1) // 2] if sampling.start == "center" else starts[int(random[0] * len(starts))]
-
-
-def on_screen(pts: list[int], instant: int) -> int:
-    """The last frame whose time has come."""
-    return max((n for n, t in enumerate(pts) if t <= instant), default=0)
-
-
-def in_clip(place: int, last: int, end: int, pad: Pad) -> int:
-    """Walk back and forth until inside."""
-    if pad == "reflect_101" and last > 0:
-        while not 0 <= place <= last:
-            place = 2 * last - place if place > last else -place
-        return place
-    if pad == "reflect_1001":
-        while not 0 <= place < end:
-            place = 2 * end - 1 - place if place >= end else -1 - place
-        return place
-    return last
-
-
-def slot(clip: ClipTimes, pad: Pad, real: bool, frame: int) -> Slot:
-    if pad == "constant" and not real:
-        return Slot(-1, False, -1.0)
-    return Slot(frame, real, float(clip.pts[frame] * clip.tick))
-
-
-def assert_is(got: Selection, wanted: list[Slot]) -> None:
-    assert got.frames.tolist() == [s.frame for s in wanted]
-    assert got.mask.tolist() == [s.real for s in wanted]
-    np.testing.assert_allclose(got.seconds, [s.seconds for s in wanted], rtol=1e-12)
-    assert np.issubdtype(got.frames.dtype, np.integer)
-    assert got.mask.dtype == np.bool_
-    assert got.seconds.dtype == np.float64
-
-
-def cfr(rate: Fraction, base: Fraction, count: int, rounding: str = "round") -> ClipTimes:
-    """A clip of constant rate as a container stores it: times in whole ticks."""
-    tick = ROUNDINGS[rounding]
-    times = [tick(n / (rate * base)) for n in range(count + 1)]
-    return ClipTimes(np.array(times[:-1], dtype=np.int64), times[-1], base)
-
-
-@st.composite
-def clips(draw: st.DrawFn) -> ClipTimes:
-    """Any rate, any gaps; now and then two frames at the same instant."""
-    steps = draw(st.lists(st.integers(0, 400) | st.just(40), max_size=40))
-    pts = np.cumsum([0, *steps]).astype(np.int64)
-    return ClipTimes(pts, int(pts[-1]) + draw(st.integers(1, 500)), draw(st.sampled_from(BASES)))
-
+from tests.support.sampling import BASES, MOST, RATES, ROUNDINGS, assert_is, cfr, clips, draws, pads, reference, select
 
 starts = st.sampled_from(["random", "center", "first"])
+
 samplings: st.SearchStrategy[Any] = st.one_of(
     st.builds(Window, st.integers(1, MOST), stride=st.none() | st.integers(1, 9), start=starts),
     st.builds(
@@ -140,8 +32,6 @@ samplings: st.SearchStrategy[Any] = st.one_of(
     st.builds(Frames, st.lists(st.integers(0, 60), min_size=1, max_size=10)),
     st.just(All()),
 )
-draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=40, max_size=40)
-pads = st.sampled_from(PADS)
 
 
 @settings(max_examples=settings.default.max_examples * 3)
@@ -291,29 +181,6 @@ def test_random_windows_reach_every_place_and_only_those(count: int, frames: int
         assert got[-1] < count
         starts.add(int(got[0]))
     assert starts == set(range(count - (frames - 1) * stride))
-
-
-@given(st.integers(1, 300), st.integers(1, 64), draws)
-@example(164, 28, [0.0] * 40)
-def test_uniform_takes_one_frame_of_each_part(count: int, frames: int, random: list[float]) -> None:
-    clip = cfr(Fraction(25), Fraction(1, 1000), count)
-    frames = min(frames, 40)
-    for sampling in (Uniform(frames), Uniform(frames, pick="random")):
-        got = select(sampling, clip, np.array(random[: sampling.num_random]), "none")
-        assert got.mask.all()
-        for i, frame in enumerate(got.frames.tolist()):
-            assert 0 <= frame < count
-            assert math.floor(Fraction(i * count, frames)) <= frame <= Fraction((i + 1) * count, frames)
-
-
-@given(clips(), st.integers(0, 60), pads)
-def test_lengthen(clip: ClipTimes, more: int, pad: Pad) -> None:
-    whole = select(All(), clip, np.empty(0), pad)
-    count = len(clip.pts)
-    slots = count + more
-    got = lengthen(whole, slots, pad)
-    assert_is(got, reference(Frames(range(slots)), clip, [], "constant" if pad == "none" else pad))
-    assert got.mask.tolist() == [n < count for n in range(slots)]
 
 
 def test_many_clips_at_once_are_short_as_one_by_one() -> None:
