@@ -68,8 +68,9 @@ def processes_below(pid: int) -> list[int]:
     """The processes that a process started, and those that these did; without those that have ended."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *processes_below(child)]
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            for child in map(int, task.read_text().split()):
+                found += [child, *processes_below(child)]
     return [one for one in found if alive(one)]
 
 

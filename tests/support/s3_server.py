@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 _TOOLS = Path(__file__).parents[2] / "tools" / "s3"
+_PORT = "STREAMVID_S3_PORT"
 _PREFIX = "streamvid-s3-"
 _OWNER = "owner.pid"
 """In a server's folder: the process id of the session that started it."""
@@ -91,37 +92,44 @@ def s3_test_bucket(server: S3Server) -> Iterator[str]:
         fs.rm(name, recursive=True)
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """The server on STREAMVID_S3_PORT, or one started for this session. Skips where Ceph is not installed."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    if port := os.environ.get("STREAMVID_S3_PORT"):
-        yield S3Server(f"http://127.0.0.1:{port}")
-        return
-    if not shutil.which("radosgw"):
-        pytest.skip("no S3 server to test with: install Ceph's with `sudo tools/s3/install.sh`")
-    _stop_orphans()
-    # Not pytest's own temporary folders: their names can be too long for Ceph's sockets.
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        (folder / _OWNER).write_text(str(os.getpid()))
+class _OwnServer:
+    """A server of this session on a free port. It takes some 15 s to come up, in which other tests run."""
+
+    def __init__(self) -> None:
+        # Not pytest's own temporary folders: their names can be too long for Ceph's sockets.
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(str(os.getpid()))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
+        self.server = S3Server(f"http://127.0.0.1:{port}")
         # Daemons inherit no pipe: a file, as the end of a pipe's output would be the end of the server.
-        with (folder / "start.log").open("w+") as log:
-            environment = {**os.environ, "STREAMVID_S3_PORT": port}
-            command = [_TOOLS / "up.sh", folder / _CLUSTER]
-            start = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
-            log.seek(0)
-            if start.returncode:
-                pytest.fail(f"tools/s3/up.sh failed:\n{log.read()}")
-        try:
-            yield S3Server(f"http://127.0.0.1:{port}")
-        finally:
-            subprocess.run([_TOOLS / "down.sh", folder / _CLUSTER], check=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with (self._folder / "start.log").open("w") as log:
+            self._starting = subprocess.Popen(
+                [_TOOLS / "up.sh", self._folder / _CLUSTER],
+                env={**os.environ, "STREAMVID_S3_PORT": port},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for pytest, which stops the server
+            )
+
+    def wait(self) -> S3Server:
+        """Wait until it is up."""
+        if self._starting.wait():
+            pytest.fail(f"tools/s3/up.sh failed:\n{(self._folder / 'start.log').read_text()}")
+        return self.server
+
+    def stop(self) -> None:
+        """Stop it, also while it is coming up."""
+        self._starting.terminate()
+        self._starting.wait()
+        _stop(self._folder)
+
+
+def _stop(folder: Path) -> None:
+    subprocess.run([_TOOLS / "down.sh", folder / _CLUSTER], capture_output=True, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stop_orphans() -> None:
@@ -129,8 +137,36 @@ def _stop_orphans() -> None:
     for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError, ValueError):
             if owner.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner.read_text())}").exists():
-                subprocess.run([_TOOLS / "down.sh", owner.parent / _CLUSTER], capture_output=True, check=False)
-                shutil.rmtree(owner.parent, ignore_errors=True)
+                _stop(owner.parent)
+
+
+_OWN: pytest.StashKey[_OwnServer] = pytest.StashKey()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start a server as soon as it is known that a test needs one."""
+    if session.config.option.collectonly or _PORT in os.environ or not shutil.which("radosgw"):
+        return
+    if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
+        _stop_orphans()
+        session.config.stash[_OWN] = _OwnServer()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop it."""
+    if (own := config.stash.get(_OWN, None)) is not None:
+        own.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(pytestconfig: pytest.Config) -> S3Server:
+    """The server on STREAMVID_S3_PORT, or this session's own. Skips where Ceph is not installed."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    if _PORT in os.environ:
+        return S3Server(f"http://127.0.0.1:{os.environ[_PORT]}")
+    if (own := pytestconfig.stash.get(_OWN, None)) is None:
+        pytest.skip("no S3 server to test with: install Ceph's with `sudo tools/s3/install.sh`")
+    return own.wait()
 
 
 @pytest.fixture(scope="module")
