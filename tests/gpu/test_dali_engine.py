@@ -82,7 +82,7 @@ def test_the_same_frames(dataset: str, sampling: Any) -> None:
 
 
 def test_the_same_transform(dataset: str) -> None:
-    transform = sv.Transform(resize=160, crop=128, flip=True, mean=(0.45,) * 3, std=(0.225,) * 3, dtype="float16")
+    transform = sv.Transform(resize=160, crop=128, horizontal_flip=0.5, mean=0.45, std=0.225, dtype="float16")
     default, dali = (batches(dataset, engine, transform=transform) for engine in ENGINES)
     assert_same_but_for_video(default, dali)
     for a, b in zip(default, dali, strict=True):
@@ -105,4 +105,11 @@ def test_heights_that_dali_mixes_up_are_refused(tmp_path: Path) -> None:
     base = replace(HARD["h264"], frames=10, width=352)
     path = packed({"a": replace(base, height=192), "b": base, "c": replace(base, seed=1)}, tmp_path)
     with pytest.raises(sv.InputError, match=r"h264 such as a .*decoder cache"):
-        sv.StreamLoader(path, batch_size=1, sampling=sv.Window(4), engine="dali", device="cuda")
+        sv.StreamLoader(
+            path,
+            batch_size=1,
+            sampling=sv.Window(4),
+            transform=sv.Transform(crop=96),
+            engine="dali",
+            device="cuda",
+        )

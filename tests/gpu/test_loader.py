@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,19 @@ from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
 FULL = pytest.mark.full
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A run of tools.demo.
+
+    Attributes:
+        process: it, started.
+        folder: where its log and its dataset are.
+    """
+
+    process: subprocess.Popen[bytes]
+    folder: Path
 
 
 def packed(names: Sequence[str], folder: Path) -> str:
@@ -64,9 +78,12 @@ def test_every_frame_through_all_stages(tmp_path: Path) -> None:
             assert sorted(seen) == sorted(names)
 
 
-@pytest.mark.parametrize("codec", [pytest.param("h264", marks=FULL), pytest.param("hevc", marks=FULL), "vp8", "mpeg4"])
+@pytest.mark.parametrize("codec", ["vp8", pytest.param("mpeg4", marks=FULL)])
 def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
-    """Clips of 192 rows beside clips of 180, which are coded with 192: none comes out stretched, in any order."""
+    """Clips of 192 rows beside clips of 180, which are coded with 192: none comes out stretched, in any order.
+
+    H.264 and HEVC go to persistent decode sessions: test_sessions.py has their test.
+    """
     (tmp_path / "videos").mkdir()
     sources = {}
     for n, height in enumerate((192, 180, 180, 192, 180, 184, 192)):
@@ -158,15 +175,24 @@ def test_same_seed_same_batches(tmp_path: Path) -> None:
     assert not torch.equal(runs[0][0], runs[0][2])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo | None]:
+    """The demo, which runs beside the other tests, as it takes long."""
+    if not any(item.name == "test_the_demo" for item in request.session.items):
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "tools.demo", "--out", str(folder / "demo")]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        yield Demo(process, folder)
+        process.kill()
+
+
 @FULL
-def test_the_demo(tmp_path: Path) -> None:
+def test_the_demo(demo: Demo) -> None:
     """Packs, verifies, and streams on two ranks; on one GPU they share it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.demo", "--out", str(tmp_path / "demo")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "demo" / "batch.png").exists()
+    code = demo.process.wait()
+    printed = (demo.folder / "log").read_text()
+    print(printed)
+    assert code == 0, printed
+    assert (demo.folder / "demo" / "batch.png").exists()
