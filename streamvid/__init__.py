@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from streamvid.loader.clip_items import At as At
     from streamvid.loader.gpu_loader import GpuDataLoader as GpuDataLoader
     from streamvid.loader.stream_loader import StreamLoader as StreamLoader
+    from streamvid.packing.options import FixedLength as FixedLength
+    from streamvid.packing.options import PackOptions as PackOptions
+    from streamvid.packing.options import Scenes as Scenes
     from streamvid.packing.pack import pack as pack
     from streamvid.plan.inputs import Mix as Mix
     from streamvid.plan.inputs import Subset as Subset
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from streamvid.transform.spec import Transform as Transform
     from streamvid.transform.spec import Views as Views
     from streamvid.video.packet_selection import slice as slice
+    from streamvid.video.transcode import TranscodeOptions as TranscodeOptions
 
 __version__ = "0.1.0"
 
@@ -53,6 +57,7 @@ _MODULE_OF = {
     "ClipTimes": "sampling.base",
     "Dataset": "dataset.dataset",
     "DatasetError": "errors",
+    "FixedLength": "packing.options",
     "FrameSampler": "sampling.base",
     "Frames": "sampling.explicit",
     "GpuDataLoader": "loader.gpu_loader",
@@ -61,11 +66,14 @@ _MODULE_OF = {
     "LoaderStats": "loader.batch",
     "Mix": "plan.inputs",
     "MultiRate": "sampling.windows",
+    "PackOptions": "packing.options",
     "RandomFrames": "sampling.spread",
+    "Scenes": "packing.options",
     "StreamLoader": "loader.stream_loader",
     "StreamvidError": "errors",
     "Subset": "plan.inputs",
     "TiledWindows": "sampling.windows",
+    "TranscodeOptions": "video.transcode",
     "Transform": "transform.spec",
     "Uniform": "sampling.spread",
     "VideoError": "errors",
