@@ -53,7 +53,7 @@ class DaliEngine:
     Args:
         dataset: where clips come from.
         access: opens its shards.
-        recipe: how samples are drawn from clips.
+        spec: how samples are drawn from clips.
         transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads of DALI.
@@ -64,14 +64,14 @@ class DaliEngine:
         self,
         dataset: ClipSource,
         access: ShardAccess,
-        recipe: SampleSpec,
+        spec: SampleSpec,
         transform: Transform | Views,
         *,
         device_id: int | None,
         num_threads: int,
         rotates: bool,
     ) -> None:
-        self._dataset, self._access, self._recipe, self._transform = dataset, access, recipe, transform
+        self._dataset, self._access, self._spec, self._transform = dataset, access, spec, transform
         self._device_id, self._num_threads, self._rotates = device_id, num_threads, rotates
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
@@ -144,14 +144,14 @@ class DaliEngine:
                 device_id=self._device_id,
                 num_threads=self._num_threads,
                 rotates=self._rotates,
-                has_blanks=has_black_frames(self._recipe.sampling.pad),
+                has_blanks=has_black_frames(self._spec.sampling.pad),
             )
             return _OpenChunk(batches, pipeline, leases.pop_all())
 
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
         """Choose the frames of a step's clips, and find what is to be read for them."""
         rows = self._dataset.clips
-        samples = plan_samples(self._dataset, step, self._recipe)
+        samples = plan_samples(self._dataset, step, self._spec)
         sources = [
             video_source(
                 paths[int(rows.shard[one.clip])],

@@ -19,7 +19,7 @@ _PREFETCHED_STEPS: Final = 64
 
 
 def read_epoch(
-    dataset: ClipSource, access: ShardAccess, recipe: SampleSpec, epoch: Epoch, *, batch_size: int
+    dataset: ClipSource, access: ShardAccess, spec: SampleSpec, epoch: Epoch, *, batch_size: int
 ) -> Generator[EncodedBatch, None, None]:
     """The batches of what is left of an epoch, in order.
 
@@ -28,7 +28,7 @@ def read_epoch(
     Args:
         dataset: where clips come from.
         access: opens its shards.
-        recipe: how samples are drawn from clips.
+        spec: how samples are drawn from clips.
         epoch: the steps of this rank.
         batch_size: clips per step at most.
 
@@ -40,7 +40,7 @@ def read_epoch(
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
         access.prefetch(upcoming_shards(dataset, epoch, end))
-        plans = [plan_samples(dataset, epoch.step(number), recipe) for number in range(start, end)]
+        plans = [plan_samples(dataset, epoch.step(number), spec) for number in range(start, end)]
         yield from read_batches(dataset, plans, access)
         start, length = end, min(2 * length, longest)
 

@@ -66,7 +66,7 @@ class SamplePlan:
     spans: Int64
 
 
-def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[SamplePlan]:
+def plan_samples(dataset: ClipSource, step: Step, spec: SampleSpec) -> list[SamplePlan]:
     """Choose the frames of a step's clips, and find their packets. All get as many frame positions.
 
     Raises:
@@ -76,12 +76,12 @@ def plan_samples(dataset: ClipSource, step: Step, recipe: SampleSpec) -> list[Sa
     for item, number, valid in zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
         clip = row_of(item)
         index = dataset.index(clip)
-        for_sampling = draws(recipe.seed, number, item, recipe.sampling.num_random)
-        for_transform = draws(recipe.seed, number, item, recipe.num_random, purpose=AUGMENT)
+        for_sampling = draws(spec.seed, number, item, spec.sampling.num_random)
+        for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
-        selection = select(recipe.sampling, times, for_sampling, number=sample_of(item))
+        selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
         samples.append(make_sample(index, clip, number, valid, selection, for_transform))
-    return pad_to_longest(samples, recipe.sampling.pad)
+    return pad_to_longest(samples, spec.sampling.pad)
 
 
 def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:

@@ -100,7 +100,7 @@ def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> 
     return wanted
 
 
-def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], recipe: SampleSpec, epoch: int) -> list[SamplePlan]:
+def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], spec: SampleSpec, epoch: int) -> list[SamplePlan]:
     """Choose the frames of items, and find their packets. Frame indexes are read side by side.
 
     Raises:
@@ -111,8 +111,8 @@ def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], recipe: SampleSpe
     samples = []
     for one, index in zip(wanted, reader.load_indexes([one.row for one in wanted]), strict=True):
         times = clip_times(reader.dataset, one.row, index)
-        selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, recipe, epoch)
-        random = draws(recipe.seed, epoch, one.number, recipe.num_random, purpose=AUGMENT)
+        selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
+        random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
         sample = make_sample(index, one.row, epoch, True, selection, random)
         samples.append(_with_spans(reader.dataset, sample))
     return samples
@@ -176,14 +176,14 @@ def _given(clip: ClipTimes, at: At) -> Selection:
     return Selection(frames, np.ones(len(frames), dtype=bool), shown_at)
 
 
-def _sampled(clip: ClipTimes, item: int, recipe: SampleSpec, epoch: int) -> Selection:
-    random = draws(recipe.seed, epoch, item, recipe.sampling.num_random)
+def _sampled(clip: ClipTimes, item: int, spec: SampleSpec, epoch: int) -> Selection:
+    random = draws(spec.seed, epoch, item, spec.sampling.num_random)
     try:
-        return select(recipe.sampling, clip, random, number=sample_of(item))
+        return select(spec.sampling, clip, random, number=sample_of(item))
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"clip {clip.key!r} is too short for {recipe.sampling}: pad it, or leave it out") from error
+        raise InputError(f"clip {clip.key!r} is too short for {spec.sampling}: pad it, or leave it out") from error
 
 
 def _with_spans(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:

@@ -37,7 +37,7 @@ class StagedEngine:
     """Reads, decodes and transforms in stages, each ahead of the next.
 
     Args:
-        dataset, access, recipe, batch_size: as of `streamvid.fetch.epoch_reader.read_epoch`.
+        dataset, access, spec, batch_size: as of `streamvid.fetch.epoch_reader.read_epoch`.
         pipeline: decodes and transforms.
     """
 
@@ -45,18 +45,18 @@ class StagedEngine:
         self,
         dataset: ClipSource,
         access: ShardAccess,
-        recipe: SampleSpec,
+        spec: SampleSpec,
         pipeline: RenderPipeline,
         *,
         batch_size: int,
     ) -> None:
-        self._dataset, self._access, self._recipe, self._batch_size = dataset, access, recipe, batch_size
+        self._dataset, self._access, self._spec, self._batch_size = dataset, access, spec, batch_size
         self._pipeline = pipeline
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
         return self._pipeline.run(
-            read_epoch(self._dataset, self._access, self._recipe, epoch, batch_size=self._batch_size)
+            read_epoch(self._dataset, self._access, self._spec, epoch, batch_size=self._batch_size)
         )
 
     def close(self) -> None:

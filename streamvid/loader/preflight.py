@@ -120,8 +120,8 @@ def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuD
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
     """A few frames from all over a clip, read by way of whole shards."""
-    recipe = SampleSpec(Uniform(_PROBE_FRAMES), seed=0, num_random=0)
-    batch = plan_samples(dataset, Step(np.array([row]), np.array([0]), np.array([True])), recipe)
+    spec = SampleSpec(Uniform(_PROBE_FRAMES), seed=0, num_random=0)
+    batch = plan_samples(dataset, Step(np.array([row]), np.array([0]), np.array([True])), spec)
     return read_batches(dataset, [batch], access)[0].slices[0]
 
 

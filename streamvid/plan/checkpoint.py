@@ -119,9 +119,7 @@ class RunSchedule:
         upto = int(np.searchsorted(pool.shards, shards))
         first = Pool(pool.sample_ids[:upto], pool.shards[:upto])
         return replace(
-            self,
-            plan=replace(self.plan, stream=replace(stream, pools=(first,))),
-            checksums=self.checksums[:shards],
+            self, plan=replace(self.plan, stream=replace(stream, pools=(first,))), checksums=self.checksums[:shards]
         )
 
 
@@ -150,13 +148,7 @@ class Cursor:
             "first": self.position.first,
             "size": self.position.size,
             "segments": [
-                [
-                    run.topology.partitions,
-                    run.topology.ranks,
-                    run.topology.batch,
-                    run.steps,
-                    run.topology.bucket_steps,
-                ]
+                [run.topology.partitions, run.topology.ranks, run.topology.batch, run.steps, run.topology.bucket_steps]
                 for run in self.position.history
             ],
         }

@@ -216,9 +216,9 @@ class Bench:
         clips = np.arange(len(self._dataset), dtype=np.int64)
         stream = SampleStream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
         plan = Plan(stream, self._size.batch, World(0, 1))
-        recipe = plan_samples.SampleSpec(SAMPLING, seed=SEED, num_random=0)
+        spec = plan_samples.SampleSpec(SAMPLING, seed=SEED, num_random=0)
         access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
-        chosen = [plan_samples.plan_samples(self._dataset, rest.step(n), recipe) for n in range(rest.steps)]
+        chosen = [plan_samples.plan_samples(self._dataset, rest.step(n), spec) for n in range(rest.steps)]
         return [batch.slices for batch in read_batches(self._dataset, chosen, access)]
 
     def _decoder(self) -> Decoder:
