@@ -235,6 +235,14 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
         assert len(select_rows(dataset, where=text)) <= 2
 
 
+def test_errors_quote_up_to_80_characters(small: Dataset) -> None:
+    whole = "label % " + "1" * 72
+    with pytest.raises(InputError, match=f"^`{whole}` in the condition"):
+        select_rows(small, where=whole)
+    with pytest.raises(InputError, match=f"^`{whole[:-1]}…` in the condition"):
+        select_rows(small, where=whole + "1")
+
+
 def test_deep_and_long_conditions() -> None:
     # In a process of its own: Python's parser has been seen to crash on such text.
     script = """

@@ -17,7 +17,7 @@ from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.cpu import ReusableCodecContext
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
-from streamvid.decode.job_queue import CPU_BACKLOG, SESSION_OPEN_PACKETS, DecodeQueue
+from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -283,6 +283,27 @@ def test_cores_take_short_jobs_together() -> None:
     # 100 of 100 packets are too many: the engine has them done sooner than a core would.
     assert queue.take_for_cpu() == []
     assert queue.take(current=None, opened=[], block=True) is batch[0]
+
+
+@pytest.mark.parametrize(("longest", "taken"), [(43, 0), (44, 1)])
+def test_cores_take_a_job_from_the_backlog_on(longest: int, taken: int) -> None:
+    """With one engine: while the queue holds `CPU_BACKLOG` times its packets, itself included."""
+    queue = DecodeQueue(engines=1)
+    batch = jobs((0, longest), (0, 22))
+    queue.put(batch)
+    queue.close()
+    assert 22 * CPU_BACKLOG == 66
+    assert queue.take_for_cpu() == batch[1:][:taken]
+
+
+def test_cores_take_jobs_of_exactly_the_least_pixels() -> None:
+    queue = DecodeQueue(engines=1)
+    batch = [replace(one, key=SessionKey("h264", 1000, 1000, 8, "")) for one in jobs(*[(0, 20)] * CPU_BACKLOG)]
+    assert CPU_MIN_PIXELS == 20 * 1000 * 1000
+    queue.put(batch)
+    queue.close()
+    # Two at once would need twice as many in the queue.
+    assert queue.take_for_cpu() == batch[-1:]
 
 
 @pytest.mark.parametrize("name", ["h264", "h264_interlaced", "h264_open_gop", "hevc", "hevc_open_gop", "hevc_10bit"])

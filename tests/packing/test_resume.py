@@ -22,6 +22,7 @@ from streamvid.packing import journal, run_local
 from streamvid.packing.journal import Journal, Record
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.progress import PackProgress
 from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
 from streamvid.video.transcode import TranscodeOptions
@@ -307,8 +308,15 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
         return submit(self, function, *args, **options)
 
     monkeypatch.setattr(run_local.Workers, "submit", note)
+    counted: list[tuple[int, ...]] = []
+    for method in ("resume", "advance"):
+        monkeypatch.setattr(PackProgress, method, lambda self, *counts: counted.append(counts))
     report = pack([videos], destination, shard_size=SHARD, options=CUT)
     assert 0 < report.resumed < report.clips
+    files = list(videos.iterdir())
+    source_count, source_bytes, clips, _, rejected = map(sum, zip(*counted, strict=True))
+    assert (source_count, source_bytes) == (len(files), sum(file.stat().st_size for file in files))
+    assert (clips, rejected) == (report.clips, len(report.rejected))
     assert 0 < len(asked) < len(list(videos.iterdir()))
     assert asked[0] != "0.mp4"
     after = digests(destination)
@@ -340,6 +348,8 @@ def test_the_same_again_does_nothing(videos: Path, tmp_path: Path) -> None:
     again = pack([videos / "1.mp4"], tmp_path / "ds")
     assert again.was_there
     assert not first.was_there
+    assert (again.clips, again.bytes, again.resumed) == (0, 0, 0)
+    assert (first.clips, first.resumed) == (1, 0)
     assert again.manifest == first.manifest
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "ds").rglob("*")} == before
     for other in ({"shard_size": 5}, {"name": "x"}, {"options": CUT}):
