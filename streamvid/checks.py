@@ -34,6 +34,12 @@ def is_real(value: object) -> TypeGuard[float]:
     return is_integer(value) or (isinstance(value, float | Fraction | np.floating) and math.isfinite(value))
 
 
+def exact(value: float | Fraction) -> Fraction:
+    """A number for which `is_real` holds as a fraction, without rounding."""
+    # Fraction does not know all of NumPy's numbers.
+    return Fraction(value.item() if isinstance(value, np.generic) else value)
+
+
 def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_COUNT) -> int:
     """The value as an int.
 

@@ -1,13 +1,12 @@
 """Frame samplers: which frames of a clip a sample shows. docs/sampling.md states the rules.
 
 A sampler lays its frame positions (the T axis of a sample) out on an axis that ends where the clip does: frame
-numbers, or ticks of the clip's clock. Positions at or behind the end are padding. `select` turns the layout into frame
-numbers, padding included. Each sampler is a pure function of timestamps and random numbers that it is handed.
+numbers, or ticks of the clip's time base. Positions at or behind the end are padding. `select` turns the layout into
+frame numbers, padding included. Each sampler is a pure function of a clip's timestamps and of random numbers.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from fractions import Fraction
@@ -17,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import one_of
+from streamvid.checks import integer, one_of
 from streamvid.errors import InputError
 from streamvid.sampling.padding import PADS, Pad, reflect_index
 
@@ -66,9 +65,9 @@ class SlotLayout:
         position: int64 [positions], frame numbers or ticks; those at or behind `end` are padding.
         end: where the clip ends on that axis: its number of frames, or its duration.
         in_ticks: whether the axis is in ticks. Ticks must not fall from position to position.
-        length: how long the sample is to be, from samplers that see only in the clip itself how many frames there are.
-            Positions that are missing are padding, and padding "none" does as "constant": such clips cannot be left
-            out beforehand.
+        length: frame positions of the sample, from samplers that learn only from the clip itself how many frames it
+            gives. Missing positions are padding; with pad="none" they are black, as with "constant", since such clips
+            cannot be left out when the epoch is planned.
     """
 
     position: Int64
@@ -95,7 +94,7 @@ class Selection:
 
 @runtime_checkable
 class FrameSampler(Protocol):
-    """What every frame sampler offers; one of your own needs no more than these."""
+    """The interface of a frame sampler. Any class with these methods can be given to a loader."""
 
     @property
     def pad(self) -> Pad:
@@ -120,13 +119,13 @@ class FrameSampler(Protocol):
         """Lay out the clip's sample of that number; `random` is float64 [num_random], uniform in [0, 1)."""
 
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        """bool [clips]: which clips, given their frames and their durations in ticks, need padding even in their first
-        sample."""
+        """bool [clips]: which clips need padding even in their first sample; `frames` and `duration` (in ticks) are
+        int64 [clips]."""
 
 
 @dataclass(frozen=True, repr=False)
-class PaddedSampler(ABC):
-    """Base of the samplers here: they take one sample of a clip unless they say otherwise.
+class PaddedSampler:
+    """Base of all samplers here. By default a clip gives one sample, needs no random numbers, and is never too short.
 
     Attributes:
         pad: what positions behind the clip's end show: "edge" the last frame, "constant" black, "reflect_101" the
@@ -149,15 +148,36 @@ class PaddedSampler(ABC):
         ]
         return f"{type(self).__name__}({', '.join(sorted(shown, key=lambda one: one.startswith('pad=')))})"
 
+    @property
+    def num_random(self) -> int:
+        return 0
+
     def num_samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
-        """See `FrameSampler`."""
         if whole:
             return np.where(self.is_too_short(frames, duration, tick), 0, 1)
         return np.ones(len(frames), dtype=np.int64)
 
-    @abstractmethod
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        """See `FrameSampler`."""
+        return np.zeros(len(frames), dtype=bool)
+
+
+@dataclass(frozen=True, repr=False)
+class FixedLengthSampler(PaddedSampler):
+    """Base of samplers whose samples all have as many frame positions.
+
+    Attributes:
+        frames: frames in a sample.
+    """
+
+    frames: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer(self.frames, f"{type(self).__name__}(frames)")
+
+    @property
+    def num_frames(self) -> int:
+        return self.frames
 
 
 def check_sampler(sampling: object) -> None:

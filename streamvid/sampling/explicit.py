@@ -46,10 +46,6 @@ class Frames(PaddedSampler):
     def num_frames(self) -> int:
         return len(self.numbers)
 
-    @property
-    def num_random(self) -> int:
-        return 0
-
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         count = len(clip.pts)
         return SlotLayout(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
@@ -98,10 +94,6 @@ class ByClip(PaddedSampler):
         pad = "" if self.pad == "edge" else f", pad={self.pad!r}"
         return f"ByClip(num_frames={self.num_frames}, {kind}={name}{pad})"
 
-    @property
-    def num_random(self) -> int:
-        return 0
-
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         values, count = self._values(clip), len(clip.pts)
         if self.frames is not None:
@@ -117,9 +109,6 @@ class ByClip(PaddedSampler):
             ticks = whole_ticks(np.array(values, dtype=np.float64), clip.tick)
             position = np.where(ticks < clip.duration, frame_displayed_at(clip.pts, ticks), count)
         return SlotLayout(position, count, in_ticks=False, length=self.num_frames)
-
-    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        return np.zeros(len(frames), dtype=bool)
 
     @property
     def _given(self) -> Callable[[ClipTimes], Sequence[Any]] | str | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -14,32 +13,7 @@ Pad = Literal["none", "constant", "edge", "reflect_1001", "reflect_101"]
 runs backwards from the frame before the last, `reflect_1001` from the last; `none` leaves such clips out."""
 
 
-def _edge(index: Int64, count: int) -> Int64:
-    return np.minimum(index, count - 1)
-
-
-def _reflect_101(index: Int64, count: int) -> Int64:
-    if count < 2:
-        return _edge(index, count)
-    index = index % (2 * count - 2)
-    return np.where(index >= count, 2 * count - 2 - index, index)
-
-
-def _reflect_1001(index: Int64, count: int) -> Int64:
-    if count < 1:
-        return _edge(index, count)
-    index = index % (2 * count)
-    return np.where(index >= count, 2 * count - 1 - index, index)
-
-
-_FRAME_AT: Final[dict[Pad, Callable[[Int64, int], Int64]]] = {
-    "none": _edge,
-    "constant": _edge,
-    "edge": _edge,
-    "reflect_1001": _reflect_1001,
-    "reflect_101": _reflect_101,
-}
-PADS: Final[tuple[Pad, ...]] = tuple(_FRAME_AT)
+PADS: Final[tuple[Pad, ...]] = get_args(Pad)
 
 
 def reflect_index(index: Int64, count: int, pad: Pad) -> Int64:
@@ -50,7 +24,13 @@ def reflect_index(index: Int64, count: int, pad: Pad) -> Int64:
         count: frames of the clip; with 0, all indexes become -1.
         pad: "constant" and "none" give what "edge" gives; the caller puts black frames in their place.
     """
-    return _FRAME_AT[pad](index, count)
+    if pad == "reflect_1001" and count >= 1:
+        index = index % (2 * count)
+        return np.where(index >= count, 2 * count - 1 - index, index)
+    if pad == "reflect_101" and count >= 2:
+        index = index % (2 * count - 2)
+        return np.where(index >= count, 2 * count - 2 - index, index)
+    return np.minimum(index, count - 1)
 
 
 def has_black_frames(pad: Pad) -> bool:

@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import integer, one_of, suggesting
-from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
+from streamvid.checks import one_of, suggesting
+from streamvid.sampling.base import ClipTimes, FixedLengthSampler, PaddedSampler, SlotLayout
 
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class Uniform(PaddedSampler):
+class Uniform(FixedLengthSampler):
     """One frame from each of `frames` equal parts of the clip (the segments of TSN, Wang et al. 2016), by frame
     numbers.
 
@@ -26,17 +26,11 @@ class Uniform(PaddedSampler):
         pick: which frame of each part: "center", or "random" for training.
     """
 
-    frames: int
     pick: Literal["center", "random"] = "center"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer(self.frames, "Uniform(frames)")
         one_of(self.pick, ("center", "random"), "Uniform(pick)")
-
-    @property
-    def num_frames(self) -> int:
-        return self.frames
 
     @property
     def num_random(self) -> int:
@@ -49,13 +43,10 @@ class Uniform(PaddedSampler):
         position = ((np.arange(self.frames) + within) * count / self.frames).astype(np.int64)
         return SlotLayout(np.minimum(position, count - 1), count, in_ticks=False)
 
-    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        return np.zeros(len(frames), dtype=bool)
-
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class Keyframes(PaddedSampler):
+class Keyframes(FixedLengthSampler):
     """Key frames alone, the random access points: the cheapest frames to read and decode.
 
     The clip's key frames are divided into `frames` parts of equal number (give or take one), and one is taken of each.
@@ -67,17 +58,11 @@ class Keyframes(PaddedSampler):
         pick: which key frame of each part: "random" for training, "center", or "first".
     """
 
-    frames: int
     pick: Literal["random", "center", "first"] = "random"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer(self.frames, "Keyframes(frames)")
         one_of(self.pick, ("random", "center", "first"), "Keyframes(pick)")
-
-    @property
-    def num_frames(self) -> int:
-        return self.frames
 
     @property
     def num_random(self) -> int:
@@ -97,30 +82,14 @@ class Keyframes(PaddedSampler):
             among = among[chosen]
         return SlotLayout(among, len(clip.pts), in_ticks=False, length=self.frames)
 
-    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        return np.zeros(len(frames), dtype=bool)
-
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class RandomFrames(PaddedSampler):
+class RandomFrames(FixedLengthSampler):
     """Different frames at random from the whole clip, in their order; every set of them is equally likely.
 
-    A clip of fewer frames shows all of them, and is padded.
-
-    Attributes:
-        frames: frames in a sample.
+    A clip of fewer frames shows all of them, and is padded. `frames` is the number of frames in a sample.
     """
-
-    frames: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer(self.frames, "RandomFrames(frames)")
-
-    @property
-    def num_frames(self) -> int:
-        return self.frames
 
     @property
     def num_random(self) -> int:
@@ -150,13 +119,6 @@ class All(PaddedSampler):
     def num_frames(self) -> None:
         return None
 
-    @property
-    def num_random(self) -> int:
-        return 0
-
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         count = len(clip.pts)
         return SlotLayout(np.arange(count, dtype=np.int64), count, in_ticks=False)
-
-    def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
-        return np.zeros(len(frames), dtype=bool)

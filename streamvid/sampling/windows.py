@@ -11,9 +11,9 @@ from typing import Final, Literal
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import integer, is_real, one_of, suggesting
+from streamvid.checks import exact, integer, is_integer, is_real, one_of, suggesting
 from streamvid.errors import InputError
-from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
+from streamvid.sampling.base import ClipTimes, FixedLengthSampler, PaddedSampler, SlotLayout
 
 Rate = float | Fraction
 Start = Literal["random", "center", "first"]
@@ -25,7 +25,7 @@ _EXACT: Final = 1 << 62
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class Window(PaddedSampler):
+class Window(FixedLengthSampler):
     """Frames one after another: every `stride`-th, or `fps` a second by the clip's timestamps.
 
     Attributes:
@@ -44,7 +44,6 @@ class Window(PaddedSampler):
         pad: as of every sampler, see `streamvid.sampling.base.PaddedSampler`.
     """
 
-    frames: int
     stride: int | None = None
     fps: Rate | None = None
     start: Literal["random", "center", "first", "even"] = "random"
@@ -54,7 +53,6 @@ class Window(PaddedSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer(self.frames, "Window(frames)")
         one_of(self.start, (*_STARTS, "even"), "Window(start)")
         given = [name for name in ("stride", "fps", "span") if getattr(self, name) is not None]
         if len(given) > 1:
@@ -67,14 +65,10 @@ class Window(PaddedSampler):
             object.__setattr__(self, "span", _checked_span(self.span))
         if integer(self.windows, "Window(windows)") > 1 and self.start not in ("even", "random"):
             raise InputError(f"{self.windows} windows at the {self.start} would be the same: take start='even'")
-        if self._in_frames and (isinstance(self.jitter, bool) or not isinstance(self.jitter, int | np.integer)):
+        if self._in_frames and not is_integer(self.jitter):
             raise InputError(f"Window(jitter) must be a whole number of frames, it is {self.jitter!r}")
         if not is_real(self.jitter) or not 0 <= self.jitter <= _MAX_SECONDS:
             raise InputError(f"Window(jitter) must be a number from 0 to {_MAX_SECONDS}, it is {self.jitter!r}")
-
-    @property
-    def num_frames(self) -> int:
-        return self.frames
 
     @property
     def num_random(self) -> int:
@@ -90,7 +84,7 @@ class Window(PaddedSampler):
             offset = _first_tick(clip, int(steps[-1]), self.start, random, number, self.windows)
         position = steps + offset
         if self.jitter:
-            most = int(self.jitter if self._in_frames else _exact(self.jitter) / clip.tick)
+            most = int(self.jitter if self._in_frames else exact(self.jitter) / clip.tick)
             position = _moved(position, end, most, random[-self.frames :])
         return SlotLayout(position, end, in_ticks=not self._in_frames)
 
@@ -117,7 +111,7 @@ class Window(PaddedSampler):
         """int64 [frames]: positions relative to the first, in ticks; by span, over a random one."""
         if self.span is None:
             return self._steps(clip.tick)
-        least, most = (max(1, min(round(_exact(seconds) / clip.tick), clip.duration)) for seconds in self.span)
+        least, most = (max(1, min(round(exact(seconds) / clip.tick), clip.duration)) for seconds in self.span)
         share = float(random[1 if self.start == "random" else 0])
         span = min(least + int(share * (most - least + 1)), most)
         # In a span of fewer ticks than frames, rounding up may reach the span's end, which is not part of it.
@@ -145,9 +139,7 @@ class MultiRate(PaddedSampler):
         one_of(self.start, _STARTS, "MultiRate(start)")
         parts = tuple(self.parts) if isinstance(self.parts, Iterable) and not isinstance(self.parts, str) else ()
         if not parts or not all(isinstance(part, Sequence) and len(part) == 2 for part in parts):
-            raise InputError(
-                f"MultiRate takes parts such as [(8, 1.0), (16, 2.0)], frames and fps; it is {self.parts!r}"
-            )
+            raise InputError(f"MultiRate takes (frames, fps) parts such as [(8, 1.0), (16, 2.0)], not {self.parts!r}")
         for frames, rate in parts:
             integer(frames, "the frames of a part of MultiRate")
             _check_rate(rate, "the fps of a part of MultiRate")
@@ -172,7 +164,7 @@ class MultiRate(PaddedSampler):
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class TiledWindows(PaddedSampler):
+class TiledWindows(FixedLengthSampler):
     """The whole clip as a run of windows of the same length, each a sample of its own.
 
     The clip is sampled from its start to its end by stride or fps, and the result cut into windows. The last one is
@@ -185,14 +177,12 @@ class TiledWindows(PaddedSampler):
         fps: frames a second.
     """
 
-    frames: int
     step: int | None = None
     stride: int | None = None
     fps: Rate | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        integer(self.frames, "TiledWindows(frames)")
         if self.stride is not None and self.fps is not None:
             raise InputError("TiledWindows takes stride or fps, not both")
         if self.step is not None:
@@ -201,14 +191,6 @@ class TiledWindows(PaddedSampler):
             integer(self.stride, "TiledWindows(stride)")
         if self.fps is not None:
             _check_rate(self.fps, "TiledWindows(fps)")
-
-    @property
-    def num_frames(self) -> int:
-        return self.frames
-
-    @property
-    def num_random(self) -> int:
-        return 0
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         first = number * (self.step or self.frames)
@@ -310,12 +292,7 @@ def _multiples(first: int, count: int, step: Fraction) -> Int64:
 
 @lru_cache(maxsize=256)
 def _ticks_per_frame(rate: Rate, tick: Fraction) -> Fraction:
-    return 1 / (_exact(rate).limit_denominator(100_000) * tick)
-
-
-def _exact(value: Rate) -> Fraction:
-    # Fraction does not know all of NumPy's numbers.
-    return Fraction(value.item() if isinstance(value, np.generic) else value)
+    return 1 / (exact(rate).limit_denominator(100_000) * tick)
 
 
 def _check_rate(value: Rate, name: str) -> None:
