@@ -1,7 +1,7 @@
 """Bucket keys: a small integer for each decoder configuration (size, codec, pixel format, parameter sets) of a dataset.
 
-A hardware decoder is opened for one such configuration. Sample descriptions themselves would tell too many apart: most
-muxers write each file's bit rate into them (`btrt`), so that hardly two are equal.
+A hardware decoder is opened for one such configuration. The sample description (stsd) as a whole is no key: most muxers
+write each file's bit rate into it (`btrt`), so that hardly two are equal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CODEC_OF: Final = ((b"avcC", "h264"), (b"hvcC", "hevc"))
 def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
     """The bucket key of every clip.
 
-    Configurations are numbered by size first (by area, then width), then codec, pixel format and parameter sets, so
-    that close numbers mean similar clips, and two clips come in the same order in any dataset that holds both.
+    Keys number the configurations in the order of area, width, codec, pixel format and parameter sets. Similar clips
+    have keys close to each other, and the order of two clips' keys is the same in any dataset that holds both.
 
     Args:
         clips: the dataset's rows.
-        rows: int64, the selected ones; default: all.
+        rows: int64, the selected clips; default: all.
 
     Returns:
         uint16 or uint32 [clips], numbers from 0 without gaps; 0 for rows that are not selected.
@@ -40,7 +40,7 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
     sets_of, sets = _parameter_sets(clips, clips.stsd_id[chosen])
     combined = clips.width[chosen].astype(np.int64) << 32 | clips.height[chosen]
     for codes in (clips.codec.codes[chosen], clips.pix_fmt.codes[chosen], sets_of):
-        # Numbered anew each time, so that the next column finds room in 64 bits.
+        # Renumbered each time, so that the next column fits into the lower 32 bits.
         combined = _numbered(combined) << 32 | codes
     combined = _numbered(combined)
     example = np.empty(int(combined.max(initial=-1)) + 1, dtype=np.int64)
@@ -58,20 +58,22 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
 
 
 def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[Int64, list[bytes]]:
-    """int64 [rows]: which of the different parameter sets each row has, and those; none is empty."""
+    """int64 [rows], an index for each row into the list of distinct parameter sets; b"" for clips without any."""
     used = np.unique(stsd_id)
-    number: dict[bytes, int] = {}
+    index_of: dict[bytes, int] = {}
     known: dict[tuple[str, bytes], int] = {}
-    of_used = []
-    for one in used.tolist():
-        stsd = clips.stsds[one]
-        configuration = _configuration(stsd)
+    indices = []
+    for stsd in (clips.stsds[number] for number in used.tolist()):
+        codec, box = configuration = _configuration(stsd)
         if configuration not in known:
             # Equal boxes are parsed once: there may be a sample description for every clip.
-            codec, _ = configuration
-            known[configuration] = number.setdefault(_sets(codec, stsd), len(number))
-        of_used.append(known[configuration])
-    return np.array(of_used, dtype=np.int64)[np.searchsorted(used, stsd_id)], list(number)
+            sets = b""
+            if box:
+                with suppress(ValueError):
+                    sets = parameter_sets(codec, stsd).annex_b
+            known[configuration] = index_of.setdefault(sets, len(index_of))
+        indices.append(known[configuration])
+    return np.array(indices, dtype=np.int64)[np.searchsorted(used, stsd_id)], list(index_of)
 
 
 def _configuration(stsd: bytes) -> tuple[str, bytes]:
@@ -82,14 +84,7 @@ def _configuration(stsd: bytes) -> tuple[str, bytes]:
     return "", b""
 
 
-def _sets(codec: str, stsd: bytes) -> bytes:
-    if codec:
-        with suppress(ValueError):
-            return parameter_sets(codec, stsd).annex_b
-    return b""
-
-
 def _numbered(values: Int64) -> Int64:
-    """int64: equal values get equal numbers, from 0 in the order they come. By hashing, in linear time."""
+    """int64: the distinct values numbered from 0 in order of first appearance. By hashing, in linear time."""
     encoded: Any = pa.array(values).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(), dtype=np.int64)

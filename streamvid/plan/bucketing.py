@@ -1,7 +1,7 @@
 """Bucketing: batches whose clips share a decoder configuration, as length-grouped samplers do for text and speech.
 
-An order is cut into windows of some steps, and the samples of a window are sorted by bucket key. The window bounds
-what is given up of the shuffle: a sample stays within the steps that the shuffled order has put it into.
+The shuffled order is cut into windows of some steps, and the samples of each window are sorted by bucket key. So a
+sample stays among the steps of its window, and shuffling suffers only within a window.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from streamvid.plan.bucket_key import BucketKeys
 def bucket_order(
     keys: BucketKeys, *, ranks: int, batch: int, window: int, full: int, random: np.random.Generator | None
 ) -> Int64:
-    """Rearrange an order so that each batch holds few different bucket keys.
+    """Reorder samples so that each batch holds few different bucket keys.
 
-    The samples of a window are sorted by key (stable, so that those of one key keep their order) and cut into steps,
-    and those into batches. Then the steps of a window are shuffled, and the batches of a step among the ranks: at any
-    step all ranks get clips of about the same size, and as much to do.
+    The samples of a window are sorted by key (a stable sort) and cut into steps, and each step into batches. Then the
+    steps of a window are shuffled, and the batches of a step among the ranks. At any step all ranks get clips of about
+    the same size, so that they take about the same time.
 
     Args:
-        keys: of the samples, in their order.
+        keys: [samples], the bucket key of each.
         ranks, batch: a step takes `batch` samples for each rank.
-        window: steps that are sorted together. The last window takes up to twice as many, so that none is small.
-        full: steps that the samples fill. Samples behind them stay last whatever their keys, so that dropping an
-            incomplete step drops samples at random.
+        window: steps whose samples are sorted together. The last window has up to twice as many, so that none is small.
+        full: number of steps that the samples fill. The samples of an incomplete step stay last whatever their keys,
+            so that dropping it drops samples at random.
         random: shuffles steps and batches; None leaves them sorted.
 
     Returns:
-        int64 [samples]: for each place in the new order, the place in the old one.
+        int64 [samples]: the new order, as indices into the old one.
     """
     share = ranks * batch
     order = np.empty(len(keys), dtype=np.int64)
     steps = np.arange(full)
-    # All windows of one length at a time, then the last, which is longer, then what fills no step.
+    # All windows but the last at once, then the last, which is longer, then the samples of an incomplete step.
     even = (max(1, full // window) - 1) * window
     for first, last, length in ((0, even, window), (even, full, full - even)):
         if first == last:

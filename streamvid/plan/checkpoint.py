@@ -1,12 +1,12 @@
 """Saving and resuming a run: a schedule of epochs, a cursor in it, and the cursor as a small JSON object.
 
-Resuming is elastic. Every topology that has worked on an epoch (ranks, nodes, batch size) is replayed, the samples
-that its steps consumed are taken away, and what is left is divided among the ranks of now: no sample comes twice, and
+A run may resume with other ranks, nodes or batch sizes. Each topology that took part in the epoch is replayed, the
+samples that its steps consumed are removed, and the rest is divided among the current ranks: no sample comes twice, and
 none is left out.
 
-Shards that are appended to a dataset come after those that were there, so that sample ids stay what they were and the
-schedule of before can be rebuilt from the longer dataset. A run that was saved within an epoch ends that epoch by the
-schedule of before, and goes on with the new one.
+Shards appended to a dataset come after the existing ones, so sample ids do not change, and the schedule before the
+append can be rebuilt from the longer dataset. A run saved within an epoch finishes that epoch by the old schedule, and
+continues with the new one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamvid.checks import integer
 from streamvid.errors import InputError
 from streamvid.plan.epoch_plan import Epoch, Plan, Position, Topology, TopologyRun
 from streamvid.plan.permutation import Pool
 from streamvid.sampling.base import FrameSampler
 
 VERSION: Final = 1
-"""Of the state's form."""
+"""Version of the state's JSON fields."""
 _BELONGS_TO: Final = {
     "dataset": "another dataset, or other clips of it (a filter, a key list, weights)",
     "sampling": "another sampling or padding",
@@ -35,13 +36,13 @@ _BELONGS_TO: Final = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Digests of all that gives a position its meaning; a state is resumed only where they are equal.
+    """Hashes of everything that determines the samples of an epoch. A state can be resumed only where they are equal.
 
     Attributes:
-        dataset: of the shards' checksums and of the selected sample ids.
-        sampling: of the frame sampler.
-        order: of the options that order samples.
-        shards: how many there are: a dataset that is appended to still begins with them.
+        dataset: hash of the shards' checksums and of the selected sample ids and weights.
+        sampling: hash of the frame sampler.
+        order: hash of the options that the order of samples depends on.
+        shards: number of shards. A dataset that was appended to begins with the same ones.
     """
 
     dataset: str
@@ -52,12 +53,12 @@ class Identity:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The plan of a run's epochs, and what else a position in it depends on.
+    """The plan of a run's epochs, and what identifies the dataset and sampling that it was made for.
 
     Attributes:
-        plan: of every epoch.
-        checksums: of all shards of all datasets, in order.
-        sampling: how frames are chosen.
+        plan: the steps of every epoch.
+        checksums: SHA-256 of each shard of all datasets, in order.
+        sampling: chooses the frames of a clip.
     """
 
     plan: Plan
@@ -69,18 +70,19 @@ class RunSchedule:
         return Cursor(self, self.plan.start(epoch))
 
     def after(self, cursor: Cursor) -> Cursor:
-        """The beginning of the epoch after the cursor's; by this schedule, also where the cursor is in another."""
+        """The beginning of the epoch after the cursor's, in this schedule even if the cursor is in an older one."""
         if cursor.schedule is self:
             return Cursor(self, self.plan.after(cursor.position))
         return self.start(cursor.position.epoch + 1)
 
     def resume(self, state: Mapping[str, Any]) -> Cursor:
-        """The cursor of a state: within an epoch of this schedule, or of one over the first of its shards.
+        """The cursor that a state stands for.
 
-        If nothing is left of that epoch, or nothing of it was consumed, it is the beginning of one of this schedule.
+        If shards were appended since, and part of the state's epoch was consumed, the cursor is in the schedule of the
+        shards before the append. An epoch that is finished or has not begun always continues in this schedule.
 
         Raises:
-            InputError: it is no state, is damaged, or belongs to a run over something else.
+            InputError: this is no state, it is damaged, or it belongs to another dataset, sampling or order.
         """
         schedule = self
         shards = state.get("shards") if isinstance(state, Mapping) else None
@@ -94,7 +96,7 @@ class RunSchedule:
 
     @cached_property
     def identity(self) -> Identity:
-        """What states of this schedule belong to."""
+        """The hashes that states of this schedule contain."""
         plan, stream = self.plan, self.plan.stream
         content = hashlib.sha256("\n".join(self.checksums).encode())
         for pool in stream.pools:
@@ -105,16 +107,16 @@ class RunSchedule:
         return Identity(content.hexdigest()[:16], _digest(self.sampling), _digest(order), len(self.checksums))
 
     def _before_append(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
-        """This schedule over the first `shards` shards alone."""
+        """The schedule as it was when the dataset had only its first `shards` shards."""
         stream = self.plan.stream
         pool = stream.pools[0]
         if len(stream.pools) > 1 or pool.weights is not None or self.plan.steps is not None:
             epoch = state.get("epoch")
             following = epoch + 1 if isinstance(epoch, int) else "n"
             raise InputError(
-                f"the state is of {shards} shards, and now there are {len(self.checksums)}: clips that were added join "
-                "a run within an epoch only without Mix, weights and steps_per_epoch; leave the state out, and begin "
-                f"the next epoch with set_epoch({following})"
+                f"the state is of {shards} shards, and there are {len(self.checksums)} now: after shards were appended "
+                "a run resumes within an epoch only without Mix, weights and steps_per_epoch; leave the state out, and "
+                f"begin the next epoch with set_epoch({following})"
             )
         upto = int(np.searchsorted(pool.shards, shards))
         first = Pool(pool.sample_ids[:upto], pool.shards[:upto])
@@ -125,13 +127,13 @@ class RunSchedule:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position in a schedule: what a run has consumed, and by which plan."""
+    """A position in a schedule: what a run has consumed so far."""
 
     schedule: RunSchedule
     position: Position
 
     def advanced(self) -> Cursor:
-        """After one more step."""
+        """The cursor after one more step."""
         return Cursor(self.schedule, self.position.advanced(self.schedule.plan.topology))
 
     def epoch(self) -> Epoch:
@@ -139,8 +141,8 @@ class Cursor:
         return self.schedule.plan.epoch(self.position)
 
     def state(self) -> dict[str, Any]:
-        """Strings, integers and lists that JSON can hold, under 1 KiB: the identity, the position, and for every
-        topology in turn [partitions, ranks, batch, steps made, bucket_steps]."""
+        """The cursor as a JSON object of under 1 KiB: the identity, the position, and for each topology of its history
+        [partitions, ranks, batch, steps made, bucket_steps]."""
         return {
             "version": VERSION,
             **asdict(self.schedule.identity),
@@ -155,20 +157,14 @@ class Cursor:
 
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
-    """The position that a state holds.
-
-    Raises:
-        InputError: it is no state, of another version, damaged, or belongs to a run over something else.
-    """
+    """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
     if not isinstance(state, Mapping) or "segments" not in state:
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
     if state.get("version") != VERSION or isinstance(state["version"], bool):
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in _BELONGS_TO.items():
         if state.get(name) != getattr(identity, name):
-            raise InputError(
-                f"the state belongs to a run with {meaning}: make the loader as it was, or start without the state"
-            )
+            raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
         history = tuple(_topology_run(numbers) for numbers in state["segments"])
@@ -184,9 +180,7 @@ def _topology_run(numbers: Sequence[object]) -> TopologyRun:
 
 
 def _count(value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
-        raise ValueError(value)
-    return value
+    return integer(value, "a count", least=least, most=(1 << 62) - 1)
 
 
 def _digest(value: object) -> str:

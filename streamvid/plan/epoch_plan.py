@@ -1,9 +1,9 @@
 """Which samples, in which order, on which rank: a pure function of (dataset, seed, epoch, world, position).
 
-An epoch is a window of an endless stream of samples (`streamvid.plan.mixture`): usually one pass over the dataset. It
-is divided into partitions: one that all ranks share, or with locality one for each node. Step *s* takes the next
-`batch_size` samples per rank from every partition, which may be bucketed by decoder configuration before that. So
-a few integers say where a run stands, and they mean the same for any number of ranks: see `Position`.
+An epoch is a section of the sample stream (`streamvid.plan.mixture`), usually one pass over the dataset. It is divided
+into partitions: a single one that all ranks share, or with locality="node" one for each node. A partition may be
+bucketed by decoder configuration. Each step then takes the next `batch_size` samples per rank from every partition. So
+a run's progress is a few integers (`Position`), from which it can resume with any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamvid.plan.world import World
 LastBatch = Literal["partial", "drop", "fill"]
 LAST_BATCH: tuple[LastBatch, ...] = ("partial", "drop", "fill")
 _MOST_NODES: Final = 1 << 32
-"""More than any world has: keeps the random numbers of successive topologies apart."""
+"""More nodes than any job has, so that the nodes of successive topologies get different random numbers."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class TopologyRun:
-    """Steps that were made in one topology, one after the other."""
+    """Consecutive steps made in one topology."""
 
     topology: Topology
     steps: int
@@ -65,13 +65,13 @@ class TopologyRun:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands.
+    """How much of an epoch is consumed.
 
     Attributes:
-        epoch: its number.
-        first: position of its first sample in the stream.
-        size: its samples.
-        history: what of it was consumed: steps in each topology that has worked on it, in order.
+        epoch: number of the epoch.
+        first: the position of the epoch's first sample in the sample stream.
+        size: samples in the epoch.
+        history: the steps made so far, per topology, in order.
     """
 
     epoch: int
@@ -80,7 +80,7 @@ class Position:
     history: tuple[TopologyRun, ...] = ()
 
     def advanced(self, topology: Topology) -> Position:
-        """After one more step in that topology."""
+        """The position after one more step in that topology."""
         before, last = self.history[:-1], self.history[-1:]
         if last and last[0].topology == topology:
             return replace(self, history=(*before, replace(last[0], steps=last[0].steps + 1)))
@@ -100,7 +100,7 @@ class Step:
     Attributes:
         sample_ids: int64 [batch], see `streamvid.plan.sample_id`.
         passes: int64 [batch], in which pass over its dataset each comes, from 0.
-        valid: bool [batch], False for a sample that only fills the batch and is counted elsewhere.
+        valid: bool [batch], False for a sample that only fills the batch up: it comes a second time in the epoch.
     """
 
     sample_ids: Int64
@@ -110,7 +110,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Partition:
-    """Samples that some ranks share, in order: ids and passes, both int64 [samples]."""
+    """Samples that some or all ranks share, in order: ids and passes as in `Step`, both int64 [samples]."""
 
     sample_ids: Int64
     passes: Int64
@@ -119,7 +119,7 @@ class Partition:
         return len(self.sample_ids)
 
     def at(self, places: Int64 | slice) -> Partition:
-        """The samples at these positions."""
+        """The samples at these indices."""
         return Partition(self.sample_ids[places], self.passes[places])
 
 
@@ -128,11 +128,11 @@ class Epoch:
     """What is left of an epoch, for one rank.
 
     Attributes:
-        partitions: the samples that are left in the current topology, from its first step on.
-        partition: which is this rank's.
-        rank: this rank's number among those of its partition.
-        topology: the current one.
-        done: steps made in it.
+        partitions: the samples from the current topology's first step on.
+        partition: index of this rank's partition.
+        rank: this rank's number among the ranks of its partition, from 0.
+        topology: how the ranks share the samples now.
+        done: steps already made in this topology.
         last_batch: see `Plan`.
     """
 
@@ -159,9 +159,7 @@ class Epoch:
     def step(self, number: int) -> Step:
         """This rank's part of step `number`, counted from the topology's first step."""
         partition, share, batch = self.partitions[self.partition], self.topology.share, self.topology.batch
-        here = Partition(
-            *(column[number * share : (number + 1) * share] for column in (partition.sample_ids, partition.passes))
-        )
+        here = partition.at(slice(number * share, (number + 1) * share))
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
         if len(here) == share:
             return Step(here.sample_ids[mine], here.passes[mine], np.ones(batch, dtype=bool))
@@ -174,7 +172,7 @@ class Epoch:
         mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
         sample_ids, passes = here.sample_ids[mine], here.passes[mine]
         if len(sample_ids) == 0:
-            # Ranks that have nothing left make the step with a sample that does not count: nobody waits for them.
+            # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
             return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool))
         return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool))
 
@@ -186,16 +184,15 @@ class Plan:
     Attributes:
         stream: where the samples come from.
         batch_size: samples per rank and step.
-        world: this rank among all.
+        world: all ranks, and which of them this is.
         last_batch: what to do when the samples do not fill the last step. "partial": that step's batches are smaller
-            (ranks for which no sample is left get one that is marked not valid, so that all ranks make the same
-            number of steps); "drop": the step is not made; "fill": it is filled with samples from the epoch's start,
-            marked not valid.
-        local: every node has shards of its own.
+            (ranks for which no sample is left get one that is not valid, so that all ranks make the same number of
+            steps); "drop": the step is left out; "fill": it is filled with samples from the epoch's start, not valid.
+        local: whether every node has shards of its own, as with locality="node".
         steps: steps of an epoch; None: as many as a pass over the dataset takes.
         bucket_steps: steps whose samples are bucketed together (`streamvid.plan.bucketing`); 0 for no bucketing.
-        bucket_keys: computes the bucket key of every row; called only where samples are bucketed, now or in the
-            history of a position.
+        bucket_keys: computes the bucket key of every row; called only where samples are bucketed, now or in a
+            position's history.
     """
 
     stream: SampleStream
@@ -219,7 +216,7 @@ class Plan:
 
     @property
     def topology(self) -> Topology:
-        """The current one."""
+        """How the ranks share a step's samples now."""
         partitions = self.world.nodes if self.local else 1
         return Topology(partitions, self.world.size // partitions, self.batch_size, self.bucket_steps)
 
@@ -237,7 +234,7 @@ class Plan:
         return self.stream.pass_length() if self.steps is None else self.steps * self.topology.share
 
     def start(self, epoch: int) -> Position:
-        """The beginning of an epoch, all epochs before it having been as long as this one."""
+        """The beginning of an epoch, if all epochs before it have the same number of samples."""
         return Position(epoch, epoch * self.size, self.size)
 
     def after(self, position: Position) -> Position:
@@ -247,7 +244,7 @@ class Plan:
     def epoch(self, position: Position) -> Epoch:
         """What is left of an epoch, in the current topology.
 
-        The topologies that have worked on it are replayed: what the steps of each consumed is taken away.
+        The topologies of its history are replayed, and the samples that the steps of each consumed are removed.
         """
         partitions: list[Partition] = []
         topology, done = None, 0
@@ -264,16 +261,16 @@ class Plan:
             orders = self._orders(partitions, self.topology, position.epoch)
             partitions = [partition.at(order) for partition, order in zip(partitions, orders, strict=True)]
         return Epoch(
-            tuple(partitions),
-            self.world.node if self.local else 0,
-            self._rank_in_partition,
-            self.topology,
-            done,
-            self.last_batch,
+            partitions=tuple(partitions),
+            partition=self.world.node if self.local else 0,
+            rank=self.world.rank % self.topology.ranks,
+            topology=self.topology,
+            done=done,
+            last_batch=self.last_batch,
         )
 
     def _remaining(self, partitions: list[Partition], topology: Topology, steps: int, epoch: int) -> list[Partition]:
-        """What is left of each partition after some steps in a topology, in the order that it has without bucketing."""
+        """The samples of each partition that `steps` steps in a topology leave, in the order before bucketing."""
         consumed = steps * topology.share
         if not topology.bucket_steps:
             return [partition.at(slice(consumed, None)) for partition in partitions]
@@ -285,23 +282,18 @@ class Plan:
         return left
 
     def _orders(self, partitions: list[Partition], topology: Topology, epoch: int) -> Iterator[Int64]:
-        """The bucketed order of each partition."""
+        """The bucketed order of each partition: int64 [samples], indices into it."""
         if self.bucket_keys is None:
-            raise ValueError("a plan that groups items needs their kinds")
+            raise ValueError("a plan with bucketing needs bucket_keys")
         bucket_keys = self.bucket_keys()
         full = min(len(partition) for partition in partitions) // topology.share
         for partition in partitions:
             # The same draws for each partition: at any step all nodes decode clips of about the same size.
-            shuffles = self.stream.shuffle != "none"
-            random = generator(self.stream.seed, epoch, BUCKET) if shuffles else None
+            random = None if self.stream.shuffle == "none" else generator(self.stream.seed, epoch, BUCKET)
             yield bucket_order(
                 bucket_keys[rows_of(partition.sample_ids)],
                 ranks=topology.ranks, batch=topology.batch, window=topology.bucket_steps, full=full, random=random,
             )  # fmt: skip
-
-    @property
-    def _rank_in_partition(self) -> int:
-        return self.world.rank % self.topology.ranks
 
     def _first_partitions(self, position: Position, topology: Topology) -> list[Partition]:
         if not self.local:
@@ -310,8 +302,8 @@ class Plan:
         return self._ordered(split_by_node(sample_ids, shards, topology.partitions, seed=self.stream.seed), position, 0)
 
     def _divided(self, left: list[Partition], topology: Topology, position: Position, number: int) -> list[Partition]:
-        """Divide what one topology left for the next. A single partition keeps its order, on which
-        `Position.advanced` relies."""
+        """Divide the samples that one topology left among the partitions of the next. A single partition keeps its
+        order, on which `Position.advanced` relies."""
         if len(left) == topology.partitions == 1:
             return left
         sample_ids = np.sort(np.concatenate([partition.sample_ids for partition in left]))

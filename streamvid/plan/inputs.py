@@ -7,29 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.selection import Weights, repeats, select_rows
 from streamvid.errors import InputError
 from streamvid.plan.mixture import whole_weights
 from streamvid.plan.permutation import Pool
-from streamvid.plan.sample_id import MAX_SAMPLES, expand
+from streamvid.plan.sample_id import MAX_SAMPLES, expand, rows_of
 from streamvid.sampling.base import FrameSampler
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-
-    from streamvid.dataset.concat import ConcatDataset
-    from streamvid.dataset.selection import Weights
 
 DatasetLike = Dataset | str | os.PathLike[str]
 """An open dataset, its folder, or its URL such as s3://bucket/name."""
-OpenDataset = Callable[[str], Dataset]
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,10 @@ class Subset:
 
 @dataclass(frozen=True)
 class Mix:
-    """Several datasets at once, by weight: of every 4096 samples each gives its exact share, in random order.
+    """Several datasets at once, by weight: each has its exact share of every 4096 samples, in random order.
 
-    A dataset that ends begins its next pass; `batch["epoch"]` says in which pass a sample comes, `batch["dataset"]`
-    from which part.
+    A dataset that is used up begins its next pass; `batch["epoch"]` is the pass in which a sample comes,
+    `batch["dataset"]` the part that it comes from.
 
     Attributes:
         parts: (dataset, weight) each; weights are shares of the samples, and need not add up to 1.
@@ -76,7 +72,7 @@ class Source:
 
     Attributes:
         dataset: one dataset, or several as one.
-        subsets: what of each part is asked for.
+        subsets: the selection of each part.
         first: int64 [parts], the first row of each part.
         weights: the parts' shares, as whole numbers.
     """
@@ -95,13 +91,17 @@ class Source:
         return np.searchsorted(self.first, rows, side="right") - 1
 
 
-def open_source(what: Subset | Mix | DatasetLike, open_dataset: OpenDataset) -> Source:
-    """Open all datasets.
+def open_source(data: Subset | Mix | DatasetLike, open_dataset: Callable[[str], Dataset]) -> Source:
+    """Open the datasets of a loader's argument.
+
+    Args:
+        data: one dataset, a subset of one, or a mixture.
+        open_dataset: opens a folder or URL.
 
     Raises:
-        DatasetError, InputError: one is missing or damaged, or they do not go together.
+        DatasetError, InputError: a dataset is missing or damaged, or they cannot be concatenated.
     """
-    parts = what.parts if isinstance(what, Mix) else ((what, 1),)
+    parts = data.parts if isinstance(data, Mix) else ((data, 1),)
     subsets = tuple(part if isinstance(part, Subset) else Subset(part) for part, _ in parts)
     datasets = []
     for subset in subsets:
@@ -113,8 +113,6 @@ def open_source(what: Subset | Mix | DatasetLike, open_dataset: OpenDataset) -> 
     weights = whole_weights([weight for _, weight in parts])
     if len(datasets) == 1:
         return Source(datasets[0], subsets, first, weights)
-    from streamvid.dataset.concat import ConcatDataset
-
     return Source(ConcatDataset(datasets), subsets, first, weights)
 
 
@@ -125,28 +123,26 @@ def source_of(dataset: Dataset) -> Source:
 
 @dataclass(frozen=True)
 class Pools:
-    """The samples of every part, and how many clips were left out.
+    """The samples of every part.
 
     Attributes:
         pools: one per part.
-        short: clips that were left out because they are too short and padding is off.
+        short: number of clips left out because they are too short and padding is off.
     """
 
     pools: tuple[Pool, ...]
     short: int
 
     def rows(self) -> Int64:
-        """int64: the rows of all selected clips, rising, each once."""
-        from streamvid.plan.sample_id import rows_of
-
+        """int64: the rows of all selected clips, ascending and unique."""
         return np.unique(np.concatenate([rows_of(pool.sample_ids) for pool in self.pools]))
 
 
 def make_pools(source: Source, sampling: FrameSampler) -> Pools:
-    """The samples that are selected.
+    """The samples of the clips that each part's subset selects, without clips that are too short if padding is off.
 
     Raises:
-        InputError: a part has none, or its selection does not fit it.
+        InputError: no clip of a part is selected, or its condition, keys or weights do not fit its columns.
     """
     pools, short = [], 0
     for part, subset in enumerate(source.subsets):
@@ -162,23 +158,17 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
 
 
 def _selected(source: Source, part: int) -> Int64:
-    """Rows of the joined dataset that a part's subset asks for."""
+    """int64: the rows, of all parts together, that one part's subset selects."""
     subset = source.subsets[part]
     ends = [*source.first[1:].tolist(), len(source.dataset)]
     rows = np.arange(source.first[part], ends[part], dtype=np.int64)
     if subset.where is None and subset.keys is None:
         return rows
-    from streamvid.dataset.selection import select_rows
-
-    chosen: Int64 = select_rows(_dataset(source, part), where=subset.where, keys=subset.keys)
-    return rows[chosen]
+    return rows[select_rows(_dataset(source, part), where=subset.where, keys=subset.keys)]
 
 
 def _dataset(source: Source, part: int) -> Dataset:
-    if isinstance(source.dataset, Dataset):
-        return source.dataset
-    dataset: Dataset = source.dataset.datasets[part]
-    return dataset
+    return source.dataset if isinstance(source.dataset, Dataset) else source.dataset.datasets[part]
 
 
 def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSampler, *, whole: bool) -> Pool:
@@ -191,8 +181,6 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
         )
     weights = None
     if subset.weights is not None:
-        from streamvid.dataset.selection import repeats
-
         own = repeats(_dataset(source, part), rows - source.first[part], subset.weights)
         per_clip = own[np.searchsorted(rows, kept)]
         if not per_clip.sum() >= 0.5:

@@ -1,7 +1,8 @@
-"""One endless stream of samples out of one or several pools: which sample stands at any position, by arithmetic alone.
+"""The sample stream: an endless sequence of samples drawn from one pool, or from several by weight.
 
-Position *x* belongs to one of the pools; of that pool's own stream, pass after pass, it is the sample number *k*. Both
-follow from *x* without walking there, so a run can start anywhere.
+Any position can be computed directly: the pool that a position belongs to, and how many earlier positions belong to the
+same pool, which says how many passes of that pool are over and which sample of the next pass it is. So a run can resume
+anywhere without replaying what came before.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checks import exact, is_real
 from streamvid.errors import InputError
 from streamvid.plan.permutation import Pool, Shuffle, arrange, pass_samples
 from streamvid.plan.rng import MIX, generator
 
 BLOCK: Final = 4096
-"""Positions in which every pool has its exact share, give or take one, in random order."""
+"""Positions that are shuffled together. Within a block each pool has its exact share, rounded to a whole number."""
 
 
 @dataclass(frozen=True)
 class SampleStream:
-    """An endless stream of samples.
+    """An endless sequence of samples.
 
     Attributes:
-        pools: what it is made of.
-        weights: whole numbers, the pools' shares.
-        seed, shuffle, block_shards: of the passes' orders.
+        pools: where the samples come from.
+        weights: the pools' shares of the samples, as whole numbers.
+        seed, shuffle, block_shards: how each pass is shuffled, see `streamvid.plan.permutation.arrange`.
     """
 
     pools: tuple[Pool, ...]
@@ -40,14 +42,14 @@ class SampleStream:
     block_shards: int
 
     def pass_length(self) -> int:
-        """Samples in a pass over one pool; with several pools, in a pass over each."""
+        """Samples in one pass over the pool; of several pools, the sum."""
         return sum(len(pool) for pool in self.pools)
 
     def take(self, first: int, count: int) -> tuple[Int64, Int64]:
         """`count` samples from position `first` on.
 
         Returns:
-            samples and passes, both int64 [count]: what to decode, and in which pass over its dataset, counted from 0.
+            Sample ids and passes, both int64 [count]; a pass is the pass over the sample's pool, counted from 0.
         """
         if len(self.pools) == 1:
             return self._of_pool(0, first, count)
@@ -60,23 +62,23 @@ class SampleStream:
         return sample_ids, passes
 
     def order(self, number: int, part: int = 0) -> Int64:
-        """int64 [samples of the pool]: one pass, in order."""
+        """int64 [samples]: the sample ids of pass `number` over a pool, shuffled."""
         sample_ids, shards = pass_samples(self.pools[part], self.seed, number, part)
         return arrange(
             sample_ids, shards, self.shuffle, block_shards=self.block_shards, seed=self.seed, number=number, part=part
         )
 
     def _of_pool(self, part: int, first: int, count: int) -> tuple[Int64, Int64]:
-        """Samples number `first` … of a pool's own stream."""
+        """`take`, of one pool's own sequence of passes."""
         length = len(self.pools[part])
         sample_ids: list[Int64] = []
         passes: list[Int64] = []
         while count:
             number, start = divmod(first, length)
-            piece = self.order(number, part)[start : start + count]
-            sample_ids.append(piece)
-            passes.append(np.full(len(piece), number, dtype=np.int64))
-            first, count = first + len(piece), count - len(piece)
+            taken = self.order(number, part)[start : start + count]
+            sample_ids.append(taken)
+            passes.append(np.full(len(taken), number, dtype=np.int64))
+            first, count = first + len(taken), count - len(taken)
         if len(sample_ids) == 1:
             return sample_ids[0], passes[0]
         empty = np.empty(0, dtype=np.int64)
@@ -85,33 +87,28 @@ class SampleStream:
     def _before(self, position: int, part: int) -> int:
         """How many positions before this one belong to a pool."""
         block, rest = divmod(position, BLOCK)
-        return self._share(block * BLOCK, part) + int(np.count_nonzero(self._pattern(block)[:rest] == part))
-
-    def _share(self, position: int, part: int) -> int:
-        """The pool's exact share of the first so many positions; over all pools they add up."""
-        total, upper = sum(self.weights), sum(self.weights[: part + 1])
-        return position * upper // total - position * (upper - self.weights[part]) // total
-
-    def _pattern(self, block: int) -> Int64:
-        """int64 [BLOCK]: which pool each position of a block belongs to."""
-        return _pattern(self.weights, self.seed, block)
+        own = np.count_nonzero(_block_pools(self.weights, self.seed, block)[:rest] == part)
+        return _share(self.weights, block * BLOCK, part) + int(own)
 
     def _pools_at(self, first: int, count: int) -> Int64:
+        """int64 [count]: the pool of each position from `first` on."""
         start = first // BLOCK
-        blocks = [self._pattern(block) for block in range(start, (first + count - 1) // BLOCK + 1)]
-        return np.concatenate(blocks)[first - start * BLOCK :][:count]
+        blocks = range(start, (first + count - 1) // BLOCK + 1)
+        pools = np.concatenate([_block_pools(self.weights, self.seed, block) for block in blocks])
+        return pools[first - start * BLOCK :][:count]
+
+
+def _share(weights: Sequence[int], position: int, part: int) -> int:
+    """How many of the first `position` positions a pool gets, rounded so that the pools' shares add up."""
+    total, upper = sum(weights), sum(weights[: part + 1])
+    return position * upper // total - position * (upper - weights[part]) // total
 
 
 @lru_cache(maxsize=64)
-def _pattern(weights: tuple[int, ...], seed: int, block: int) -> Int64:
-    total = sum(weights)
-    counts, upper = [], 0
-    for weight in weights:
-        lower, upper = upper, upper + weight
-        first, last = block * BLOCK, (block + 1) * BLOCK
-        counts.append(
-            (last * upper // total - last * lower // total) - (first * upper // total - first * lower // total)
-        )
+def _block_pools(weights: tuple[int, ...], seed: int, block: int) -> Int64:
+    """int64 [BLOCK]: which pool each position of a block belongs to."""
+    first, last = block * BLOCK, (block + 1) * BLOCK
+    counts = [_share(weights, last, part) - _share(weights, first, part) for part in range(len(weights))]
     pattern = generator(seed, block, MIX).permutation(np.repeat(np.arange(len(weights)), counts)).astype(np.int64)
     pattern.setflags(write=False)
     return pattern
@@ -124,7 +121,7 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
         InputError: one is not a positive number.
     """
     for weight in weights:
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e9:
+        if not is_real(weight) or not 0 < weight < 1e9:
             raise InputError(f"weights of a mixture must be positive numbers, one of them is {weight!r}")
-    total = Fraction(sum(Fraction(weight) for weight in weights))
-    return tuple(max(1, round(Fraction(weight) / total * 1_000_000)) for weight in weights)
+    total = Fraction(sum(map(exact, weights)))
+    return tuple(max(1, round(exact(weight) / total * 1_000_000)) for weight in weights)

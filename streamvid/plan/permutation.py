@@ -1,4 +1,4 @@
-"""The order of one pass over a set of samples: pure functions of (sample ids, seed, pass)."""
+"""The samples of one pass and their order: pure functions of (sample ids, seed, pass)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHUFFLES: Final[tuple[Shuffle, ...]] = ("full", "block", "none")
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples that take part, once each or by weight.
+    """The samples of one dataset that are selected, once each or by weight.
 
     Attributes:
         sample_ids: int64 [samples], in the order of the dataset.
-        shards: int32 [samples], which shard holds each; never falling.
+        shards: int32 [samples], which shard holds each; ascending.
         weights: float64 [samples], how often each comes in a pass on average; None for once each.
     """
 
@@ -39,8 +39,8 @@ class Pool:
 def pass_samples(pool: Pool, seed: int, number: int, part: int = 0) -> tuple[Int64, npt.NDArray[np.int32]]:
     """The samples of a pass in the dataset's order, and their shards.
 
-    With weights a sample comes floor(w) times and, with the probability of the rest, once more: systematic sampling,
-    so that the number of samples does not vary. The weights are scaled for that to a whole sum.
+    A sample of weight w comes floor(w) times, and once more with probability w - floor(w), by systematic sampling: a
+    pass has the same number of samples every time. For that the weights are scaled so that their sum is whole.
     """
     if pool.weights is None:
         return pool.sample_ids, pool.shards
@@ -63,16 +63,16 @@ def arrange(
     part: int = 0,
     partition: int = 0,
 ) -> Int64:
-    """Put the samples of a pass into order.
+    """Shuffle the samples of a pass.
 
     Args:
         sample_ids: int64 [samples].
-        shards: int32 [samples], the shard of each, equal ones side by side.
+        shards: int32 [samples], the shard of each; samples of a shard are consecutive.
         shuffle: "full" permutes all samples; "block" permutes the shards, then the samples of `block_shards` shards
             at a time, so that few shards are open at once; "none" leaves them as they are.
-        block_shards: see "block".
+        block_shards: shards whose samples are shuffled together, for "block".
         seed, number, part: see `generator`.
-        partition: a number of its own for each part of a pass that is arranged by itself.
+        partition: where parts of a pass are shuffled separately, a different number for each.
 
     Returns:
         int64 [samples].
@@ -82,7 +82,7 @@ def arrange(
     random = generator(seed, number, ORDER, part=part, sample_id=partition)
     if shuffle == "full":
         return np.asarray(random.permutation(sample_ids), dtype=np.int64)
-    bounds = shard_bounds(shards)
+    bounds = _shard_bounds(shards)
     order = random.permutation(len(bounds) - 1)
     blocks = []
     for first in range(0, len(order), block_shards):
@@ -91,23 +91,23 @@ def arrange(
     return np.concatenate(blocks)
 
 
-def shard_bounds(shards: npt.NDArray[np.int32]) -> Int64:
-    """int64 [runs + 1]: where runs of equal shards begin, and the end."""
+def _shard_bounds(shards: npt.NDArray[np.int32]) -> Int64:
+    """int64 [shards + 1]: the index of each shard's first sample, and the number of samples."""
     return np.concatenate([[0], np.flatnonzero(np.diff(shards)) + 1, [len(shards)]]).astype(np.int64)
 
 
 def split_by_node(
     sample_ids: Int64, shards: npt.NDArray[np.int32], nodes: int, *, seed: int
 ) -> list[tuple[Int64, npt.NDArray[np.int32]]]:
-    """Cut a pass into as many equal parts as there are nodes, of as few shards each as can be.
+    """Divide a pass among nodes, in equal parts (give or take one sample) that share as few shards as possible.
 
-    The shards lie in an order drawn from the seed alone, so that a node gets the same ones in every pass, and its
-    cache holds them; one at a boundary is shared by two nodes. Lengths differ by one at most.
+    Which shards a node gets depends on the seed alone: they are the same in every pass, and stay in the node's cache. A
+    shard at a boundary is shared by two nodes.
 
     Returns:
-        per node its samples and their shards.
+        For each node its samples, and the shard of each.
     """
-    bounds = shard_bounds(shards)
+    bounds = _shard_bounds(shards)
     order = generator(seed, 0, SHARDS).permutation(len(bounds) - 1)
     index = np.concatenate([np.arange(bounds[s], bounds[s + 1]) for s in order.tolist()] or [np.empty(0, np.int64)])
     cuts = [len(sample_ids) * node // nodes for node in range(nodes + 1)]

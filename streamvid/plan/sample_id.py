@@ -1,7 +1,7 @@
-"""Sample ids: one int64 names a clip, which of its samples, and which repeat of that in an epoch.
+"""Sample ids: one int64 says which clip, which of the clip's samples, and which repeat of that in a pass.
 
-A plan orders and divides samples as plain int64 arrays. Where every clip gives one sample once, ids are row numbers.
-Bits 0 to 31 are the row, 32 to 51 the sample's number, 52 to 62 the repeat.
+So a plan can shuffle and divide samples as int64 arrays. If every clip gives one sample, ids are row numbers. Bits 0 to
+31 are the row, 32 to 51 the sample's number, 52 to 62 the repeat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAMPLE_BITS: Final = 20
 MAX_SAMPLES: Final = 1 << _SAMPLE_BITS
 """Samples that one clip can give."""
 MAX_REPEATS: Final = 1 << (63 - _ROW_BITS - _SAMPLE_BITS)
-"""Times that one sample can come in an epoch."""
+"""Times that one sample can come in a pass."""
 
 
 def row_of(sample_id: int) -> int:
@@ -53,7 +53,7 @@ def expand(rows: Int64, samples: Int64) -> Int64:
 
 
 def repeat(sample_ids: Int64, times: Int64) -> Int64:
-    """Each sample as often as `times` says, int64 [samples]; 0 leaves it out.
+    """Repeat each sample `times` times, int64 [samples]; 0 leaves it out. The repeats are numbered.
 
     Raises:
         ValueError: one comes more often than MAX_REPEATS.
@@ -61,7 +61,7 @@ def repeat(sample_ids: Int64, times: Int64) -> Int64:
     if np.all(times == 1):
         return sample_ids
     if np.max(times, initial=0) > MAX_REPEATS:
-        raise ValueError(f"an item would come {np.max(times)} times in a pass; the limit is {MAX_REPEATS}")
+        raise ValueError(f"a sample would come {np.max(times)} times in a pass; the limit is {MAX_REPEATS}")
     starts = np.cumsum(times) - times
     number = np.arange(int(times.sum()), dtype=np.int64) - np.repeat(starts, times)
     return np.repeat(sample_ids, times) | number << (_ROW_BITS + _SAMPLE_BITS)

@@ -1,21 +1,22 @@
-"""Where this process stands: its rank, the world's size, and the device it decodes on."""
+"""This process among all of a distributed job: its rank, the world size, its node, its GPU and its CPU cores."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
+from streamvid.checks import integer
 from streamvid.errors import InputError
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that train together.
+    """The processes that train together, in the words of torch.distributed, and which of them this is.
 
     Attributes:
-        rank, size: of the world.
-        nodes: machines, each with as many ranks; ranks of a node are numbered one after another.
+        rank: this process, from 0.
+        size: the world size, how many processes there are.
+        nodes: machines, all with the same number of ranks; the ranks of a node are consecutive.
     """
 
     rank: int
@@ -23,16 +24,10 @@ class World:
     nodes: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rank", "size", "nodes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InputError(f"{_CALLED[name]} must be a whole number, it is {value!r}")
-        if self.size < 1:
-            raise InputError(f"world_size must be a whole number of at least 1, it is {self.size!r}")
-        if not 0 <= self.rank < self.size:
-            raise InputError(f"rank must be from 0 to {self.size - 1} in a world of {self.size}, it is {self.rank!r}")
-        if self.nodes < 1 or self.size % self.nodes:
-            raise InputError(f"{self.size} ranks cannot be {self.nodes} nodes with as many ranks each")
+        integer(self.size, "world_size")
+        integer(self.rank, f"rank, in a world of {self.size},", least=0, most=self.size - 1)
+        if self.size % integer(self.nodes, "the number of nodes"):
+            raise InputError(f"{self.size} ranks cannot be {self.nodes} nodes of equally many ranks")
 
     @property
     def node(self) -> int:
@@ -40,15 +35,14 @@ class World:
         return self.rank // (self.size // self.nodes)
 
 
-_CALLED: Final = {"rank": "rank", "size": "world_size", "nodes": "the number of nodes"}
-
-
 def find_world(rank: int | None, world_size: int | None, *, ranks_per_node: int | None = None) -> World:
-    """Rank and world size: as given, else from torch.distributed, else from RANK and WORLD_SIZE, else one process
-    alone. Nodes: from `ranks_per_node`, else from LOCAL_WORLD_SIZE as torchrun sets it, else one.
+    """Rank and world size: as given, else from torch.distributed, else from the environment variables RANK and
+    WORLD_SIZE, else a single process. Nodes: from `ranks_per_node`, else from LOCAL_WORLD_SIZE as torchrun sets it,
+    else one.
 
     Raises:
-        InputError: only one of the two is given, or the environment holds something else than numbers.
+        InputError: only one of rank and world_size is given, one is out of range, or an environment variable is no
+            number.
     """
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")
@@ -68,18 +62,17 @@ def find_world(rank: int | None, world_size: int | None, *, ranks_per_node: int 
 
 
 def _on_nodes(rank: int, size: int, ranks_per_node: int | None) -> World:
-    world = World(rank, size)
+    size = integer(size, "world_size")
     if ranks_per_node is None:
         ranks_per_node = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else size
-    if isinstance(ranks_per_node, bool) or not isinstance(ranks_per_node, int) or ranks_per_node < 1:
-        raise InputError(f"ranks_per_node must be a whole number of at least 1, it is {ranks_per_node!r}")
-    # Nodes of unequal size count as one: only locality asks for nodes, and it needs them equal.
-    return replace(world, nodes=size // ranks_per_node if size % ranks_per_node == 0 else 1)
+    per_node = integer(ranks_per_node, "ranks_per_node")
+    # Nodes of unequal size count as one: only locality="node" needs nodes, and it needs equal ones.
+    return World(rank, size, size // per_node if size % per_node == 0 else 1)
 
 
 def find_cores() -> int:
-    """How many CPU cores this process may count on: those it may run on, shared with the other ranks of its node, as
-    many as torchrun's LOCAL_WORLD_SIZE says.
+    """CPU cores for this process: those of its CPU affinity, divided by the ranks on its node (LOCAL_WORLD_SIZE, which
+    torchrun sets; one if it is unset).
 
     Raises:
         InputError: LOCAL_WORLD_SIZE is no number.

@@ -254,11 +254,9 @@ def lengthen(selection: Selection, length: int, pad: Pad) -> Selection:
     count = len(selection.frames)
     if length == count:
         return selection
-    mask = np.append(selection.mask, np.zeros(length - count, dtype=bool))
+    added = np.full(length - count, -1)
+    mask = np.append(selection.mask, added >= 0)
     if pad in ("none", "constant"):
-        added = length - count
-        return Selection(
-            np.append(selection.frames, np.full(added, -1)), mask, np.append(selection.seconds, np.full(added, -1.0))
-        )
+        return Selection(np.append(selection.frames, added), mask, np.append(selection.seconds, added.astype(float)))
     position = reflect_index(np.arange(length, dtype=np.int64), count, pad)
     return Selection(selection.frames[position], mask, selection.seconds[position])
