@@ -8,6 +8,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an exception's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def format_count(count: int, thing: str, things: str = "") -> str:
     """A number of things: ``1 clip``, ``2,000 clips``."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"

@@ -25,6 +25,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.url import redact
+from streamvid.text import first_line
 
 Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[[ClipSource, Int64], npt.ArrayLike]
 
@@ -162,8 +163,7 @@ def _read_keys(path: str) -> list[str]:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
             return [line for line in lines if line]
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"cannot read the keys in {shown}: {reason}") from error
+        raise InputError(f"cannot read the keys in {shown}: {first_line(error)}") from error
     if table.schema.names.count("key") != 1:
         raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")
     keys = table["key"]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
+from streamvid.packing.destination import read_rejected
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
-from streamvid.packing.rejected import read_rejected
 from streamvid.storage import filesystem
 from streamvid.storage.url import join, redact
 

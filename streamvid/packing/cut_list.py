@@ -17,6 +17,7 @@ from streamvid.packing.labels import match_videos
 from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_list, video_column
 from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
 from streamvid.packing.scenes import need_scenedetect
+from streamvid.packing.typed_columns import unify_schemas
 from streamvid.storage.url import redact
 
 COLUMNS: Final = pa.schema(
@@ -120,10 +121,13 @@ def cut_columns(lists: Sequence[str], cuts: str | None) -> pa.Schema:
     Raises:
         InputError: another list has a column of the same name as one of `COLUMNS`.
     """
-    for taken in meta_columns(lists).names:
+    columns = meta_columns(lists)
+    for taken in columns.names:
         if taken in COLUMNS.names:
             raise InputError(f"a list has a column {taken!r}, which says where a clip was cut out: rename it")
-    return meta_columns([*lists, *([] if cuts is None else [cuts])], own=COLUMNS)
+    if cuts is not None:
+        columns = unify_schemas([columns, meta_columns([cuts])])
+    return pa.schema([*COLUMNS, *(field for field in columns if field.name not in COLUMNS.names)])
 
 
 def _columns(table: pa.Table, shown: str) -> tuple[CutUnit, str, str]:

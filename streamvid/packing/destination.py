@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
@@ -28,11 +32,13 @@ from streamvid.packing.journal import (
     PROGRESS_FOLDER,
     FinishedElsewhereError,
     Journal,
+    Rejected,
     read_claim,
     read_if_there,
     unfinished_text,
 )
 from streamvid.storage import filesystem
+from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.url import is_local, join, local_path, redact
 
 REJECTED_FILE: Final = "rejected.parquet"
@@ -169,7 +175,12 @@ def remove_temporaries(destination: str) -> None:
 
 
 def publish(
-    destination: str, fingerprint: str, manifest: Manifest, *, rejected: bytes | None, report: Mapping[str, object]
+    destination: str,
+    fingerprint: str,
+    manifest: Manifest,
+    *,
+    rejected: Sequence[Rejected],
+    report: Mapping[str, object],
 ) -> None:
     """Write dataset.json, which completes the dataset. A killed call can be repeated.
 
@@ -177,7 +188,7 @@ def publish(
         destination: folder or object-store prefix, still claimed by the pack.
         fingerprint: of the pack.
         manifest: the content of dataset.json.
-        rejected: the content of rejected.parquet; None to have no such file.
+        rejected: the rows of rejected.parquet; without any there is no such file.
         report: the content of pack-report.json besides the fingerprint.
 
     Raises:
@@ -193,10 +204,7 @@ def publish(
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     _remove(path for path in _shard_files(destination) if path.rpartition("/")[2] not in named)
-    if rejected is not None:
-        filesystem.write_bytes(join(destination, REJECTED_FILE), rejected)
-    else:
-        filesystem.remove_file(join(destination, REJECTED_FILE))
+    _write_rejected(destination, rejected)
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
@@ -205,15 +213,14 @@ def publish(
     remove_progress(destination, fingerprint)
 
 
-def abandon(destination: str, fingerprint: str, rejected: bytes | None) -> None:
+def abandon(destination: str, fingerprint: str, rejected: Sequence[Rejected]) -> None:
     """End a pack without any clip: only rejected.parquet remains.
 
     Raises:
         FinishedElsewhereError, InputError: as from `Journal.check`.
     """
     Journal(destination, fingerprint).check()
-    if rejected is not None:
-        filesystem.write_bytes(join(destination, REJECTED_FILE), rejected)
+    _write_rejected(destination, rejected)
     remove_progress(destination, fingerprint)
 
 
@@ -230,6 +237,28 @@ def remove_progress(destination: str, fingerprint: str) -> None:
 def base_name(path: str) -> str:
     """The last component of a path or URL."""
     return os.path.basename(os.path.abspath(local_path(path)) if is_local(path) else path.rstrip("/"))
+
+
+def read_rejected(destination: str) -> list[Rejected]:
+    """The rows of rejected.parquet; none if it is missing or unreadable, as it only informs."""
+    data = read_if_there(join(destination, REJECTED_FILE))
+    try:
+        rows = [] if data is None else pq.read_table(arrow_reader(data), columns=["source", "reason"]).to_pylist()
+    except (pa.ArrowException, OSError, ValueError):
+        return []
+    return [Rejected(str(row["source"]), str(row["reason"])) for row in rows]
+
+
+def _write_rejected(destination: str, rejected: Sequence[Rejected]) -> None:
+    """Write rejected.parquet, or remove it if no video was rejected."""
+    path = join(destination, REJECTED_FILE)
+    if not rejected:
+        filesystem.remove_file(path)
+        return
+    columns = {"source": [one.source for one in rejected], "reason": [one.reason for one in rejected]}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    filesystem.write_bytes(path, buffer.getvalue())
 
 
 def _clear(destination: str, *, everything: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +17,15 @@ from streamvid.storage.url import is_local, local_path, redact
 
 _NAMED: Final = 3
 """Missing videos and surplus rows that a message names; the others are counted."""
+_SPELLINGS: Final[Mapping[str, Callable[[SourceVideo], str]]] = {
+    "name": lambda source: source.name,
+    "path": lambda source: source.path,
+    "stem": lambda source: posixpath.splitext(source.name)[0],
+    "key": lambda source: source.key,
+    "basename": lambda source: posixpath.basename(source.name),
+    "basename stem": lambda source: posixpath.splitext(posixpath.basename(source.name))[0],
+}
+"""The ways in which a list may name a video, the most exact first."""
 
 
 def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
@@ -205,60 +214,32 @@ class _Finder:
     def __init__(self, sources: Sequence[SourceVideo], folder: str) -> None:
         self._sources = sources
         self._folder = folder
-        self._tables: dict[Callable[[SourceVideo], str], dict[str, int | list[int]]] = {}
+        self._tables: dict[str, dict[str, int | list[int]]] = {}
 
     def by_key(self, key: str) -> list[int]:
         """The source with that key."""
-        return self._called(_key, key)
+        return self._called("key", key)
 
     def by_path(self, path: str) -> list[int]:
         """The sources that a path means, by the most exact interpretation that any of them matches."""
         # A relative path may be relative to the packed folder, to the working directory, or to the list's folder.
-        meanings = [path, posixpath.normpath(path), *(_whole(p) for p in (path, posixpath.join(self._folder, path)))]
-        for name in (_name, _path, _stem, _key, _base, _base_stem):
-            for written in meanings:
-                if found := self._called(name, written):
+        absolute = [local_path(p) if is_local(p) else p for p in (path, posixpath.join(self._folder, path))]
+        for spelling in _SPELLINGS:
+            for written in (path, posixpath.normpath(path), *absolute):
+                if found := self._called(spelling, written):
                     return found
         return []
 
-    def _called(self, name: Callable[[SourceVideo], str], wanted: str) -> list[int]:
-        table = self._tables.get(name)
+    def _called(self, spelling: str, wanted: str) -> list[int]:
+        table = self._tables.get(spelling)
         if table is None:
-            table = self._tables[name] = {}
-            for i, source in enumerate(self._sources):
-                known = table.setdefault(name(source), i)
+            table = self._tables[spelling] = {}
+            for i, name in enumerate(map(_SPELLINGS[spelling], self._sources)):
+                known = table.setdefault(name, i)
                 # Nearly all names are unique: a list for each would take most of the memory.
                 if isinstance(known, list):
                     known.append(i)
                 elif known != i:
-                    table[name(source)] = [known, i]
+                    table[name] = [known, i]
         found = table.get(wanted, [])
         return found if isinstance(found, list) else [found]
-
-
-def _whole(path: str) -> str:
-    return local_path(path) if is_local(path) else path
-
-
-def _key(source: SourceVideo) -> str:
-    return source.key
-
-
-def _path(source: SourceVideo) -> str:
-    return source.path
-
-
-def _name(source: SourceVideo) -> str:
-    return source.name
-
-
-def _stem(source: SourceVideo) -> str:
-    return posixpath.splitext(source.name)[0]
-
-
-def _base(source: SourceVideo) -> str:
-    return posixpath.basename(source.name)
-
-
-def _base_stem(source: SourceVideo) -> str:
-    return posixpath.splitext(posixpath.basename(source.name))[0]

@@ -15,10 +15,11 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from streamvid.errors import InputError, StreamvidError
-from streamvid.packing.typed_columns import NO_COLUMNS, unify_schemas
+from streamvid.packing.typed_columns import unify_schemas
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.url import redact
+from streamvid.text import first_line
 
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
@@ -49,18 +50,13 @@ def is_list(path: str) -> bool:
     return path.lower().endswith(LIST_EXTENSIONS)
 
 
-def meta_columns(lists: Iterable[str], *, own: pa.Schema = NO_COLUMNS) -> pa.Schema:
-    """Names and types of all metadata columns of a pack, for `streamvid.packing.shard_writer.ShardWriter`.
-
-    Args:
-        lists: paths of all lists: of videos, labels, metadata and cuts.
-        own: columns that packing adds, such as where a clip was cut; their types take precedence.
+def meta_columns(lists: Iterable[str]) -> pa.Schema:
+    """Names and Parquet types of the metadata columns of lists, given by their paths.
 
     Raises:
         InputError: a list cannot be read.
     """
-    found = unify_schemas([_metadata_fields(read_list(path).types) for path in dict.fromkeys(lists)])
-    return pa.schema([*own, *[field for field in found if field.name not in own.names]])
+    return unify_schemas([_metadata_fields(read_list(path).types) for path in dict.fromkeys(lists)])
 
 
 def _metadata_fields(types: pa.Schema) -> pa.Schema:
@@ -94,7 +90,7 @@ def read_list(path: str) -> List:
         if text and not path.lower().endswith(".parquet"):
             table = _parse(path.lower(), data, text)
     except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"cannot read the list {shown}: {_first_line(error)}") from error
+        raise InputError(f"cannot read the list {shown}: {first_line(error)}") from error
     names = table.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -214,7 +210,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} values")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,6 +22,7 @@ from streamvid.packing.destination import (
     claim,
     lock_destination,
     publish,
+    read_rejected,
     read_state,
     remove_progress,
     remove_temporaries,
@@ -39,7 +40,6 @@ from streamvid.packing.journal import (
 )
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
-from streamvid.packing.rejected import read_rejected, rejected_parquet
 from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
@@ -119,10 +119,6 @@ def pack(
         return _nothing_to_append(destination, spec, started)
     fingerprint = spec.job.fingerprint
     with lock_destination(destination):
-        state = read_state(destination)
-        if state.packed_by == fingerprint and (not overwrite or state.claimed_by == fingerprint):
-            remove_progress(destination, fingerprint)
-            return _was_there(destination, spec, started)
         base = None if spec.base is None else spec.base.sha256
         try:
             resumed = claim(destination, fingerprint, overwrite=overwrite, base=base)
@@ -131,8 +127,8 @@ def pack(
             remove_temporaries(destination)
             return _finish(spec, destination, records, resumed_clips, started)
         except FinishedElsewhereError:
-            if read_claim(destination) is None:
-                remove_progress(destination, fingerprint)  # records that we wrote after the other had published
+            if read_claim(destination) in (None, fingerprint):
+                remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
             return _was_there(destination, spec, started)
 
 
@@ -191,7 +187,7 @@ def _finish(
         listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
     fingerprint = spec.job.fingerprint
     if not added:
-        abandon(destination, fingerprint, rejected_parquet(listed))
+        abandon(destination, fingerprint, listed)
         if base is None:
             raise InputError(
                 f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
@@ -206,7 +202,7 @@ def _finish(
         revision=0 if base is None else base.manifest.revision + 1,
     )
     document = report_document(spec, added, rejected, seconds=seconds, revision=manifest.revision)
-    publish(destination, fingerprint, manifest, rejected=rejected_parquet(listed), report=document)
+    publish(destination, fingerprint, manifest, rejected=listed, report=document)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips)

@@ -71,12 +71,7 @@ def remux_or_build(
 
 
 def transcode_if_needed(
-    clip: StoredClip,
-    folder: Path,
-    options: PackOptions,
-    *,
-    reencode: bool = False,
-    keyframes: Sequence[Fraction] = (),
+    clip: StoredClip, folder: Path, options: PackOptions, *, reencode: bool = False, keyframes: Sequence[Fraction] = ()
 ) -> StoredClip:
     """Transcode a clip if its options or its decoders require that; the given clip's MP4 is then removed.
 

@@ -42,13 +42,7 @@ Outcome = list[PreparedClip | RejectedCut] | str
 
 
 def pack_groups(
-    job: PackJob,
-    tasks: Iterable[GroupTask],
-    destination: str,
-    folder: Path,
-    *,
-    workers: int,
-    advance: Advance,
+    job: PackJob, tasks: Iterable[GroupTask], destination: str, folder: Path, *, workers: int, advance: Advance
 ) -> Iterator[Record]:
     """Pack groups, one after the other, and yield the record of every finished shard.
 
@@ -71,7 +65,7 @@ def pack_groups(
                 for source, outcome in group:
                     yield from writer.add(source.number, source.video, outcome)
                     advance(1, source.size, *_counts(outcome))
-                yield writer.finish()
+                yield writer.commit(None)
 
 
 class _GroupWriter:
@@ -103,22 +97,23 @@ class _GroupWriter:
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
             described = ClipMetadata(key, source.name, prepared.label, prepared.meta)
             if self._is_full(prepared, described):
-                yield self._commit((number, clip))
+                yield self.commit((number, clip))
             if self._writer is None:
                 self._writer = ShardWriter(self._task.group.first + self._part, self._folder, columns=self._job.columns)
             self._writer.add(prepared.clip, described)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
-
-    def finish(self) -> Record:
-        """Finish the group's last shard, if it has a clip; returns its record."""
-        return self._commit(None)
 
     def _is_full(self, prepared: PreparedClip, described: ClipMetadata) -> bool:
         if self._writer is None or self._part + 1 == self._task.group.names:
             return False
         return self._writer.size_with(prepared.clip, described) > self._job.shard_size
 
-    def _commit(self, next_start: tuple[int, int] | None) -> Record:
+    def commit(self, next_start: tuple[int, int] | None) -> Record:
+        """Finish the shard, if it has a clip; returns its record.
+
+        Args:
+            next_start: (source, clip) with which the next shard begins; None after the group's last.
+        """
         self._journal.check()
         entry = None if self._writer is None else self._writer.commit(self._destination)
         number = self._task.group.first + self._part

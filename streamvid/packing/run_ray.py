@@ -22,6 +22,7 @@ from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, totals
 from streamvid.packing.run_local import Advance, pack_groups
 from streamvid.storage.url import is_local, local_path
+from streamvid.text import first_line
 
 _AHEAD: Final = 2
 """Submitted tasks per CPU of the cluster: keeps it busy, and bounds the memory for any number of groups."""
@@ -46,7 +47,10 @@ def pack_groups_on_ray(
         OSError, StreamvidError: a node or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
-    ray = _import()
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("packing on Ray needs the package ray: pip install 'streamvid[ray]'") from error
     began = not ray.is_initialized()
     if began:
         _connect(ray, address)
@@ -103,14 +107,6 @@ def _absolute(task: GroupTask) -> GroupTask:
     return replace(task, sources=tuple(sources))
 
 
-def _import() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("packing on Ray needs the package ray: pip install 'streamvid[ray]'") from error
-    return ray
-
-
 def _connect(ray: Any, address: str | None) -> None:
     """Join a cluster; never start one."""
     handler = signal.getsignal(signal.SIGTERM)
@@ -118,8 +114,9 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"no Ray cluster can be reached at {where!r} ({reason}): check --address") from error
+        raise InputError(
+            f"no Ray cluster can be reached at {where!r} ({first_line(error)}): check --address"
+        ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # ray.init replaces it
 
@@ -134,7 +131,6 @@ def _result(ray: Any, reference: Any) -> list[Record]:
             raise cause from None
         raise
     except ray.exceptions.RayError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StreamvidError(
-            f"the Ray cluster lost a task for good ({reason}): see its logs, then run the same command again"
+            f"the Ray cluster lost a task for good ({first_line(error)}): see its logs, then run the same command again"
         ) from error

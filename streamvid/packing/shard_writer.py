@@ -67,11 +67,6 @@ class ClipMetadata:
         return (head if self.meta == "{}" else f"{head[:-1]},{self.meta[1:]}").encode()
 
 
-def tar_bytes(sizes: Sequence[int]) -> int:
-    """Size of a tar with files of these sizes, its end padded to a whole record."""
-    return _tar_size(sum(_member_bytes(size) for size in sizes))
-
-
 def _member_bytes(size: int) -> int:
     """Bytes of a file in a tar: a header block, and its data in whole blocks."""
     return BLOCK + math.ceil(size / BLOCK) * BLOCK
@@ -118,7 +113,8 @@ class ShardWriter:
 
     def size_with(self, clip: StoredClip, described: ClipMetadata) -> int:
         """Bytes of the tar if it ended with this clip."""
-        return _tar_size(self._content + sum(_member_bytes(size) for size in _file_sizes(clip, described)))
+        sizes = clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())
+        return _tar_size(self._content + sum(map(_member_bytes, sizes)))
 
     def add(self, clip: StoredClip, described: ClipMetadata) -> None:
         """Append a clip.
@@ -238,10 +234,7 @@ class ShardWriter:
 
 
 def write_parquet(
-    rows: Sequence[dict[str, int | str | bytes | None]],
-    indexes: Sequence[FrameIndex],
-    path: Path,
-    fields: pa.Table,
+    rows: Sequence[dict[str, int | str | bytes | None]], indexes: Sequence[FrameIndex], path: Path, fields: pa.Table
 ) -> None:
     """Write the Parquet file of a shard.
 
@@ -262,10 +255,6 @@ def write_parquet(
         table = table.append_column(fields.schema.field(name), fields[name])
     # One row group, as a shard is read as a whole: more would cost requests.
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
-
-
-def _file_sizes(clip: StoredClip, described: ClipMetadata) -> list[int]:
-    return [clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())]
 
 
 class _HashingFile(io.RawIOBase):

@@ -10,14 +10,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.errors import InputError
-
-NO_COLUMNS: Final = pa.schema([])
 
 
 def column_type(kind: pa.DataType) -> pa.DataType:

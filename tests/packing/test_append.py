@@ -82,7 +82,7 @@ def test_videos_rejected_before_are_tried_again_and_stay_listed(videos: Path, tm
     shutil.copy(videos / "1.mp4", source / "late.mp4")
     report = pack([source / "late.mp4"], destination, append=True)
     assert report.clips == 1
-    from streamvid.packing.rejected import read_rejected
+    from streamvid.packing.destination import read_rejected
 
     assert [one.source for one in read_rejected(str(destination))] == ["bad.mp4"]
 

@@ -19,6 +19,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
 from streamvid.dataset.selection import repeats, select_rows
 from streamvid.errors import DatasetError, InputError
+from streamvid.packing.cut_list import COLUMNS, cut_columns
 from streamvid.packing.lists import meta_columns, other_columns, read_list
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, typed_columns, unify_schemas
@@ -129,9 +130,9 @@ def test_values_that_do_not_fit() -> None:
 
 def test_own_columns_hold(tmp_path: Path) -> None:
     (tmp_path / "cuts.csv").write_text("video,start,end,label,note\na,1,2,x,hello\n")
-    own = pa.schema({"start": pa.float64(), "end": pa.float64()})
     path = str(tmp_path / "cuts.csv")
-    assert meta_columns([path, path], own=own) == own.append(pa.field("note", pa.string()))
+    assert meta_columns([path, path]).names == ["start", "end", "note"]
+    assert cut_columns([], path) == COLUMNS.append(pa.field("note", pa.string()))
     assert meta_columns([]) == pa.schema([])
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import select_rows
+from streamvid.packing.destination import read_rejected
 from streamvid.packing.journal import Rejected
 from streamvid.packing.lists import read_list
 from streamvid.packing.pack import pack
-from streamvid.packing.rejected import read_rejected, rejected_parquet
 from streamvid.storage.arrow_buffers import arrow_reader
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -63,7 +63,7 @@ def test_all_that_is_read_from_memory_is_given_so(tmp_path: Path, given: list[An
     write(Recipe(width=64, height=64, frames=2, gop=2, b_frames=0), tmp_path / "a.mp4")
     dataset = tmp_path / "ds"
     pack([tmp_path / "a.mp4"], dataset)
-    (dataset / "rejected.parquet").write_bytes(rejected_parquet([Rejected("b.mp4", "no video")]) or b"")
+    pq.write_table(pa.table({"source": ["b.mp4"], "reason": ["no video"]}), dataset / "rejected.parquet")
     assert read_rejected(str(dataset)) == [Rejected("b.mp4", "no video")]
     for kind in ("csv", "parquet"):
         assert select_rows(Dataset.open(dataset), keys=tmp_path / f"list.{kind}").tolist() == [0]

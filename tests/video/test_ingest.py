@@ -9,6 +9,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
@@ -19,7 +20,6 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
-from streamvid.packing.typed_columns import NO_COLUMNS
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -78,7 +78,7 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
 
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
-    with ShardWriter(0, folder, columns=NO_COLUMNS) as writer:
+    with ShardWriter(0, folder, columns=pa.schema([])) as writer:
         writer.add(clip, ClipMetadata("key", "source", None, "{}"))
     return (folder / "00000000.tar").read_bytes()
 
