@@ -1,4 +1,10 @@
-"""What goes wrong through input rather than through a defect, and how it is said."""
+"""The exceptions raised for bad input; any other exception is a defect of streamvid.
+
+StreamvidError
+├── InputError (also a ValueError): an option, path, list or label
+├── DatasetError: a dataset
+└── VideoError: a video or clip
+"""
 
 from __future__ import annotations
 

@@ -80,28 +80,24 @@ class PackProgress:
         self._bar = Progress("packing", source_bytes + videos, enabled=enabled, counted=False)
         self._videos, self._all = 0, videos
         self._clips = self._bytes = self._rejected = 0
-        self._began = self._said = time.monotonic()
+        self._began = self._logged = time.monotonic()
         self._new_bytes = 0
 
-    def resume(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
-        """Count the results of an earlier run, which do not count for the rate."""
-        self._count(videos, source_bytes, clips, clip_bytes, rejected)
-
-    def advance(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
-        """Count finished videos and their clips."""
-        self._new_bytes += clip_bytes
-        self._count(videos, source_bytes, clips, clip_bytes, rejected)
-        now = time.monotonic()
-        if now - self._said >= LOG_S:
-            self._said = now
-            log.info("packing: %s", self._note())
-
-    def _count(self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int) -> None:
+    def advance(
+        self, videos: int, source_bytes: int, clips: int, clip_bytes: int, rejected: int, *, resumed: bool = False
+    ) -> None:
+        """Count finished videos and their clips. Those of an earlier run (`resumed`) do not count for the rate."""
         self._videos += videos
         self._clips += clips
         self._bytes += clip_bytes
+        self._new_bytes += 0 if resumed else clip_bytes
         self._rejected += rejected
-        self._bar.advance(videos + source_bytes, note=self._note())
+        note = self._note()
+        self._bar.advance(videos + source_bytes, note=note)
+        now = time.monotonic()
+        if now - self._logged >= LOG_S:
+            self._logged = now
+            log.info("packing: %s", note)
 
     def _note(self) -> str:
         rate = self._new_bytes / max(time.monotonic() - self._began, 1e-3)

@@ -1,4 +1,4 @@
-"""Text that is shown to people."""
+"""Formatting of names, numbers and exceptions for terminals and messages."""
 
 from __future__ import annotations
 

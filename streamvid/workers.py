@@ -135,7 +135,7 @@ class _Process:
             [sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         self.stuck = ""
-        """Why it was killed as stuck; "" if it was not."""
+        """The reason for which the process was killed as stuck; "" if it was not."""
         self._lock = threading.Lock()
         self._busy = False
         self._began = self._last_io = 0.0

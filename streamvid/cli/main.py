@@ -130,9 +130,8 @@ def _stoppable() -> Iterator[None]:
         None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
     )
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not if the shell ignores it for a background job
+    # Not if the shell has made a background job ignore it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:
         yield

@@ -1,1 +1,1 @@
-"""What a dataset holds, what a sampling of it costs, and whether it is intact."""
+"""`streamvid info` and `streamvid verify`: statistics of a dataset, cost of a frame sampler, integrity checks."""

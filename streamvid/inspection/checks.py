@@ -143,8 +143,8 @@ def check_clip(
             yield f"its {kind} lies beyond the end of the tar"
             return
     yield from _check_json(files["json"], clips, row)
-    if index is not None:
-        yield from _check_npy(files["npy"], index)
+    if index is not None and files["npy"] != index.to_npy():
+        yield "its frames.npy does not agree with the parquet"
     if hashlib.sha256(files["mp4"]).hexdigest() != clips.sha256[row]:
         yield "the SHA-256 of its mp4 is not the one in the parquet"
         return  # all other problems follow from that
@@ -167,11 +167,6 @@ def _check_json(data: bytes, clips: ClipTable, row: int) -> Iterator[str]:
             yield "its json does not agree with the parquet"
     except (ValueError, TypeError, RecursionError) as error:
         yield f"its json cannot be read ({error})"
-
-
-def _check_npy(data: bytes, index: FrameIndex) -> Iterator[str]:
-    if data != index.to_npy():
-        yield "its frames.npy does not agree with the parquet"
 
 
 def _check_packets(

@@ -13,6 +13,7 @@ import numpy as np
 from streamvid.arrays import Float64
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
+from streamvid.plan.bucket_key import bucket_keys
 
 Counts = tuple[tuple[str, int], ...]
 """The values of a property with their numbers of clips, most frequent first."""
@@ -122,7 +123,7 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
     """Compute the statistics of a dataset. Raises DatasetError if it cannot be opened."""
     if not isinstance(dataset, Dataset):
         dataset = Dataset.open(dataset)
-    clips = dataset.clips
+    clips, meta = dataset.clips, dataset.meta
     seconds = clips.seconds
     timed = seconds > 0
     labels, per_label = np.unique(clips.label[clips.label >= 0], return_counts=True)
@@ -146,13 +147,13 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
         formats=_value_counts(clips.pix_fmt),
         sizes=_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
-        decoder_configurations=_decoder_configurations(clips),
+        decoder_configurations=int(bucket_keys(clips).max()) + 1 if len(clips) else 0,
         fps=_spread(clips.frames[timed] / seconds[timed]),
         duration=_spread(seconds),
         durations=histogram(seconds),
         gop=_spread(clips.packets / np.maximum(clips.random_access, 1)),
         hidden=1 - dataset.manifest.frames / packets if packets else 0.0,
-        columns=_columns(dataset),
+        columns=tuple((name, meta.parquet_types.get(name) or str(meta.arrays[name].type)) for name in meta.names),
         gpu=_gpu(dataset),
     )
 
@@ -188,12 +189,6 @@ def _sizes(clips: ClipTable) -> Counts:
     return _sorted((f"{both >> 32} x {both & 0xFFFFFFFF}", count) for both, count in pairs)
 
 
-def _decoder_configurations(clips: ClipTable) -> int:
-    from streamvid.plan.bucket_key import bucket_keys
-
-    return int(bucket_keys(clips).max()) + 1 if len(clips) else 0
-
-
 def _sorted(counts: Iterable[tuple[str, int]]) -> Counts:
     return tuple(sorted(counts, key=lambda item: (-item[1], item[0])))
 
@@ -202,12 +197,6 @@ def _spread(values: Float64) -> Spread:
     if len(values) == 0:
         return Spread(0.0, 0.0, 0.0)
     return Spread(float(values.min()), float(np.median(values)), float(values.max()))
-
-
-def _columns(dataset: Dataset) -> tuple[tuple[str, str], ...]:
-    """Names and types of the metadata columns."""
-    meta = dataset.meta
-    return tuple((name, meta.parquet_types.get(name) or str(meta.arrays[name].type)) for name in meta.names)
 
 
 def _gpu(dataset: Dataset) -> Gpu:

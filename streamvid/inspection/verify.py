@@ -31,7 +31,7 @@ from streamvid.workers import WorkerCrashError, Workers
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
 _NAMED: Final = 5
-"""Shards that a message names; the others are counted."""
+"""The most shards that a message names; any further ones are counted."""
 
 
 @dataclass(frozen=True)

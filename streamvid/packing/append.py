@@ -96,10 +96,9 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> list[Sourc
 def _is_taken(key: str, base: BaseDataset) -> bool:
     folded = key.casefold()
     for prefix in (folded, f"{folded}-", f"{folded}_"):
-        place = bisect.bisect_left(base.keys, prefix)
-        if place < len(base.keys) and (
-            base.keys[place] == folded or (prefix != folded and base.keys[place].startswith(prefix))
-        ):
+        i = bisect.bisect_left(base.keys, prefix)
+        found = base.keys[i] if i < len(base.keys) else ""
+        if found == folded or (prefix != folded and found.startswith(prefix)):
             return True
     return False
 

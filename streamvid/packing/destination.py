@@ -15,8 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.fingerprints import differing_parts
+from streamvid.packing.fingerprints import differing_parts, map_in_threads
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
     FinishedElsewhereError,
@@ -52,7 +51,6 @@ _OUR_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
 """Temporary files of `streamvid.storage.filesystem.write_bytes`."""
 _WORK_PREFIX: Final = ".packing-"
 _OUR_SHARD_FILE: Final = re.compile(rf"[0-9]{{8}}\.({'|'.join(SHARD_EXTENSIONS)})")
-_THREADS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -136,10 +134,10 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
         holder = read_claim(destination)
     if holder is not None and holder != fingerprint:
         if not overwrite:
-            anew = f"remove {UNFINISHED_FILE} if nobody packs there" if append else "start anew (--overwrite)"
+            advice = f"remove {UNFINISHED_FILE} if nobody packs there" if append else "start anew (--overwrite)"
             raise InputError(
                 f"a pack to {shown} with other {differing_parts(holder, fingerprint)} is running or was broken off: "
-                f"let it finish, run its command again, or {anew}"
+                f"let it finish, run its command again, or {advice}"
             )
         filesystem.write_bytes(unfinished, unfinished_text(fingerprint))
     resumed = holder == fingerprint
@@ -203,7 +201,8 @@ def publish(
     if not (named <= there.keys() and sizes_agree):
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
-    _remove(path for path in _shard_files(destination) if path.rpartition("/")[2] not in named)
+    strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]
+    map_in_threads(filesystem.remove_file, strays)
     _write_rejected(destination, rejected)
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
@@ -226,7 +225,7 @@ def abandon(destination: str, fingerprint: str, rejected: Sequence[Rejected]) ->
 
 def remove_progress(destination: str, fingerprint: str) -> None:
     """Remove the journal, and then unfinished.txt if it holds this fingerprint."""
-    _remove(_progress_files(destination))
+    map_in_threads(filesystem.remove_file, _progress_files(destination))
     if is_local(destination):
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
@@ -267,9 +266,9 @@ def _clear(destination: str, *, everything: bool) -> None:
         # dataset.json first: without it, half-removed shards are not taken for a dataset.
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
             filesystem.remove_file(join(destination, leftover))
-    _remove(_progress_files(destination))
+    map_in_threads(filesystem.remove_file, _progress_files(destination))
     if everything:
-        _remove(_shard_files(destination))
+        map_in_threads(filesystem.remove_file, _shard_files(destination))
 
 
 def _shard_files(destination: str) -> list[str]:
@@ -282,11 +281,6 @@ def _progress_files(destination: str) -> list[str]:
     folder = join(destination, PROGRESS_FOLDER)
     pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}")
     return [join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)]
-
-
-def _remove(paths: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(filesystem.remove_file, paths))
 
 
 @contextmanager

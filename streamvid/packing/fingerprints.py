@@ -76,19 +76,20 @@ def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
             single += inside
         else:
             listed.append(folder)
-    for folder, files in zip(listed, _in_threads(filesystem.list_details, listed), strict=True):
+    for folder, files in zip(listed, map_in_threads(filesystem.list_details, listed), strict=True):
         for i in folders[folder]:
             details = files.get(paths[i].rstrip("/").rpartition("/")[2])
             if details is None or details.is_folder:
                 single.append(i)  # a folder, or a name that the listing spells differently: one request for it
             else:
                 found[i] = SourceFingerprint(details.size, details.mark)
-    for i, one in zip(single, _in_threads(_remote, [paths[i] for i in single]), strict=True):
+    for i, one in zip(single, map_in_threads(_remote, [paths[i] for i in single]), strict=True):
         found[i] = one
     return [MISSING if one is None else one for one in found]
 
 
-def _in_threads(function: Callable[[str], T], paths: Sequence[str]) -> Iterable[T]:
+def map_in_threads(function: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+    """Call a function that does I/O for each path, in threads; the results are in the order of the paths."""
     if not paths:
         return []
     first = function(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call

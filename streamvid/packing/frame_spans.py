@@ -115,11 +115,11 @@ def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | RejectedCut:
         return FrameSpan(first, end, cut)
     if first >= frames:
         length = f"{frames} frames" if cut.unit == "frames" else f"{float(seconds_at(clip, clip.duration)):.6g} s"
-        return RejectedCut(f"the {called(cut)} begins behind the last frame of the video, which has {length}")
-    return RejectedCut(f"the {called(cut)} holds no frame: none comes on screen between its start and its end")
+        return RejectedCut(f"the {describe_cut(cut)} begins after the last frame of the video, which has {length}")
+    return RejectedCut(f"the {describe_cut(cut)} holds no frame: no frame begins between its start and its end")
 
 
-def called(cut: Cut) -> str:
+def describe_cut(cut: Cut) -> str:
     """A cut in words, for messages."""
     end = "the end" if cut.end is None else f"{cut.end:.10g}"
     return f"cut from {cut.start:.10g} to {end} ({cut.unit})"

@@ -117,7 +117,9 @@ def sequence_video(
     files = _files(folder)
     names = find_sequence([*files])
     if not names:
-        raise VideoError("it is no image sequence: images numbered alike, and nothing else in the folder")
+        raise VideoError(
+            "it is no image sequence: the folder must hold numbered images of one format and no other files"
+        )
     numbers = [int(_NUMBERED.fullmatch(posixpath.splitext(name)[0])[2]) for name in names]  # type: ignore[index]
     if len(set(numbers)) < len(numbers):
         twice = next(n for n, m in pairwise(numbers) if n == m)
@@ -218,9 +220,9 @@ def _mux_jpegs(
     options = {"fflags": "+bitexact"}
     with closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output:
         track: Any = None
-        for place, (name, data) in enumerate(zip(names, images, strict=True)):
+        for i, (name, data) in enumerate(zip(names, images, strict=True)):
             check_jpeg(data, name)
-            (frame,) = _decode(data, "mjpeg", name)
+            frame = _decode(data, "mjpeg", name)
             kind = (frame.width, frame.height, frame.format.name, orientation(data))
             if first is None:
                 first = kind
@@ -233,8 +235,8 @@ def _mux_jpegs(
             packet: Any = av.Packet(len(data))
             packet.update(data)
             packet.stream, packet.time_base, packet.is_keyframe = track, base, True
-            packet.pts = packet.dts = ticks[place]
-            packet.duration = (ticks[place + 1] if place + 1 < len(ticks) else end) - ticks[place]
+            packet.pts = packet.dts = ticks[i]
+            packet.duration = (ticks[i + 1] if i + 1 < len(ticks) else end) - ticks[i]
             output.mux(packet)
 
 
@@ -246,7 +248,7 @@ def _shown(kind: tuple[int, int, str, int]) -> str:
 def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Iterator[VideoFrame]:
     first: VideoFrame | None = None
     for name, data in zip(names, images, strict=True):
-        (frame,) = _decode(data, decoder, name)
+        frame = _decode(data, decoder, name)
         if first is None:
             first = frame
         elif (frame.width, frame.height) != (first.width, first.height):
@@ -257,7 +259,7 @@ def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Ite
         yield frame
 
 
-def _decode(data: bytes, decoder: str, name: str) -> list[VideoFrame]:
+def _decode(data: bytes, decoder: str, name: str) -> VideoFrame:
     """Decode an image file, which must hold one picture."""
     context: Any = av.CodecContext.create(decoder, "r")
     context.thread_count = 1
@@ -269,6 +271,7 @@ def _decode(data: bytes, decoder: str, name: str) -> list[VideoFrame]:
         raise VideoError(f"{name} cannot be decoded: {getattr(error, 'strerror', None) or error}") from error
     if len(frames) != 1 or frames[0].is_corrupt:
         raise VideoError(f"{name} cannot be decoded: it is damaged, or holds more than one picture")
-    if not (0 < frames[0].width <= MAX_SIDE and 0 < frames[0].height <= MAX_SIDE):
-        raise VideoError(f"{name} is {frames[0].width}x{frames[0].height}; the limit is {MAX_SIDE} on a side")
-    return frames
+    frame: VideoFrame = frames[0]
+    if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
+        raise VideoError(f"{name} is {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
+    return frame

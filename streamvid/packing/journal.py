@@ -11,13 +11,12 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.fingerprints import differing_parts
+from streamvid.packing.fingerprints import differing_parts, map_in_threads
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
@@ -26,7 +25,6 @@ from streamvid.storage.url import join, redact
 
 PROGRESS_FOLDER: Final = "progress"
 _RECORD_FILE: Final = re.compile(r"[0-9]{8}\.json")
-_THREADS: Final = 32
 _ATTEMPTS: Final = 5
 _UNFINISHED_TEXT: Final = (
     "streamvid pack has not finished here. The same command again goes on where it was.\nfingerprint: {}\n"
@@ -156,9 +154,7 @@ class Journal:
         def read(name: str) -> Record | None:
             return self._read(int(name[:8]), lambda file: shards.get(file.rpartition("/")[2]))
 
-        with ThreadPoolExecutor(min(_THREADS, len(names))) as threads:
-            records = [read(names[0]), *threads.map(read, names[1:])]
-        return {record.number: record for record in records if record is not None}
+        return {record.number: record for record in map_in_threads(read, names) if record is not None}
 
     def read_group(self, group: Group, cursor: GroupCursor) -> tuple[list[Record], GroupCursor | None]:
         """The records of a group from a cursor on, and where packing resumes after them; None if it is finished."""

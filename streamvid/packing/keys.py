@@ -11,6 +11,7 @@ from typing import Final
 
 KEY_MAX: Final = 80
 """Characters of the longest key."""
+_VALID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{KEY_MAX}}}")
 _HASH_DIGITS: Final = (0, 8, 16, 32)
 """Hexadecimal digits of the name's SHA-256 appended to a key: none for a valid, unique name; more only if keys with
 eight digits still collide."""
@@ -26,7 +27,7 @@ def make_keys(names: Sequence[str]) -> list[str]:
     Args:
         names: distinct relative paths.
     """
-    levels = [0 if _valid(_stem(name)) else 1 for name in names]
+    levels = [0 if _VALID.fullmatch(_stem(name)) else 1 for name in names]
     for _ in range(len(names) + len(_HASH_DIGITS)):
         keys = [_key(name, level) for name, level in zip(names, levels, strict=True)]
         colliding = duplicates([key.casefold() for key in keys])
@@ -58,10 +59,6 @@ def duplicates(values: Sequence[str]) -> list[int]:
 
 def _stem(name: str) -> str:
     return posixpath.splitext(name)[0]
-
-
-def _valid(stem: str) -> bool:
-    return len(stem) <= KEY_MAX and re.fullmatch(r"[A-Za-z0-9_-]+", stem) is not None
 
 
 def _key(name: str, level: int) -> str:

@@ -15,8 +15,8 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_list, video_column
 from streamvid.storage.url import is_local, local_path, redact
 
-_NAMED: Final = 3
-"""Missing videos and surplus rows that a message names; the others are counted."""
+_EXAMPLES: Final = 3
+"""Missing videos, and rows without a video, that a message names; the others are counted."""
 _SPELLINGS: Final[Mapping[str, Callable[[SourceVideo], str]]] = {
     "name": lambda source: source.name,
     "path": lambda source: source.path,
@@ -65,15 +65,17 @@ class Join:
 
     def sentences(self) -> list[str]:
         """Warnings: one if videos have no row, one if rows match no video."""
-        said = []
+        warnings = []
         if self.missing:
             total = self.missing + self.joined
-            said.append(f"{self.missing:,} of {total:,} videos have no row in {self.path}{_such(self.missing_names)}")
-        if self.surplus:
-            said.append(
-                f"{self.surplus:,} of {self.rows:,} rows of {self.path} name no video{_such(self.surplus_names)}"
+            warnings.append(
+                f"{self.missing:,} of {total:,} videos have no row in {self.path}{_examples(self.missing_names)}"
             )
-        return said
+        if self.surplus:
+            warnings.append(
+                f"{self.surplus:,} of {self.rows:,} rows of {self.path} name no video{_examples(self.surplus_names)}"
+            )
+        return warnings
 
 
 def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
@@ -135,8 +137,8 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
     joined, join = _join(sources, table, path)
     if not join.joined:
         raise InputError(
-            f"none of the {join.rows} rows of {shown} names one of the {len(sources)} videos{_such(join.surplus_names)}"
-            ": correct the paths"
+            f"none of the {join.rows} rows of {shown} names one of the {len(sources)} videos"
+            f"{_examples(join.surplus_names)}: correct the paths"
         )
     return joined, join
 
@@ -166,14 +168,14 @@ def _join(
         rows=len(cells),
         joined=len(sources) - len(missing),
         missing=len(missing),
-        missing_names=tuple(missing)[:_NAMED],
+        missing_names=tuple(missing)[:_EXAMPLES],
         surplus=len(surplus),
-        surplus_names=tuple(surplus[:_NAMED]),
+        surplus_names=tuple(surplus[:_EXAMPLES]),
     )
     return joined, join
 
 
-def _such(names: Sequence[str]) -> str:
+def _examples(names: Sequence[str]) -> str:
     return f", such as {', '.join(repr(name[:100]) for name in names)}" if names else ""
 
 

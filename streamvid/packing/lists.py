@@ -24,7 +24,7 @@ from streamvid.text import first_line
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
 """Columns that name videos: read as text, also if all values look like numbers or dates."""
-_LABEL_KINDS: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_LABEL_TYPES: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 RESERVED_COLUMNS: Final = ("key", "source")
 """Fields that packing itself writes to the JSON of a clip."""
 _ROWS_AT_ONCE: Final = 4096
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True)
-class List:
+class ParsedList:
     """The content of a list.
 
     Attributes:
@@ -65,7 +65,7 @@ def _metadata_fields(types: pa.Schema) -> pa.Schema:
     return pa.schema([field for field in types if field.name not in (named, "key", "label")])
 
 
-def read_list(path: str) -> List:
+def read_list(path: str) -> ParsedList:
     """Read a list, local or remote.
 
     Raises:
@@ -95,7 +95,7 @@ def read_list(path: str) -> List:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
-    return List(table, types)
+    return ParsedList(table, types)
 
 
 def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, list[str]]:
@@ -128,7 +128,7 @@ def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> lis
     table = table.cast(pa.schema(list(zip(table.schema.names, coarse, strict=True))), safe=False).select(names)
     try:
         return [
-            dump_json({name: _plain(value) for name, value in row.items()})
+            dump_json({name: _json_value(value) for name, value in row.items()})
             for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE)
             for row in batch.to_pylist()
         ]
@@ -155,7 +155,7 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
             column = whole.cast(pa.int64())
         except pa.ArrowInvalid:
             raise InputError(f"the column 'label' of {shown} holds fractions: use integers or text") from None
-    elif not any(is_kind(kind) for is_kind in _LABEL_KINDS):
+    elif not any(is_kind(kind) for is_kind in _LABEL_TYPES):
         raise InputError(f"the column 'label' of {shown} holds {kind}: use integers or text")
     labels: list[int | str | None] = [None if label == "" else label for label in column.to_pylist()]
     if any(isinstance(label, int) and not 0 <= label < 1 << 31 for label in labels):
@@ -198,13 +198,13 @@ def _text_column(column: pa.ChunkedArray, name: str, shown: str) -> list[str]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if hasattr(value, "isoformat"):

@@ -158,7 +158,7 @@ def _pack_groups(
             if cursor is not None:
                 unfinished.append((group, cursor))
             stop = group.stop if cursor is None else cursor.source
-            bar.resume(stop - group.start, sum(spec.sizes[group.start : stop]), *totals(finished))
+            bar.advance(stop - group.start, sum(spec.sizes[group.start : stop]), *totals(finished), resumed=True)
         resumed_clips, _, _ = totals(records.values())
         tasks = (spec.task(group, cursor) for group, cursor in unfinished)
         if not unfinished:

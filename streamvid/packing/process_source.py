@@ -96,12 +96,12 @@ def _cut(
     source: SourceVideo, whole: StoredClip, folder: Path, options: PackOptions
 ) -> list[PreparedClip | RejectedCut]:
     """Cut a video into clips. Removes its MP4 if that is a temporary file."""
-    spans, rejected = _spans(source, whole, options)
+    spans, rejected = _clip_spans(source, whole, options)
     video = whole
     hidden = sum(non_displayed_bytes(whole.index, span.first, span.end) for span in spans)
     reencode = options.exact_cuts and hidden > 0
     if hidden > _MAX_HIDDEN * whole.index.size.sum():
-        whole, options = _with_key_frames(whole, spans, folder, options)
+        whole, options = _reencode_with_key_frames(whole, spans, folder, options)
         reencode = reencode and whole is video
     clips: list[PreparedClip | RejectedCut] = list(rejected)
     for number, span in enumerate(spans):
@@ -125,7 +125,7 @@ def _discard(file: Path, folder: Path) -> None:
         file.unlink()
 
 
-def _with_key_frames(
+def _reencode_with_key_frames(
     whole: StoredClip, spans: Sequence[FrameSpan], folder: Path, options: PackOptions
 ) -> tuple[StoredClip, PackOptions]:
     """Encode a video once, with key frames where clips begin and end.
@@ -142,7 +142,7 @@ def _with_key_frames(
     if options.transcode is None and not options.exact_cuts:
         raise VideoError(
             f"it has so few key frames that its clips would store more than {_MAX_HIDDEN} times the whole video in "
-            "hidden packets: pack it with --exact-cuts reencode"
+            "non-displayed packets: pack it with --exact-cuts reencode"
         )
     if options.transcode is not None and options.transcode.max_fps is not None:
         return whole, options
@@ -157,7 +157,9 @@ def _with_key_frames(
     return encoded, replace(options, transcode=None, exact_cuts=False)
 
 
-def _spans(source: SourceVideo, whole: StoredClip, options: PackOptions) -> tuple[list[FrameSpan], list[RejectedCut]]:
+def _clip_spans(
+    source: SourceVideo, whole: StoredClip, options: PackOptions
+) -> tuple[list[FrameSpan], list[RejectedCut]]:
     """The frames of each clip, and the listed cuts that hold none.
 
     Raises:

@@ -258,7 +258,7 @@ def write_parquet(
 
 
 class _HashingFile(io.RawIOBase):
-    """A file that computes the SHA-256 of what is written."""
+    """A file that counts the bytes written and computes their SHA-256."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

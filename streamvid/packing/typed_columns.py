@@ -84,14 +84,14 @@ def typed_columns(metas: Sequence[str], columns: pa.Schema, keys: Sequence[str])
 
 
 def _array(field: pa.Field[Any], values: list[Any], keys: Sequence[str]) -> pa.Array:
-    carrier = _carrier(field.type)
+    load_type = _load_type(field.type)
     try:
-        return pa.array([_fitting(value, carrier) for value in values], type=carrier).cast(field.type)
+        return pa.array([_load_value(value, load_type) for value in values], type=load_type).cast(field.type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         pass
     for key, value in zip(keys, values, strict=True):
         try:
-            pa.array([_fitting(value, carrier)], type=carrier).cast(field.type)
+            pa.array([_load_value(value, load_type)], type=load_type).cast(field.type)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InputError(
                 f"the column {field.name!r} holds {field.type}, but clip {key!r} has {str(value)[:100]!r} there: "
@@ -100,14 +100,14 @@ def _array(field: pa.Field[Any], values: list[Any], keys: Sequence[str]) -> pa.A
     raise AssertionError("values fit their column one by one, but not together")
 
 
-def _carrier(kind: pa.DataType) -> pa.DataType:
+def _load_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type that JSON values are loaded as, before the cast: text for dates, which Arrow parses itself."""
     if pa.types.is_list(kind):
-        return pa.list_(_carrier(kind.value_type))
+        return pa.list_(_load_type(kind.value_type))
     return pa.string() if pa.types.is_temporal(kind) and not pa.types.is_time(kind) else kind
 
 
-def _fitting(value: Any, kind: pa.DataType) -> Any:
+def _load_value(value: Any, kind: pa.DataType) -> Any:
     """A JSON value as Arrow accepts it for a column of that type."""
     if value is None:
         return None
@@ -120,7 +120,7 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_time(kind):
         return datetime.time.fromisoformat(value)
     if pa.types.is_list(kind):
-        return [_fitting(one, kind.value_type) for one in value]
+        return [_load_value(one, kind.value_type) for one in value]
     return value
 
 

@@ -127,13 +127,13 @@ def test_cuts_that_the_video_cannot_give() -> None:
     assert ranges(found) == [(25, 38), (50, 100), (98, 100)]
     reasons = [one.reason for one in found if isinstance(one, RejectedCut)]
     assert len(reasons) == 2
-    assert "begins behind the last frame" in reasons[0]
+    assert "begins after the last frame" in reasons[0]
     assert "4 s" in reasons[0]
     assert "holds no frame" in reasons[1]
     found = cut_spans(STEADY, [Cut(90, 120, "frames"), Cut(100, 120, "frames"), Cut(99, None, "frames")])
     assert ranges(found) == [(90, 100), (99, 100)]
     assert [one.reason for one in found if isinstance(one, RejectedCut)] == [
-        "the cut from 100 to 120 (frames) begins behind the last frame of the video, which has 100 frames"
+        "the cut from 100 to 120 (frames) begins after the last frame of the video, which has 100 frames"
     ]
 
 

@@ -76,7 +76,7 @@ def load(dataset: Path, sampling: Any) -> dict[str, dict[str, Any]]:
 def test_listed_cuts_from_the_command_to_batches(videos: Path, tmp_path: Path, capsys: Any) -> None:
     cuts = str(videos.parent / "cuts.csv")
     assert main(["pack", str(videos), str(tmp_path / "ds"), "--cuts", cuts, "--for", "any", "--workers", "2"]) == 0
-    assert "begins behind the last frame" in capsys.readouterr().out
+    assert "begins after the last frame" in capsys.readouterr().out
     rejected = pq.read_table(tmp_path / "ds/rejected.parquet").to_pylist()
     assert [one["source"] for one in rejected] == ["three.mp4"]
     assert verify(tmp_path / "ds", decode=True).problems == ()
