@@ -16,7 +16,6 @@ from streamvid.dataset.clip_table import ClipTable, ShardIndex
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.index_cache import IndexCache, ShardFiles
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import InputError
 from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
@@ -74,9 +73,8 @@ class ClipSource:
     def row(self, key: str) -> int:
         """The row of a clip. Raises KeyError if there is no such key."""
         if self._by_key is None:
-            # The rows in the order of their keys: a tenth of the memory of a dict. Made twice by two threads, it is the
-            # same twice.
-            self._by_key = pc.sort_indices(StringColumn.of(self.clips.key).array).to_numpy().astype(np.int64)
+            # Rows sorted by key: a tenth of the memory of a dict. Two threads may both compute it, with equal results.
+            self._by_key = pc.sort_indices(self.clips.key.array).to_numpy().astype(np.int64)
         place = bisect.bisect_left(self._by_key, key, key=lambda row: self.clips.key[int(row)])
         if place < len(self) and self.clips.key[row := int(self._by_key[place])] == key:
             return row

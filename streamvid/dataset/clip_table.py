@@ -166,7 +166,8 @@ def clip_table(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> Cli
     }
     try:
         for name in ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits"):
-            columns[name] = _categories(table[name])
+            codes, names = _dictionary_encode(table[name])
+            columns[name] = Categories(codes, tuple(names))
         for name in ("key", "source", "meta", "sha256"):
             columns[name] = _string_column(table[name])
         columns["stsd_id"], columns["stsds"] = _dictionary_encode(table["stsd"])
@@ -215,8 +216,7 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
 def packet_rules(
     pts: Int64, offset: Int64, size: Int64 | Int32, flags: Int64 | UInt8, mp4_size: Int64 | int
 ) -> dict[str, Bool]:
-    """What must hold of every packet in a frame index: for each rule, what its violation is called in messages, and
-    bool [packets], whether the packet keeps it.
+    """The rules for packets of a frame index: the message for a violation → bool [packets], which packets are valid.
 
     Args:
         pts, offset, size, flags: [packets], as in `FrameIndex`.
@@ -269,8 +269,6 @@ def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _string_column(column: pa.ChunkedArray) -> StringColumn:
     whole: Any = column.cast(pa.large_string()).combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        whole = whole.chunk(0) if whole.num_chunks else pa.array([], type=pa.large_string())
     whole.validate(full=True)
     return StringColumn(whole)
 
@@ -283,16 +281,7 @@ def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
 
 def _dictionary_encode(column: pa.ChunkedArray) -> tuple[Int32, list[Any]]:
     encoded: Any = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):
-        if encoded.num_chunks == 0:
-            return np.zeros(0, dtype=np.int32), []
-        encoded = encoded.chunk(0)
     return np.array(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), encoded.dictionary.to_pylist()
-
-
-def _categories(column: pa.ChunkedArray) -> Categories:
-    codes, names = _dictionary_encode(column)
-    return Categories(codes, tuple(names))
 
 
 def _check(clips: ClipTable, table: pa.Table, entries: Sequence[ShardEntry]) -> None:
@@ -336,15 +325,12 @@ def _check(clips: ClipTable, table: pa.Table, entries: Sequence[ShardEntry]) -> 
 
 def _check_index(index: ShardIndex, entry: ShardEntry, clips: ClipTable, first: int) -> None:
     rows = slice(first, first + entry.clips)
-    packets = clips.packets[rows]
-    mp4_size = np.repeat(clips.mp4_size[rows], packets)
-    visible = (index.flags & HIDDEN) == 0
-    rules = packet_rules(index.pts, index.offset, index.size, index.flags, mp4_size)
-    # Every clip has packets (`_check`), so `reduceat` sums over each clip's own.
     if entry.clips:
-        for what, good in rules.items():
+        mp4_size = np.repeat(clips.mp4_size[rows], clips.packets[rows])
+        # Every clip has packets (`_check`), so `reduceat` reduces over the packets of each clip.
+        for what, good in packet_rules(index.pts, index.offset, index.size, index.flags, mp4_size).items():
             _require(np.logical_and.reduceat(good, index.starts[:-1]), what, clips, entry, first)
-        frames = np.add.reduceat(visible.astype(np.int64), index.starts[:-1])
+        frames = np.add.reduceat((index.flags & HIDDEN) == 0, index.starts[:-1], dtype=np.int64)
         _require(frames == clips.frames[rows], "it has not as many visible packets as frames", clips, entry, first)
 
 

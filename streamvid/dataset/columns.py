@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamvid.arrays import Bool, Int64
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
-from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError, InputError
 
 META: Final = "meta."
@@ -44,17 +44,18 @@ class Columns:
     ) -> None:
         self._clips = clips
         makers: dict[str, Callable[[], pa.Array]] = {
-            "key": lambda: StringColumn.of(clips.key).array,
-            "source": lambda: StringColumn.of(clips.source).array,
+            "key": lambda: clips.key.array,
+            "source": lambda: clips.source.array,
             "label": lambda: pa.array(clips.label, mask=clips.label < 0),
         }
         if classes is not None:
             makers["class"] = lambda: _class_names(clips, classes)
         categories = {name: getattr(clips, name) for name in _CATEGORIES} | dict(extra or {})
-        makers |= {name: _strings_of(column) for name, column in categories.items()}
-        makers |= {name: _numbers_of(getattr(clips, name)) for name in _INTEGERS}
-        makers["upright_width"] = lambda: pa.array(np.where(_turned(clips), clips.height, clips.width))
-        makers["upright_height"] = lambda: pa.array(np.where(_turned(clips), clips.width, clips.height))
+        makers |= {name: partial(_strings, column) for name, column in categories.items()}
+        makers |= {name: partial(pa.array, getattr(clips, name)) for name in _INTEGERS}
+        # Upright, a clip that is rotated by 90 or 270 degrees has width and height exchanged.
+        makers["upright_width"] = lambda: pa.array(np.where(clips.rotation % 180, clips.height, clips.width))
+        makers["upright_height"] = lambda: pa.array(np.where(clips.rotation % 180, clips.width, clips.height))
         makers["seconds"] = lambda: pa.array(clips.seconds)
         makers["fps"] = lambda: _mean_fps(clips)
         self._makers = makers
@@ -176,17 +177,8 @@ def _numpy(column: pa.Array) -> npt.NDArray[Any] | None:
     return np.asarray(array, dtype=np.int64) if pa.types.is_integer(kind) else np.asarray(array)
 
 
-def _strings_of(column: Categories) -> Callable[[], pa.Array]:
-    return lambda: pa.array(column.names, type=pa.large_string()).take(pa.array(column.codes))
-
-
-def _numbers_of(column: npt.NDArray[Any]) -> Callable[[], pa.Array]:
-    return lambda: pa.array(column)
-
-
-def _turned(clips: ClipTable) -> Bool:
-    """bool [clips]: upright, the frames have width and height exchanged."""
-    return np.asarray(clips.rotation % 180 != 0)
+def _strings(column: Categories) -> pa.Array:
+    return pa.array(column.names, type=pa.large_string()).take(pa.array(column.codes))
 
 
 def _mean_fps(clips: ClipTable) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Several datasets concatenated: one dataset to whoever reads it."""
+"""Several datasets concatenated into one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage.shard_cache import ShardCache
 
 _RENUMBERED: Final = ("shard", "label", "stsd_id")
-"""Arrays of numbers that are others in the concatenated dataset."""
+"""Columns whose numbers change when datasets are concatenated."""
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,12 @@ def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
     for field in fields(ClipTable):
         values = [getattr(table, field.name) for table in tables]
         if isinstance(values[0], Categories):
-            columns[field.name] = _concat_categories(values)
+            codes, names = _concat_codes([value.codes for value in values], [value.names for value in values])
+            columns[field.name] = Categories(codes, tuple(names))
         elif isinstance(values[0], np.ndarray):
             columns[field.name] = np.concatenate(values)
         elif field.name in ("key", "source", "meta", "sha256"):
-            columns[field.name] = StringColumn(pa.concat_arrays([StringColumn.of(value).array for value in values]))
+            columns[field.name] = StringColumn(pa.concat_arrays([value.array for value in values]))
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
@@ -216,11 +217,6 @@ def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
     return Dataset(dataset.path, dataset.manifest, rows_of_part, meta=dataset.meta, cache=dataset.cache)
 
 
-def _concat_categories(columns: Sequence[Categories]) -> Categories:
-    codes, names = _concat_codes([column.codes for column in columns], [column.names for column in columns])
-    return Categories(codes, tuple(names))
-
-
 def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tuple[Int32, dict[Any, int]]:
     """Concatenate dictionary-encoded columns: codes int32 [rows], and the distinct values with their codes."""
     code_of: dict[Any, int] = {}
@@ -231,9 +227,9 @@ def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tu
     return np.concatenate(parts).astype(np.int32), code_of
 
 
-def _unique_keys(keys: Sequence[Sequence[str]], names: Sequence[str]) -> StringColumn:
+def _unique_keys(keys: Sequence[StringColumn], names: Sequence[str]) -> StringColumn:
     """The keys of all parts; a key that two parts have gets the part's name before it. No part has a key twice."""
-    columns = [StringColumn.of(part).array for part in keys]
+    columns = [part.array for part in keys]
     whole = pa.concat_arrays(columns)
     if pc.count_distinct(whole).as_py() == len(whole):
         return StringColumn(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -46,12 +47,10 @@ class ShardFiles:
     def signature(self) -> tuple[int, int]:
         """Size in bytes and modification time in ns of a local Parquet file; zeros if it is remote or missing."""
         path = self.path("parquet")
-        if is_local(path):
-            try:
+        with contextlib.suppress(OSError):
+            if is_local(path):
                 stat = os.stat(local_path(path))
-            except OSError:
-                return 0, 0
-            return stat.st_size, stat.st_mtime_ns
+                return stat.st_size, stat.st_mtime_ns
         return 0, 0
 
     def read_scalars(self, *, check_sha256: bool) -> pa.Table:
@@ -64,11 +63,8 @@ class ShardFiles:
             DatasetError: it cannot be read, or has another checksum.
         """
         source = self._parquet()
-        if (
-            check_sha256
-            and not isinstance(source, str)
-            and hashlib.sha256(source).hexdigest() != self.entry.parquet_sha256
-        ):
+        found = hashlib.sha256(source).hexdigest() if check_sha256 and not isinstance(source, str) else None
+        if found not in (None, self.entry.parquet_sha256):
             raise DatasetError(
                 f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
                 "copy it again or run streamvid verify"

@@ -67,8 +67,6 @@ def from_parquet(table: pa.Table) -> MetaColumns:
     arrays, errors = {}, {}
     for name in table.schema.names:
         column = table[name].combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = column.chunk(0) if column.num_chunks else pa.array([], type=column.type)
         target = _memory_type(column.type)
         if target is None:
             errors[name] = f"the column {name!r} holds {column.type}, which cannot be used here"
@@ -117,12 +115,9 @@ def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.Array:
             )
         kind, first = common, first or block.name
     parts = [block.columns.arrays.get(name) for block in blocks]
-    return pa.concat_arrays(
-        [
-            pa.nulls(block.rows, kind) if part is None else part.cast(kind, safe=False)
-            for block, part in zip(blocks, parts, strict=True)
-        ]
-    )
+    sizes = [block.rows for block in blocks]
+    filled = [pa.nulls(n, kind) if part is None else part for n, part in zip(sizes, parts, strict=True)]
+    return pa.concat_arrays([part.cast(kind, safe=False) for part in filled])
 
 
 def _common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:

@@ -1,4 +1,4 @@
-"""A column of strings in Arrow memory. Each becomes a Python string when it is looked at: a million take seconds."""
+"""A column of strings in Arrow memory. Python strings are made on access, as making a million of them takes seconds."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ class StringColumn(Sequence[str]):
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array
-
-    @classmethod
-    def of(cls, values: Sequence[str]) -> StringColumn:
-        """The strings of any sequence; those of `StringColumn` are not copied."""
-        return values if isinstance(values, StringColumn) else cls(pa.array(values, type=pa.large_string()))
 
     def __len__(self) -> int:
         return len(self.array)

@@ -60,18 +60,20 @@ def evaluate(text: str, columns: Columns) -> Bool:
             Quotes the part of the text.
         DatasetError: a column's types contradict each other between shards or datasets.
     """
-    source = _Source(text)
-    mask = _Compiler(source, columns).condition(source.tree)
+    compiler = _Compiler(text, columns)
+    mask = compiler.condition(compiler.tree)
     return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=bool)
 
 
-class _Source:
-    """The text and its syntax tree, and parts of the text for messages.
+class _Compiler:
+    """Parses a condition, and turns the nodes of its syntax tree into Arrow arrays.
 
-    `class` is a column but a keyword of Python, so an identifier that the text does not contain replaces it.
+    `class` is a column but a keyword of Python, so the parsed text has an identifier in its place that occurs nowhere
+    in the condition.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, columns: Columns) -> None:
+        self._columns = columns
         if len(text) > MAX_LENGTH:
             raise InputError(f"the condition has {len(text)} characters, more than {MAX_LENGTH}: give keys= a list")
         if not text.strip():
@@ -102,28 +104,24 @@ class _Source:
         if level:
             raise InputError(f"the condition `{self._shorten(text)}` is nested too deep: write it with fewer parts")
 
-    def original(self, text: str) -> str:
-        """An identifier, or a text in quotes, as the condition has it."""
+    def _original(self, text: str) -> str:
+        """An identifier or string of the parsed text, as it was in the condition."""
         return text.replace(self._class, "class")
 
-    def error(self, node: ast.AST, why: str) -> InputError:
-        """An error that quotes the node's part of the text."""
+    def _error(self, node: ast.AST, why: str) -> InputError:
+        """An error that quotes the node's part of the condition."""
         part = self._shorten(ast.get_source_segment(self._code, node) or "")
         return InputError(f"`{part}` in the condition{why}")
 
+    def _wrong(self, node: ast.expr, why: str) -> InputError:
+        return self._error(node, f" {why}")
+
     def _shorten(self, text: str) -> str:
-        text = " ".join(self.original(text).split())
+        text = " ".join(self._original(text).split())
         return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
-
-class _Compiler:
-    """Turns nodes into Arrow arrays. A condition is a bool array [clips] without nulls."""
-
-    def __init__(self, source: _Source, columns: Columns) -> None:
-        self._source = source
-        self._columns = columns
-
     def condition(self, node: ast.expr) -> pa.Array:
+        """bool [clips], without nulls: of which clips a node is true."""
         match node:
             case ast.BoolOp(op=op, values=parts):
                 combine = pc.and_ if isinstance(op, ast.And) else pc.or_
@@ -143,7 +141,7 @@ class _Compiler:
     def value(self, node: ast.expr) -> _Value:
         match node:
             case ast.Constant(value=str() as text):
-                return self._source.original(text)
+                return self._original(text)
             case ast.Constant(value=bool() | int() | float() as value):
                 if abs(value) > sys.float_info.max:
                     raise self._wrong(node, "is too large")
@@ -169,9 +167,9 @@ class _Compiler:
 
     def _column(self, node: ast.expr, get: Callable[[str], pa.Array], name: str) -> pa.Array:
         try:
-            return get(self._source.original(name))
+            return get(self._original(name))
         except InputError as error:
-            raise self._source.error(node, f": {error}") from error
+            raise self._error(node, f": {error}") from error
 
     def _number(self, node: ast.expr) -> Any:
         value = self.value(node)
@@ -272,9 +270,6 @@ class _Compiler:
     def _all(self, value: bool) -> pa.Array:
         return pa.array(np.full(len(self._columns), value))
 
-    def _wrong(self, node: ast.expr, why: str) -> InputError:
-        return self._source.error(node, f" {why}")
-
 
 def _kind(value: _Value) -> str:
     """The type of a value, as messages call it."""
@@ -282,14 +277,11 @@ def _kind(value: _Value) -> str:
         return {bool: "true or false", str: "text"}.get(type(value), "a number")
     if is_number(value):
         return "a number"
-    for test, kind in (
-        (pa.types.is_boolean, "true or false"),
-        (pa.types.is_list, "a list"),
-        (pa.types.is_null, "missing"),
-    ):
-        if test(value.type):
-            return kind
-    return "text"
+    if pa.types.is_boolean(value.type):
+        return "true or false"
+    if pa.types.is_list(value.type):
+        return "a list"
+    return "missing" if pa.types.is_null(value.type) else "text"
 
 
 def _floats(value: Any) -> Any:
@@ -298,9 +290,9 @@ def _floats(value: Any) -> Any:
 
 def _is_int64(value: Any) -> bool:
     """Whether Arrow compares these numbers as integers, exactly."""
-    return (
-        bool(pa.types.is_integer(value.type)) if isinstance(value, pa.Array) else type(value) is int and value in _INT64
-    )
+    if isinstance(value, pa.Array):
+        return bool(pa.types.is_integer(value.type))
+    return type(value) is int and value in _INT64
 
 
 def _is_in(column: pa.Array, values: Sequence[Any]) -> pa.Array:

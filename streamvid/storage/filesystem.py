@@ -7,10 +7,9 @@ arguments. Packages such as s3fs are imported when the first URL that needs them
 Failures that a user can cause raise errors of one sentence: InputError where the path itself cannot be used,
 StorageUnavailable (a DatasetError) where trying again may help, DatasetError otherwise.
 
-Fork: fsspec gives a forked child an event loop and connections of its own. Two things are not fork-safe. Files from
-`open_read` must not be used in a child: s3fs raises "This class is not fork-safe". And a process must not fork while
-another of its threads makes its first remote call: the child would inherit fsspec's loop lock as held, and its first
-call would hang. Fork first, or call one of these functions before, or use spawn.
+Fork: fsspec gives a forked child an event loop and connections of its own. But a process must not fork while another of
+its threads makes its first remote call: the child would inherit fsspec's loop lock as held, and its first call would
+hang. Fork first, or call one of these functions before, or use spawn.
 """
 
 from __future__ import annotations
@@ -78,16 +77,6 @@ def read_ranges(ranges: Sequence[tuple[AnyPath, int, int]]) -> list[bytes]:
             with explained(path, "read"):
                 raise found[number]
     return [bytes(found[number]) for number in range(len(ranges))]
-
-
-def open_read(path: AnyPath) -> BinaryIO:
-    """The file opened for reading and seeking; close it after use.
-
-    Raises DatasetError or InputError; reading from it later raises the file system's own exceptions.
-    """
-    with explained(path, "read"):
-        fs, name = _locate(path)
-        return cast(BinaryIO, fs.open(name, "rb"))
 
 
 def size(path: AnyPath) -> int:
@@ -198,10 +187,9 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
             else:
                 fs.pipe_file(name, data, mode="create")
                 fs.invalidate_cache()
-        except FileExistsError:
-            return False
         except OSError as exc:
-            if status_of(exc) not in (409, 412):  # another writer was first, or is writing
+            # 409 and 412: another writer was first, or is writing.
+            if not isinstance(exc, FileExistsError) and status_of(exc) not in (409, 412):
                 raise
             return False
         return True

@@ -28,11 +28,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
+from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import retrying
@@ -64,9 +64,7 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -113,7 +111,7 @@ class ShardCache:
         self._check(url, size, sha256)
         with self._mutex:
             future = self._prefetches.pop(sha256, None)
-        # A prefetch that has not begun is cancelled; one that runs is waited for; the error of one that failed raised.
+        # A prefetch that has not begun is cancelled. Otherwise it is waited for, and if it failed its error is raised.
         if future is not None and not future.cancel():
             future.result()
         return self._lease(url, size, sha256)
@@ -150,9 +148,7 @@ class ShardCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check(self, url: str, size: int, sha256: str) -> None:
@@ -163,7 +159,7 @@ class ShardCache:
             raise RuntimeError("this ShardCache is closed")
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise DatasetError(f"The SHA-256 given for {redact(url)} is not 64 lower-case hexadecimal digits.")
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_integer(size) or size < 0:
             raise DatasetError(f"The size given for {redact(url)} is not a number of bytes.")
         if size > self._limit:
             raise InputError(
@@ -172,7 +168,7 @@ class ShardCache:
             )
 
     def _forget(self, sha256: str, done: Future[None]) -> None:
-        """Forget a prefetch unless it failed; then the next lease raises its error."""
+        """Forget a prefetch that succeeded or was cancelled; of one that failed, the next lease raises the error."""
         if done.cancelled() or done.exception() is None:
             with self._mutex:
                 if self._prefetches.get(sha256) is done:
@@ -261,7 +257,7 @@ class ShardCache:
         """Evict unleased files, least recently used first, until `size` bytes fit; reserve them with a part file."""
         with self._lock("folder"):
             used = self._in_flight(own=sha256)
-            # If there is one, it has the wrong size. Processes that lease it keep its inode.
+            # A published file has the wrong size here. Processes that lease it keep its inode.
             (self._root / sha256).unlink(missing_ok=True)
             published = self._published()
             used += sum(stat.st_size for _, stat in published)
@@ -286,7 +282,7 @@ class ShardCache:
     def _in_flight(self, *, own: str | None) -> int:
         """Bytes reserved by other downloads; removes parts of processes that died. The caller holds the folder's lock.
 
-        `own` is the file whose lock the caller holds: a part of it was left by an earlier download.
+        `own` is the file whose lock the caller holds: any part of it was left by an earlier download.
         """
         reserved = 0
         for path in self._root.glob("*.part"):
@@ -331,12 +327,10 @@ class ShardCache:
             _log.debug("Evicted %s.", path)
             return True
 
-    @contextlib.contextmanager
-    def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold the lock of a file or of the folder. Raises filelock.Timeout if it is taken and `wait` is False."""
-        lock = FileLock(self._root / "locks" / f"{name}.lock", timeout=-1 if wait else 0)
-        with lock:
-            yield
+    def _lock(self, name: str, *, wait: bool = True) -> BaseFileLock:
+        """The lock of a file or of the folder, for a `with` block, which raises filelock.Timeout if `wait` is False and
+        another process holds it."""
+        return FileLock(self._root / "locks" / f"{name}.lock", timeout=-1 if wait else 0)
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:

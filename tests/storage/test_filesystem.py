@@ -105,9 +105,6 @@ def test_local_round_trip(tmp_path: Path) -> None:
     assert filesystem.size(path) == 5
     assert filesystem.read_bytes(path) == b"hello"
     filesystem.write_bytes(path, b"again")
-    with filesystem.open_read(path) as file:
-        file.seek(1)
-        assert file.read() == b"gain"
     filesystem.put_file(path, tmp_path / "copy")
     filesystem.get_file(f"file://{tmp_path}/copy", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b"again"
@@ -176,7 +173,6 @@ def test_local_errors(tmp_path: Path) -> None:
             f"Cannot read {tmp_path}/none: it does not exist",
         ),
         (lambda: filesystem.size(tmp_path / "none"), DatasetError, "does not exist"),
-        (lambda: filesystem.open_read(tmp_path / "none"), DatasetError, "does not exist"),
         (lambda: filesystem.put_file(tmp_path / "none", tmp_path / "y"), DatasetError, f"Cannot read {tmp_path}/none"),
         (lambda: filesystem.read_bytes(tmp_path), DatasetError, "is a folder"),
         (lambda: filesystem.size(tmp_path), DatasetError, "is a folder"),
@@ -275,9 +271,6 @@ def test_s3_round_trip(s3_bucket: str, tmp_path: Path) -> None:
     assert filesystem.list_files(base) == [join(base, "dataset.json")]
     assert filesystem.list_files(base, recursive=True) == [join(base, "dataset.json"), path]
     assert filesystem.glob(join(base, "*", "*.tar")) == [path]
-    with filesystem.open_read(path) as file:
-        file.seek(7)
-        assert file.read() == b"than before"
 
 
 def test_s3_large_file_in_parts(s3_bucket: str, tmp_path: Path) -> None:
@@ -310,7 +303,6 @@ def test_s3_missing(s3_bucket: str, tmp_path: Path) -> None:
         for call in (
             filesystem.read_bytes,
             filesystem.size,
-            filesystem.open_read,
             lambda u: filesystem.get_file(u, tmp_path / "x"),
         ):
             with pytest.raises(DatasetError, match=words) as error:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.string_column import StringColumn
 from tests.support.meta_json import meta_columns
 
 
@@ -38,10 +40,10 @@ def dataset_of(
     whole["label"] = np.array([-1 if n is None else n for n in labels or [None] * count], dtype=np.int64)
     whole["shard"] = np.sort(np.arange(count, dtype=np.int32) % shards)
     whole |= {
-        "key": list(keys or (f"clip{row}" for row in range(count))),
-        "source": [f"{row}.mp4" for row in range(count)],
-        "meta": [meta if isinstance(meta, str) else json.dumps(meta) for meta in metas],
-        "sha256": ["0" * 64] * count,
+        "key": string_column(keys or [f"clip{row}" for row in range(count)]),
+        "source": string_column([f"{row}.mp4" for row in range(count)]),
+        "meta": string_column([meta if isinstance(meta, str) else json.dumps(meta) for meta in metas]),
+        "sha256": string_column(["0" * 64] * count),
         "stsds": [b"\0" * 16],
     }
     for field in ("rotation",):
@@ -53,3 +55,7 @@ def dataset_of(
     )
     manifest = Manifest(name, 1.0, tuple(classes) if classes else None, entries)
     return Dataset(f"/made/{name}", manifest, clips, meta=MetaColumns(meta_columns(clips.meta, clips.key)))
+
+
+def string_column(values: Sequence[str]) -> StringColumn:
+    return StringColumn(pa.array(values, type=pa.large_string()))
