@@ -1,4 +1,4 @@
-"""NumPy array types by dtype. Shapes stand in the docstrings of whoever takes or gives them."""
+"""NumPy array types by dtype. Their shapes are in the docstrings of functions and classes."""
 
 from __future__ import annotations
 

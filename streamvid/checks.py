@@ -1,6 +1,6 @@
-"""Checks of arguments that a user gives: each returns the value as the code goes on with it, or says what is wrong.
+"""Checks of users' arguments, with errors that name the argument and its limits.
 
-NumPy's numbers count as Python's, as they come out of configurations and loops; True and False are no numbers.
+NumPy's numbers are accepted like Python's; True and False are no numbers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ClipSource:
         clips: the rows of all clips.
         columns: the clips' columns by name.
         classes: names of the class numbers, if the labels were given as text.
-        shards: what dataset.json says about each shard; `ClipTable.shard` counts in this order.
+        shards: the shards' entries in dataset.json; `ClipTable.shard` counts in this order.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
 
     Args:
         source: path of a local file, or its bytes.
-        entry: what dataset.json says about the shard.
+        entry: the shard's entry in dataset.json.
 
     Raises:
         DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
@@ -188,7 +188,7 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
 
     Args:
         source: its Parquet file: path of a local file, or its bytes.
-        entry: what dataset.json says about the shard.
+        entry: the shard's entry in dataset.json.
         clips: the dataset's rows, with which the indexes must agree.
         first: the row of the shard's first clip.
 

@@ -1,4 +1,4 @@
-"""The clips' columns by name, for filters and batches: what packing measured, and the metadata of the user's tables."""
+"""The clips' columns by name, for filters and batches: those that packing measured, and the user's metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range
 
 
 class Columns:
-    """The columns of some clips. Each is made when it is first asked for, and kept. Thread-safe.
+    """The columns of some clips. Each is computed on first use, and kept. Thread-safe.
 
     Args:
         clips: the clips' rows.
@@ -82,7 +82,7 @@ class Columns:
     def meta(self) -> MetaColumns:
         """The metadata columns."""
         if self._meta is None:
-            self._meta = self._make_meta()  # made twice by two threads, it is the same twice
+            self._meta = self._make_meta()  # two threads may both compute it, with equal results
         return self._meta
 
     def get(self, name: str) -> pa.Array:

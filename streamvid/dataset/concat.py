@@ -38,7 +38,7 @@ class Part:
         first: the row of its first clip.
         rows: number of clips.
         first_shard: the number of its first shard.
-        shards: what its dataset.json says about each.
+        shards: its shards' entries in dataset.json.
     """
 
     name: str
@@ -67,8 +67,8 @@ class ConcatDataset(ClipSource):
 
     Attributes:
         parts: the rows and shards of each part.
-        datasets: each part by itself, with its own keys, labels and row numbers. Arrays are views of the concatenated
-            ones where the values are the same, so keep these datasets rather than the ones given.
+        datasets: the parts as datasets, with their own keys, labels and row numbers. To save memory, keep these rather
+            than the datasets given: their arrays are views of the concatenated ones where the values are equal.
         clips: all clips' rows. `shard`, `label`, `key` and codes of categories are those of the concatenated dataset.
 
     Raises:

@@ -41,7 +41,7 @@ def consolidate(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> tu
 
     Args:
         tables: what `read_scalars` read of each shard.
-        entries: what dataset.json says about each.
+        entries: the shards' entries in dataset.json.
 
     Raises:
         DatasetError: a value out of range. Names shard and clip.

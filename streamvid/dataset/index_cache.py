@@ -32,7 +32,7 @@ class ShardFiles:
 
     Attributes:
         dataset: folder or URL of the dataset.
-        entry: what dataset.json says about the shard.
+        entry: the shard's entry in dataset.json.
         cache: a remote Parquet file is read through it, if there is one.
     """
 

@@ -90,11 +90,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, *, path: str) -> Manifest:
-        """Read what `to_json` wrote, or anybody else; nothing in it is taken on trust.
+        """Parse and validate dataset.json, whoever wrote it.
 
         Args:
             data: the file.
-            path: what to call it in errors.
+            path: the name of the file in errors.
 
         Raises:
             DatasetError: not a dataset.json, one of another version, or one whose fields are not as specified.

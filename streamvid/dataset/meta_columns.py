@@ -1,4 +1,4 @@
-"""The metadata columns of a dataset: what the user's tables said about the clips, read from the shards' Parquet files.
+"""The metadata columns of a dataset: the columns of the user's lists of videos, read from the shards' Parquet files.
 
 Parquet keeps the width of numbers (float32, uint8 …). Here every column has one of few types, whatever its width on
 disk: bool, int64, float64, large_string, null, or lists of these. Shards and concatenated datasets may have different
@@ -97,7 +97,7 @@ def concat_columns(blocks: Sequence[ColumnBlock]) -> MetaColumns:
 
 
 class _TypesDifferError(Exception):
-    """Two blocks have types of a column that no type holds both of; the text names the blocks and the types."""
+    """A column's types in two blocks have no common type; the text names the blocks and the types."""
 
 
 def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.Array:

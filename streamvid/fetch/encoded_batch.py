@@ -1,4 +1,4 @@
-"""Sample plans → encoded batches: read the byte ranges, cut the packets out, and put them with what rendering needs."""
+"""Sample plans → encoded batches: read the byte ranges, and cut the packets of each sample out of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EncodedBatch:
     """A batch, read but not decoded: all that decoding and rendering need, as arrays.
 
     Attributes:
-        slices: per clip, what to decode. Empty where somebody else reads the packets.
+        slices: per clip, what to decode. Empty where DALI reads the packets.
         clips: int64 [batch], row numbers.
         epochs: int64 [batch], in which pass over its dataset each clip comes.
         labels: int64 [batch], -1 for none.

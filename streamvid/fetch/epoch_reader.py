@@ -21,9 +21,9 @@ _PREFETCHED_STEPS: Final = 64
 def read_epoch(
     dataset: ClipSource, access: ShardAccess, spec: SampleSpec, epoch: Epoch, *, batch_size: int
 ) -> Generator[EncodedBatch, None, None]:
-    """The batches of what is left of an epoch, in order.
+    """The remaining batches of an epoch, in order.
 
-    Steps are read in chunks, of one step at first so that the first batch comes soon.
+    Steps are read in chunks. The first chunk is a single step, so that the first batch comes soon.
 
     Args:
         dataset: where clips come from.
@@ -46,6 +46,6 @@ def read_epoch(
 
 
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:
-    """The shards that the steps from `start` on will read, as far ahead as is worth downloading."""
+    """The shards that the next `_PREFETCHED_STEPS` steps from `start` on will read, in that order, with repeats."""
     for number in range(start, min(start + _PREFETCHED_STEPS, epoch.steps)):
         yield from dataset.clips.shard[rows_of(epoch.step(number).sample_ids)].tolist()

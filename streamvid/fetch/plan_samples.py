@@ -25,7 +25,7 @@ from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 
 GAP_BYTES: Final = 64 << 10
-"""On a local disk, reading this much too much costs less than another read."""
+"""Byte ranges closer together than this are read as one: on a local disk, that costs less than another read."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class SamplePlan:
 
     Attributes:
         clip: row number.
-        epoch: in which pass over the dataset it comes; its random numbers are drawn for that.
-        valid: False if it is only there to fill the batch.
+        epoch: in which pass over the dataset it comes; its random numbers depend on it.
+        valid: False if it only fills the batch up.
         selection: which frame each frame position shows.
         random: float64 [num_random], uniform in [0, 1), for the transform.
         packets: the packets to decode.
@@ -120,7 +120,7 @@ def make_sample(
 ) -> SamplePlan:
     """The sample of a clip that shows the selected frames; arguments as of `SamplePlan`."""
     shown = selection.frames[selection.frames >= 0]
-    # Where all positions are black, one frame is decoded all the same: it gives their size.
+    # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
     packets = select_packets(index, frames)
     return SamplePlan(clip, epoch, valid, selection, random, packets, byte_ranges(packets, gap=GAP_BYTES))

@@ -21,7 +21,7 @@ from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
-from streamvid.plan.inputs import DatasetLike, Pools, Subset, source_of
+from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
 from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.base import FrameSampler
@@ -162,7 +162,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         assert isinstance(self.dataset, Dataset)
         ids = np.arange(len(self.dataset)) if self._sample_ids is None else self._sample_ids.numpy()
         pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped)
-        return SampleSet(source_of(self.dataset), pools, self._spec, self._transform, self._columns)
+        return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)
 
     @property
     def spec(self) -> SampleSpec:

@@ -116,11 +116,6 @@ def open_source(data: Subset | Mix | DatasetLike, open_dataset: Callable[[str], 
     return Source(ConcatDataset(datasets), subsets, first, weights)
 
 
-def source_of(dataset: Dataset) -> Source:
-    """One open dataset as a source."""
-    return Source(dataset, (Subset(dataset),), np.zeros(1, dtype=np.int64), whole_weights([1]))
-
-
 @dataclass(frozen=True)
 class Pools:
     """The samples of every part.

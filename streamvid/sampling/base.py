@@ -27,15 +27,15 @@ def _no_frames() -> Int64:
 
 @dataclass(frozen=True)
 class ClipTimes:
-    """When each frame of a clip is displayed, and what else a sampler may ask of the clip.
+    """What a sampler knows of a clip: when each frame is displayed, its key frames, its metadata.
 
     Attributes:
         pts: int64 [frames], ticks, never falling, the first 0.
         duration: ticks from the first frame to the end of the last.
         tick: seconds per tick: the time base.
         key: the clip's key, for errors.
-        find_keyframes: computes `keyframes`; called at most once, when they are first asked for.
-        find_meta: computes `meta`, likewise.
+        find_keyframes: computes `keyframes`; called at most once, on first use.
+        find_meta: computes `meta`, in the same way.
     """
 
     pts: Int64

@@ -165,7 +165,7 @@ class MultiRate(PaddedSampler):
 @suggesting
 @dataclass(frozen=True, repr=False)
 class TiledWindows(FixedLengthSampler):
-    """The whole clip as a run of windows of the same length, each a sample of its own.
+    """The whole clip as consecutive windows of the same length, one sample each.
 
     The clip is sampled from its start to its end by stride or fps, and the result cut into windows. The last one is
     padded; with pad="none" it is left out.
@@ -232,7 +232,7 @@ def _first(count: int, start: str, random: Float64, number: int, windows: int) -
 
 
 def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number: int, windows: int) -> int:
-    """When a window starts whose last frame position lies `span` ticks behind its first: a frame's time."""
+    """The time in ticks at which a window starts that spans `span` ticks; always a frame's timestamp."""
     if start in ("random", "first"):
         count = int(np.searchsorted(clip.pts, clip.duration - span, side="left")) if start == "random" else 1
         return int(clip.pts[_first(count, start, random, number, windows)])
@@ -250,7 +250,7 @@ def _share(last: int, number: int, windows: int) -> int:
 
 
 def _moved(position: Int64, end: int, most: int, random: Float64) -> Int64:
-    """Positions moved by up to `most` either way, within the clip, in order. Padding stays."""
+    """Positions moved at random by up to `most` forwards or backwards, within the clip and in order. Padding stays."""
     moved = position - most + (random * (2 * most + 1)).astype(np.int64)
     moved = np.maximum.accumulate(np.clip(moved, 0, max(0, end - 1)))
     return np.where(position < end, moved, position)
@@ -266,7 +266,7 @@ def _by_stride(frames: int, stride: int) -> Int64:
 
 @lru_cache(maxsize=256)
 def _by_rate(parts: tuple[tuple[int, Rate], ...], tick: Fraction) -> Int64:
-    """int64 [positions]: the times of parts of so many frames and so many a second, one after the other, in ticks.
+    """int64 [positions]: the times in ticks of consecutive parts, each given as (frames, frames a second).
 
     Containers round timestamps to whole ticks. Rounding times up makes sampling at a clip's own rate give
     each frame once: a time less than a tick before a frame shows that frame.
