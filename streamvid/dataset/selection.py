@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import is_integer, is_real
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
@@ -234,9 +234,7 @@ def _by_label(dataset: ClipSource, rows: Int64, weights: Mapping[Any, float]) ->
         number = -1 if name is None else _label_number(name, numbers, there)
         if number in found:
             raise InputError(f"weights name label {number} twice, the second time as {name!r}: name it once")
-        if not is_real(weight) or not 0 <= weight <= MAX_WEIGHT:
-            raise InputError(f"the weight of {name!r} must be a number from 0 to {MAX_WEIGHT}, it is {weight!r}")
-        found[number] = float(weight)
+        found[number] = _weight(name, weight)
     own, which = np.unique(labels[rows], return_inverse=True)
     return np.array([found.get(number, 1.0) for number in own.tolist()], dtype=np.float64)[which.ravel()]
 
@@ -250,11 +248,23 @@ def _label_number(name: Any, numbers: Mapping[str, int], there: set[int]) -> int
         close = get_close_matches(name, numbers, 1)
         meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list(numbers)[:20])}"
         raise InputError(f"weights name class {name!r}, which is not in the dataset: {meant}")
-    if not is_integer(name):
-        raise InputError(f"weights must be by label number or class name, one of them is by {name!r}")
-    if name not in there:
+    try:
+        number = operator.index(name)
+    except TypeError:
+        raise InputError(f"weights must be by label number or class name, one of them is by {name!r}") from None
+    if isinstance(name, bool) or number not in there:
         raise InputError(f"weights name label {name!r}, which no clip of the dataset has: drop it or correct it")
-    return int(name)
+    return number
+
+
+def _weight(name: Any, weight: Any) -> float:
+    try:
+        number = float("nan") if isinstance(weight, str | bool) else float(weight)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number <= MAX_WEIGHT:
+        raise InputError(f"the weight of {name!r} must be a number from 0 to {MAX_WEIGHT}, it is {weight!r}")
+    return number
 
 
 def _numbers(values: npt.ArrayLike, count: int, who: str, what: str) -> Float64:
