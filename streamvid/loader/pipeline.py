@@ -79,7 +79,10 @@ class RenderPipeline:
 
 
 def _hand_over(batches: Iterator[EncodedBatch], encoded: Channel[EncodedBatch], decoded: Iterator[T]) -> Iterator[T]:
-    """Decoded batches; encoded ones are taken in the calling thread and handed to the decoding one, a few ahead."""
+    """Decoded batches; encoded ones are taken in the calling thread and handed to the decoding one, a few ahead.
+
+    At least one, but for the first: the decoding thread submits the next batch before it waits for a result.
+    """
     inside = ahead = 0
     while True:
         try:

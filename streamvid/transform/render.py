@@ -219,14 +219,15 @@ class DaliRenderer:
 def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pending[T]]) -> Iterator[T]:
     """The results of batches, in order.
 
-    One batch is submitted ahead of the one that is waited for, if it has been read: the engines of a GPU that are done
-    with their part of a batch go on with the next. An error comes after the results of all batches before its own.
+    The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
+    the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
+    for the second batch to be read. An error comes after the results of all batches before its own.
     """
     begun: deque[Pending[T]] = deque()
     error: Exception | None = None
-    ended = False
+    ended, is_first = False, True
     while begun or not ended:
-        if not ended and (not begun or (len(begun) == 1 and batches.ready())):
+        if not ended and (not begun or (len(begun) == 1 and (not is_first or batches.ready()))):
             try:
                 batch = next(batches, None)
                 if batch is None:
@@ -236,6 +237,7 @@ def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pend
             except Exception as raised:
                 error, ended = raised, True
         else:
+            is_first = False
             yield begun.popleft().result()
     if error is not None:
         try:

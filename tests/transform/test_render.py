@@ -49,13 +49,14 @@ def decoded(source: Source, log: list[str]) -> Iterator[int]:
     return decoded_in_order(source, submit)
 
 
-def test_one_batch_is_submitted_ahead_if_it_has_been_read() -> None:
+def test_one_batch_is_submitted_ahead() -> None:
     log: list[str] = []
     assert list(decoded(Source(3, read=9), log)) == [1, 2, 3]
     assert log == ["submit 1", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
     log.clear()
+    # The first result does not wait until the second batch has been read.
     assert list(decoded(Source(3, read=0), log)) == [1, 2, 3]
-    assert log == ["submit 1", "result 1", "submit 2", "result 2", "submit 3", "result 3"]
+    assert log == ["submit 1", "result 1", "submit 2", "submit 3", "result 2", "result 3"]
 
 
 @pytest.mark.parametrize("read", [0, 9])
