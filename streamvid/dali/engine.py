@@ -23,9 +23,8 @@ from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Epoch, Step
 from streamvid.plan.sample_id import rows_of
-from streamvid.sampling.padding import has_black_frames
+from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import RenderedBatch
-from streamvid.transform.spec import Transform, Views
 
 _CHUNK_STEPS: Final = 64
 """Steps of a chunk at most."""
@@ -57,7 +56,6 @@ class DaliEngine:
         transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads of DALI.
-        rotates: some clips are to be turned upright.
     """
 
     def __init__(
@@ -65,14 +63,13 @@ class DaliEngine:
         dataset: ClipSource,
         access: ShardAccess,
         spec: SampleSpec,
-        transform: Transform | Views,
+        transform: ClipTransform,
         *,
         device_id: int | None,
         num_threads: int,
-        rotates: bool,
     ) -> None:
         self._dataset, self._access, self._spec, self._transform = dataset, access, spec, transform
-        self._device_id, self._num_threads, self._rotates = device_id, num_threads, rotates
+        self._device_id, self._num_threads = device_id, num_threads
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in order; an error is raised in its place."""
@@ -138,14 +135,7 @@ class DaliEngine:
         with ExitStack() as leases:
             paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
             batches = [self._batch(step, paths) for step in steps]
-            pipeline = ChunkPipeline(
-                batches,
-                self._transform,
-                device_id=self._device_id,
-                num_threads=self._num_threads,
-                rotates=self._rotates,
-                has_blanks=has_black_frames(self._spec.sampling.pad),
-            )
+            pipeline = ChunkPipeline(batches, self._transform, device_id=self._device_id, num_threads=self._num_threads)
             return _OpenChunk(batches, pipeline, leases.pop_all())
 
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:

@@ -21,7 +21,7 @@ from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs
-from streamvid.transform.params import PARAM_TYPES, batch_params
+from streamvid.transform.params import PARAM_TYPES, ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
@@ -61,10 +61,9 @@ class ChunkPipeline:
 
     Args:
         batches: at least one. Reading and decoding of the first begins at once.
-        transform: what is done to the frames.
+        spec: the transform.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads.
-        rotates, has_blanks: as in `streamvid.transform.dali_graph.build_graph`.
 
     Raises:
         DatasetError: a shard cannot be read.
@@ -72,14 +71,7 @@ class ChunkPipeline:
     """
 
     def __init__(
-        self,
-        batches: Sequence[ChunkBatch],
-        transform: Transform | Views,
-        *,
-        device_id: int | None,
-        num_threads: int,
-        rotates: bool,
-        has_blanks: bool,
+        self, batches: Sequence[ChunkBatch], spec: ClipTransform, *, device_id: int | None, num_threads: int
     ) -> None:
         from nvidia.dali import fn, pipeline_def, types
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -92,9 +84,8 @@ class ChunkPipeline:
         sources = [batch.sources[n] for batch in batches for n in batch.reading_order]
         files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
-        self._outputs = GraphOutputs(transform, on_gpu=on_gpu)
-        drawn = self._outputs.transform
-        names = input_names(transform, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
+        self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
+        names = input_names(spec, crop_resized=False)
         kinds = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *(PARAM_TYPES[name.rpartition(".")[2]] for name in names)]
         kinds += BATCH_COLUMNS.values()
 
@@ -114,7 +105,7 @@ class ChunkPipeline:
                 dont_use_mmap=True,
             )
             header, place, frames, *rest = fn.external_source(
-                source=_feed(batches, transform, names),
+                source=_feed(batches, spec.transform, names),
                 num_outputs=len(kinds),
                 batch=True,
                 dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
@@ -124,13 +115,13 @@ class ChunkPipeline:
             video = fn.permute_batch(video, indices=place)
             decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
             params, columns = dict(zip(names, rest, strict=False)), rest[len(names) :]
-            views = build_graph(drawn, [decoded], params, crop_resized=False, rotates=rotates, has_blanks=has_blanks)
+            views = build_graph(outputs.spec, [decoded], params, crop_resized=False)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
             # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
-                [chunk()], self._outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
+                [chunk()], outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
             )
         except RuntimeError as error:
             self.close()

@@ -17,7 +17,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
-from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest
+from streamvid.fetch.plan_samples import pad_to_longest
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
@@ -27,6 +27,7 @@ from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.base import FrameSampler
 from streamvid.sampling.spread import All
 from streamvid.transform.output_size import check_output_sizes
+from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import Transform, Views
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -74,7 +75,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
         # In shared memory, so that workers that stay for several epochs see it change.
         self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
-        self._renderer = SampleRenderer(self._transform, rotates=samples.rotates(), has_blanks=samples.has_black_frames)
+        self._clip_transform = samples.clip_transform()
+        self._renderer = SampleRenderer(self._clip_transform)
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""
@@ -165,14 +167,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)
 
     @property
-    def spec(self) -> SampleSpec:
-        """How samples are drawn from clips."""
-        return self._spec
-
-    @property
-    def transform(self) -> Transform | Views:
+    def clip_transform(self) -> ClipTransform:
         """What is done to the frames."""
-        return self._transform
+        return self._clip_transform
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final, Literal, Protocol
 
 from streamvid.arrays import Int64
 from streamvid.dali import support
 from streamvid.dali.engine import DaliEngine
-from streamvid.dataset.clip_source import ClipSource
+from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import read_epoch
-from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable, probe_slice
@@ -37,27 +36,16 @@ class StagedEngine:
     """Reads, decodes and transforms in stages, each ahead of the next.
 
     Args:
-        dataset, access, spec, batch_size: as of `streamvid.fetch.epoch_reader.read_epoch`.
+        read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset.
         pipeline: decodes and transforms.
     """
 
-    def __init__(
-        self,
-        dataset: ClipSource,
-        access: ShardAccess,
-        spec: SampleSpec,
-        pipeline: RenderPipeline,
-        *,
-        batch_size: int,
-    ) -> None:
-        self._dataset, self._access, self._spec, self._batch_size = dataset, access, spec, batch_size
-        self._pipeline = pipeline
+    def __init__(self, read: Callable[[Epoch], Generator[EncodedBatch, None, None]], pipeline: RenderPipeline) -> None:
+        self._read, self._pipeline = read, pipeline
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
-        return self._pipeline.run(
-            read_epoch(self._dataset, self._access, self._spec, epoch, batch_size=self._batch_size)
-        )
+        return self._pipeline.run(self._read(epoch))
 
     def close(self) -> None:
         """See `Engine`."""
@@ -88,24 +76,13 @@ def make_engine(
     Raises:
         InputError: clips that it cannot decode on this device.
     """
-    dataset, spec, transform = samples.dataset, samples.spec, samples.transform
-    rotates = samples.rotates(rows)
+    dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
     if device_id is not None:
         probe = partial(probe_slice, dataset, access=access)
         check_decodable(dataset, rows, device_id=device_id, probe=probe, sessions=name == "default")
     if name == "dali":
-        return DaliEngine(
-            dataset, access, spec, transform, device_id=device_id, num_threads=num_threads, rotates=rotates
-        )
-    make = partial(
-        make_renderer,
-        transform,
-        device_id=device_id,
-        threads=num_threads,
-        max_batch=max_batch,
-        rotates=rotates,
-        has_blanks=samples.has_black_frames,
-    )
-    return StagedEngine(dataset, access, spec, RenderPipeline(make), batch_size=max_batch)
+        return DaliEngine(dataset, access, spec, transform, device_id=device_id, num_threads=num_threads)
+    make = partial(make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch)
+    return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make))

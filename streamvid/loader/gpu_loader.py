@@ -23,7 +23,6 @@ from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import check_decodable
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.plan.world import find_cores, find_device
-from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -124,12 +123,10 @@ class GpuDataLoader:
         self._pipeline = RenderPipeline(
             partial(
                 make_renderer,
-                dataset.transform,
+                dataset.clip_transform,
                 device_id=device_id,
                 threads=num_threads or find_cores(),
                 max_batch=batch_size,
-                rotates=bool(dataset.dataset.clips.rotation.any()),
-                has_blanks=has_black_frames(dataset.spec.sampling.pad),
             )
         )
         self._epoch = 0

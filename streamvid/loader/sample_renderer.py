@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import Renderer, make_renderer
-from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +24,16 @@ class SampleRenderer:
     It may be pickled, and used in a process that was forked: each process opens a renderer of its own.
 
     Args:
-        transform, rotates, has_blanks: as of `streamvid.transform.render.make_renderer`.
+        spec: the transform.
     """
 
-    def __init__(self, transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> None:
-        self._transform, self._rotates, self._has_blanks = transform, rotates, has_blanks
+    def __init__(self, spec: ClipTransform) -> None:
+        self._spec = spec
         self._pid = os.getpid()
         self._renderer: Renderer | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"transform": self._transform, "rotates": self._rotates, "has_blanks": self._has_blanks}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[SampleRenderer], tuple[ClipTransform]]:
+        return SampleRenderer, (self._spec,)
 
     def render(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
         """The tensors of a batch of one clip, without the batch's dimension: see
@@ -51,14 +47,7 @@ class SampleRenderer:
             self._renderer = None
         if self._renderer is None:
             self._pid = os.getpid()
-            self._renderer = make_renderer(
-                self._transform,
-                device_id=None,
-                threads=0,
-                max_batch=1,
-                rotates=self._rotates,
-                has_blanks=self._has_blanks,
-            )
+            self._renderer = make_renderer(self._spec, device_id=None, threads=0, max_batch=1)
         try:
             tensors = self._renderer.render_sample(batch)
         except RuntimeError as error:

@@ -15,6 +15,7 @@ from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.sampling.padding import has_black_frames
 from streamvid.transform.output_size import check_output_sizes
+from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import ONLY_VIEW, TAKEN, Transform, Views, by_view
 
 
@@ -86,11 +87,6 @@ class SampleSet:
         """The datasets as one."""
         return self.source.dataset
 
-    @property
-    def has_black_frames(self) -> bool:
-        """Whether samples may show black frames, as padding."""
-        return has_black_frames(self.spec.sampling.pad)
-
     def check_sizes(self, rows: Int64) -> None:
         """Raise InputError unless all these clips come out of the transform in one size, so that they fit a batch.
 
@@ -99,7 +95,12 @@ class SampleSet:
         """
         check_output_sizes(self.transform, self.dataset.clips, rows)
 
-    def rotates(self, rows: Int64 | None = None) -> bool:
-        """Whether any of these clips, by default of all, has to be rotated upright."""
+    def clip_transform(self, rows: Int64 | None = None) -> ClipTransform:
+        """The transform for these clips, by default for all.
+
+        Args:
+            rows: int64 [clips].
+        """
         rotation = self.dataset.clips.rotation
-        return bool((rotation if rows is None else rotation[rows]).any())
+        rotates = bool((rotation if rows is None else rotation[rows]).any())
+        return ClipTransform(self.transform, rotates, has_black_frames(self.spec.sampling.pad))

@@ -6,63 +6,53 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import InputError
-from streamvid.transform.params import param_names
-from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.transform.params import ClipTransform, param_names
+from streamvid.transform.spec import Transform, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
 _CROP_RESIZE_PARAMS: Final = ("angle", "size", "start", "end")
-"""Parameters that frames which are upright, cropped and resized need no more."""
+"""Parameters that the graph does not need if frames come to it upright, cropped and resized."""
 
 
-def input_names(
-    transform: Transform | Views, *, crop_resized: bool, rotates: bool, has_blanks: bool
-) -> tuple[str, ...]:
+def input_names(spec: ClipTransform, *, crop_resized: bool) -> tuple[str, ...]:
     """Names of the graph's inputs beside frames: the parameters (`streamvid.transform.params`) that it uses."""
-    names = param_names(transform, rotates=rotates, has_blanks=has_blanks)
-    return tuple(name for name in names if not (crop_resized and name.rpartition(".")[2] in _CROP_RESIZE_PARAMS))
+    unused = _CROP_RESIZE_PARAMS if crop_resized else ()
+    return tuple(name for name in param_names(spec) if name.rpartition(".")[2] not in unused)
 
 
 def build_graph(
-    transform: Transform | Views,
-    frames: Sequence[DataNode],
-    params: Mapping[str, DataNode],
-    *,
-    crop_resized: bool,
-    rotates: bool,
-    has_blanks: bool,
+    spec: ClipTransform, frames: Sequence[DataNode], params: Mapping[str, DataNode], *, crop_resized: bool
 ) -> list[DataNode]:
     """The views of the frames, inside a pipeline definition, on the device where the frames are.
 
     Args:
-        transform: what to do.
+        spec: the transform.
         frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
         params: what `input_names` names, as nodes of the graph.
         crop_resized: the frames are those of each view, upright, cropped and resized.
-        rotates: some clips are to be turned upright; without, the graph has no operator for it.
-        has_blanks: some frame positions may show a black picture; likewise.
     """
     from nvidia.dali import fn, types
 
-    names = by_view(transform)
+    names = by_view(spec.transform)
     if not crop_resized:
         (whole,) = frames
-        if rotates:
+        if spec.rotates:
             whole = fn.rotate(whole, angle=params["angle"], interp_type=types.INTERP_NN, keep_size=False)
         frames = [whole] * len(names)
-    shown = params["shown"] if has_blanks else None
+    shown = params["shown"] if spec.has_black_frames else None
     if shown is not None and frames[0].device == "gpu":
         shown = shown.gpu()
     views = []
-    for (view, one), pictures in zip(names.items(), frames, strict=True):
+    for (view, one), made in zip(names.items(), frames, strict=True):
         own = {name.partition(".")[2]: node for name, node in params.items() if name.startswith(f"{view}.")}
         if not crop_resized:
-            pictures = _crop_resize(one, pictures, own)
-        pictures = _augment(one, _rotate(pictures, own), own)
+            made = _crop_resize(one, made, own)
+        made = _augment(one, _rotate(made, own), own)
         # Each decoded frame went through the above once, however many frame positions show it.
-        pictures = fn.sequence_rearrange(pictures, new_order=params["gather"])
-        views.append(_finish(one, pictures, own, shown))
+        made = fn.sequence_rearrange(made, new_order=params["gather"])
+        views.append(_finish(one, made, own, shown))
     return views
 
 

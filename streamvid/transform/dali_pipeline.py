@@ -13,7 +13,7 @@ from streamvid.decode.base import Frames
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
 from streamvid.transform.dali_graph import build_graph, input_names
-from streamvid.transform.params import PARAM_TYPES, Params
+from streamvid.transform.params import PARAM_TYPES, ClipTransform, Params
 from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
@@ -44,24 +44,25 @@ class GraphOutputs:
     """What a DALI pipeline around the transform's graph puts out, and what is left for PyTorch to do.
 
     Args:
-        transform: what is done to the frames.
+        spec: the transform.
         on_gpu: whether DALI does it on a GPU.
 
     Attributes:
         views: the transform of each view.
-        transform: what to build the graph of: bfloat16, which DALI does not write, is float32 there; so is float16 on
+        spec: what to build the graph of: bfloat16, which DALI does not write, is float32 there; so is float16 on
             the CPU, where DALI takes three times as long to write it, and PyTorch converts in next to no time.
         names: of the outputs, in order: views, then `BATCH_COLUMNS`.
     """
 
-    def __init__(self, transform: Transform | Views, *, on_gpu: bool) -> None:
-        self.views = by_view(transform)
+    def __init__(self, spec: ClipTransform, *, on_gpu: bool) -> None:
+        self.views = by_view(spec.transform)
         self._converted = [
             view
             for view, one in self.views.items()
             if one.dtype == "bfloat16" or (one.dtype == "float16" and not on_gpu)
         ]
-        self.transform = Views({**self.views, **{v: replace(self.views[v], dtype="float32") for v in self._converted}})
+        drawn = {**self.views, **{view: replace(self.views[view], dtype="float32") for view in self._converted}}
+        self.spec = replace(spec, transform=Views(drawn))
         self.names = [*self.views, *BATCH_COLUMNS]
 
     def finish(self, tensors: Tensors) -> Tensors:
@@ -84,40 +85,35 @@ class DaliPipeline:
     """Runs the transform's graph over decoded batches.
 
     Args:
-        transform: what to do with the frames.
+        spec: the transform.
         device_id: the GPU's number, or None for the CPU.
         max_batch: clips per batch at most.
         threads: CPU threads.
-        crop_resized, rotates, has_blanks: as in `streamvid.transform.dali_graph.build_graph`.
+        crop_resized: as of `streamvid.transform.dali_graph.build_graph`.
         depth: batches that DALI works on at once: 2 for `run`, 1 for `run_once`.
     """
 
     def __init__(
         self,
-        transform: Transform | Views,
+        spec: ClipTransform,
         *,
         device_id: int | None,
         max_batch: int,
         threads: int,
         crop_resized: bool,
-        rotates: bool,
-        has_blanks: bool,
         depth: int = 2,
     ) -> None:
         from nvidia.dali import pipeline_def
 
-        self._outputs = GraphOutputs(transform, on_gpu=device_id is not None)
-        names = input_names(transform, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks)
-        self._feed = feed = _Feed(names, frame_inputs=len(self._outputs.views) if crop_resized else 1)
         on_gpu = device_id is not None
-        drawn = self._outputs.transform
+        self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
+        names = input_names(spec, crop_resized=crop_resized)
+        self._feed = feed = _Feed(names, frame_inputs=len(outputs.views) if crop_resized else 1)
 
         @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=depth)
         def pipeline() -> tuple[DataNode, ...]:
             frames, params, columns = feed.inputs(on_gpu)
-            views = build_graph(
-                drawn, frames, params, crop_resized=crop_resized, rotates=rotates, has_blanks=has_blanks
-            )
+            views = build_graph(outputs.spec, frames, params, crop_resized=crop_resized)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         self._pipeline = pipeline()
@@ -268,7 +264,7 @@ def check_dali_part(view: str, transform: Transform, batch: Mapping[str, torch.T
     colours = 1 + transform.layout.index("C")
     if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
         raise InputError(
-            f"Transform(dali) must leave one picture of three channels for each of {mask.shape[1]} frames, "
+            f"Transform(dali) must leave one frame of three channels for each of {mask.shape[1]} frames, "
             f"but batch[{view!r}] has the shape {tuple(video.shape)}"
         )
     if str(video.dtype) != f"torch.{transform.dtype}":

@@ -6,6 +6,8 @@ whenever it is decoded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -40,7 +42,7 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 """Parameters by name: dtype and number of dimensions per clip.
 
 - `gather` [frames]: which decoded frame each frame position shows.
-- `shown` [frames, 1, 1, 1]: 1, or 0 for a frame position that shows a black picture instead.
+- `shown` [frames, 1, 1, 1]: 1, or 0 for a frame position that shows a black frame instead.
 - `angle`: degrees counterclockwise that stand the frames upright.
 - `size` [2]: height and width of what comes out.
 - `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
@@ -50,6 +52,21 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 - `erase_start`, `erase_size` [2]: the black box, y and x, in pixels of what comes out.
 - `mirror`, `upside_down`: 1 to flip.
 """
+
+
+@dataclass(frozen=True)
+class ClipTransform:
+    """A transform, and what the clips that it is for need of it.
+
+    Attributes:
+        transform: what is done to the frames.
+        rotates: some clips' frames have to be rotated upright; if none have, DALI's graph has no operator for it.
+        has_black_frames: some frame positions may show a black frame; likewise.
+    """
+
+    transform: Transform | Views
+    rotates: bool
+    has_black_frames: bool
 
 
 def needed(transform: Transform) -> tuple[str, ...]:
@@ -74,10 +91,10 @@ def needed(transform: Transform) -> tuple[str, ...]:
     return tuple(name for name, used in uses.items() if used)
 
 
-def param_names(transform: Transform | Views, *, rotates: bool, has_blanks: bool) -> tuple[str, ...]:
-    """Names of all parameters of a transform; arguments as for `streamvid.transform.dali_graph.build_graph`."""
-    shared = ("gather", *(("shown",) if has_blanks else ()), *(("angle",) if rotates else ()))
-    return (*shared, *(f"{view}.{name}" for view, one in by_view(transform).items() for name in needed(one)))
+def param_names(spec: ClipTransform) -> tuple[str, ...]:
+    """Names of all parameters of a transform: those that all views share, then `view.name` of each view."""
+    shared = ("gather", *(("shown",) if spec.has_black_frames else ()), *(("angle",) if spec.rotates else ()))
+    return (*shared, *(f"{view}.{name}" for view, one in by_view(spec.transform).items() for name in needed(one)))
 
 
 def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:

@@ -17,7 +17,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
-from streamvid.transform.params import batch_params
+from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
@@ -78,35 +78,18 @@ class Renderer(Protocol):
         """Free threads and device memory."""
 
 
-def make_renderer(
-    transform: Transform | Views,
-    *,
-    device_id: int | None,
-    threads: int,
-    max_batch: int,
-    rotates: bool,
-    has_blanks: bool,
-) -> Renderer:
+def make_renderer(spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int) -> Renderer:
     """The renderer for a transform. DALI is imported only if it is needed.
 
     Args:
-        transform: what to do with the frames.
+        spec: the transform.
         device_id: the GPU's number, or None for the CPU.
         threads: CPU threads that decode and transform; 0 for `render_sample` alone, in the calling thread.
         max_batch: clips per batch at most.
-        rotates: some clips are to be turned upright.
-        has_blanks: some frame positions may show a black picture.
     """
-    if device_id is None and fits_batch_writer(transform):
-        return CpuRenderer(transform, threads=threads)
-    return DaliRenderer(
-        transform,
-        device_id=device_id,
-        threads=threads,
-        max_batch=max_batch,
-        rotates=rotates,
-        has_blanks=has_blanks,
-    )
+    if device_id is None and fits_batch_writer(spec.transform):
+        return CpuRenderer(spec.transform, threads=threads)
+    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch)
 
 
 class CpuRenderer:
@@ -151,37 +134,25 @@ class DaliRenderer:
     """Decodes, on the CPU crops and resizes each frame as it is decoded where that is possible, and leaves the rest of
     the transform to DALI (`streamvid.transform.dali_pipeline`).
 
-    Args:
-        all: as of `make_renderer`.
+    Args: as of `make_renderer`.
     """
 
-    def __init__(
-        self,
-        transform: Transform | Views,
-        *,
-        device_id: int | None,
-        threads: int,
-        max_batch: int,
-        rotates: bool,
-        has_blanks: bool,
-    ) -> None:
-        self._transform, self._scratch = transform, Scratch()
+    def __init__(self, spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int) -> None:
+        self._transform, self._scratch = spec.transform, Scratch()
         self._cpu_decoder: CpuDecoder | None = None
         self._decoder: Decoder
         if device_id is not None:
             self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
         else:
             self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
-            if fits_crop_resize(transform):
+            if fits_crop_resize(spec.transform):
                 self._cpu_decoder = self._decoder
         self._pipeline = DaliPipeline(
-            transform,
+            spec,
             device_id=device_id,
             max_batch=max_batch,
             threads=max(1, threads),
             crop_resized=self._cpu_decoder is not None,
-            rotates=rotates,
-            has_blanks=has_blanks,
             depth=2 if threads else 1,
         )
 

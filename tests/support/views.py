@@ -12,7 +12,7 @@ import torch
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_crop_resize import CropResizeSink, Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
-from streamvid.transform.params import Params, batch_params
+from streamvid.transform.params import ClipTransform, Params, batch_params
 from streamvid.transform.spec import DRAWS, Transform, Views
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,7 +49,7 @@ def params(transform: Transform | Views, batch: Sequence[Clip]) -> Params:
 def torch_batches(
     transform: Transform | Views,
     *batches: Sequence[Clip],
-    has_blanks: bool | None = None,
+    has_black_frames: bool | None = None,
     device_id: int | None = None,
     crop_resized: bool | None = None,
 ) -> list[dict[str, Any]]:
@@ -58,14 +58,14 @@ def torch_batches(
     if crop_resized is None:
         crop_resized = device_id is None and fits_crop_resize(transform)
     every = [one for batch in batches for one in batch]
+    if has_black_frames is None:
+        has_black_frames = any(-1 in one.gather for one in every)
     runner = DaliPipeline(
-        transform,
+        ClipTransform(transform, any(one.rotation for one in every), has_black_frames),
         device_id=device_id,
         max_batch=max(len(batch) for batch in batches),
         threads=2,
         crop_resized=crop_resized,
-        rotates=any(one.rotation for one in every),
-        has_blanks=any(-1 in one.gather for one in every) if has_blanks is None else has_blanks,
     )
     decoded = (_decoded(transform, batch, device_id, crop_resized) for batch in batches)
     return [{name: value.cpu().clone() for name, value in made.items()} for _, made in runner.run(decoded)]

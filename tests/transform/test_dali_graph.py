@@ -20,9 +20,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NO_DRAWS = np.zeros(DRAWS)
 
 
-def run(transform: Transform, *batches: list[Clip], has_blanks: bool | None = None) -> list[Array]:
+def run(transform: Transform, *batches: list[Clip], has_black_frames: bool | None = None) -> list[Array]:
     """The video of each batch."""
-    return [batch["video"].numpy() for batch in torch_batches(transform, *batches, has_blanks=has_blanks)]
+    return [batch["video"].numpy() for batch in torch_batches(transform, *batches, has_black_frames=has_black_frames)]
 
 
 def by_numpy(transform: Transform, one: Clip) -> Array:
@@ -44,8 +44,8 @@ def by_numpy(transform: Transform, one: Clip) -> Array:
     return out.transpose(axes).astype(transform.dtype)
 
 
-def check(transform: Transform, *batches: list[Clip], has_blanks: bool | None = None) -> None:
-    for got, batch in zip(run(transform, *batches, has_blanks=has_blanks), batches, strict=True):
+def check(transform: Transform, *batches: list[Clip], has_black_frames: bool | None = None) -> None:
+    for got, batch in zip(run(transform, *batches, has_black_frames=has_black_frames), batches, strict=True):
         wanted = np.stack([by_numpy(transform, one) for one in batch])
         assert got.dtype == wanted.dtype
         assert got.shape == wanted.shape
@@ -162,7 +162,7 @@ def test_a_constant_picture_is_black_before_it_is_normalised() -> None:
 
 
 def test_a_graph_for_blanks_without_any() -> None:
-    check(Transform(dtype="uint8"), [clip(8, 9)], has_blanks=True)
+    check(Transform(dtype="uint8"), [clip(8, 9)], has_black_frames=True)
 
 
 def test_zero_to_one() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.transform.output_size import output_size
-from streamvid.transform.params import boxes, needed, param_names
+from streamvid.transform.params import ClipTransform, boxes, needed, param_names
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views
 from tests.support.views import Array, Clip, clip, draws, params, video
 
@@ -67,7 +67,7 @@ def test_only_what_is_asked_for_is_in_the_graph() -> None:
 @pytest.mark.parametrize("rotates", [True, False])
 def test_the_fields_are_the_ones_that_the_graph_takes(rotates: bool) -> None:
     for transform in (Transform(**EVERYTHING), Transform(), Views({"a": Transform(**EVERYTHING), "b": Transform()})):
-        names = param_names(transform, rotates=rotates, has_blanks=True)
+        names = param_names(ClipTransform(transform, rotates, has_black_frames=True))
         assert set(names) | {"angle"} == set(many(transform, 2))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from streamvid.decode.base import Pending
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import CpuRenderer, DaliRenderer, decoded_in_order, make_renderer
 from streamvid.transform.spec import Transform
 from tests.support.views import clip, encoded_batch
@@ -76,18 +77,16 @@ def test_an_error_comes_behind_the_batches_before_it(read: int) -> None:
     ],
 )
 def test_renderers_on_the_cpu(options: dict[str, Any], kind: type) -> None:
-    renderer = make_renderer(
-        Transform(**options), device_id=None, threads=0, max_batch=1, rotates=False, has_blanks=False
-    )
+    spec = ClipTransform(Transform(**options), rotates=False, has_black_frames=False)
+    renderer = make_renderer(spec, device_id=None, threads=0, max_batch=1)
     assert isinstance(renderer, kind)
     renderer.close()
 
 
 def test_a_pipeline_is_freed_with_its_last_reference() -> None:
     """Not by the garbage collector, which may run in a forked process, where DALI's threads are not."""
-    renderer = DaliRenderer(
-        Transform(rotate=5), device_id=None, threads=0, max_batch=1, rotates=False, has_blanks=False
-    )
+    spec = ClipTransform(Transform(rotate=5), rotates=False, has_black_frames=False)
+    renderer = DaliRenderer(spec, device_id=None, threads=0, max_batch=1)
     gc.collect()
     gc.disable()
     try:
