@@ -16,8 +16,6 @@ from streamvid.errors import InputError
 from streamvid.video.gpu_support import Route
 
 _CPU_CODECS: Final = ("vp8", "vp9", "mjpeg")
-_NAMED: Final = 3
-"""Clips of a group that the message names."""
 
 
 def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) -> None:
@@ -40,10 +38,12 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
         if group.codec == "vp8" and not reason:
             # DALI takes a packet for a frame. An edit list hides packets, too: that the two are not told apart here
             # costs cut VP8 alone.
-            _add(problems, dataset, group, members[non_displayed[members]], "DALI counts its hidden packets as frames")
+            hidden = members[non_displayed[members]]
+            if len(hidden):
+                problems.append(group.describe(dataset, hidden, "DALI counts its non-displayed packets as frames"))
             decodable.append(members[~non_displayed[members]])
         elif reason:
-            _add(problems, dataset, group, members, reason)
+            problems.append(group.describe(dataset, members, reason))
         else:
             decodable.append(members)
     if device_id is not None and decodable:
@@ -51,7 +51,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
         mixed = left[_mixed_up(dataset, left, device_id)]
         for group, members in group_clips(dataset, mixed).items():
             reason = "DALI's decoder cache mixes them up with clips of another height that are coded alike"
-            _add(problems, dataset, group, members, reason)
+            problems.append(group.describe(dataset, members, reason))
     if problems:
         raise InputError(
             f'engine="dali" cannot decode {"; ".join(problems)}: give engine="default", leave them out, '
@@ -64,12 +64,6 @@ def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
     if on_gpu:
         return group.support.reason if group.support.route in (Route.CPU, Route.NONE) else ""
     return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"
-
-
-def _add(problems: list[str], dataset: ClipSource, group: ClipGroup, rows: Int64, reason: str) -> None:
-    if len(rows):
-        keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
-        problems.append(f"{len(rows)} clips of {group} such as {keys} ({reason})")
 
 
 def _mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.video.gpu_support import Support, support
+
+_NAMED: Final = 3
+"""Clips of a group that a message names."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,24 @@ class ClipGroup:
     def __str__(self) -> str:
         return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
 
+    def describe(self, dataset: ClipSource, rows: Int64, reason: str) -> str:
+        """For messages: how many clips of this group, the keys of some, and what is wrong with them."""
+        keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
+        return f"{len(rows)} clips of {self} such as {keys} ({reason})"
 
-def group_clips(dataset: ClipSource, rows: Int64) -> dict[ClipGroup, Int64]:
+
+def group_clips(dataset: ClipSource, rows: Int64 | None = None) -> dict[ClipGroup, Int64]:
     """Sort clips into groups that one decoder treats alike.
 
     Args:
         dataset: the dataset.
-        rows: int64 [clips].
+        rows: int64 [clips]; default: all.
 
     Returns:
         int64 [clips], the rows of each group.
     """
     clips = dataset.clips
+    rows = np.arange(len(dataset), dtype=np.int64) if rows is None else rows
     intra = (clips.random_access == clips.packets) & (clips.packets > 1)
     categories = clips.codec, clips.profile, clips.pix_fmt, clips.traits
     columns = (*(column.codes for column in categories), intra, clips.width, clips.height)

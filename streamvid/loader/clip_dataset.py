@@ -17,8 +17,8 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
-from streamvid.fetch.plan_samples import pad_to_longest
-from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
+from streamvid.fetch.plan_samples import SamplePlan, pad_to_longest
+from streamvid.loader.clip_items import At, Item, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
@@ -66,7 +66,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int = 0,
     ) -> None:
         self._can_sample = sampling is not None
-        samples = _map_style(dataset, sampling or All(), transform, columns, seed)
+        subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
+        if not isinstance(subset.dataset, Dataset | str | os.PathLike):
+            raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset; it is {subset.dataset!r}")
+        if subset.weights is not None:
+            raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
+        samples = SampleSet.open(subset, sampling=sampling or All(), transform=transform, columns=columns, seed=seed)
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         self._reader, self._skipped = ClipReader(samples.dataset), samples.pools.short
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
@@ -100,8 +105,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read side by side: what DataLoader's workers call for a batch."""
-        wanted = self.look_up(items)
-        samples = choose(self._reader, wanted, self._spec, self.epoch)
+        samples = self._choose(items)
         slices = self._reader.read_slices(samples)
         made = []
         for sample, part in zip(samples, slices, strict=True):
@@ -128,8 +132,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
         order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
         """
-        samples = choose(self._reader, self.look_up([item]), self._spec, self.epoch)
-        return self._reader.read_slices(samples)[0]
+        return self._reader.read_slices(self._choose([item]))[0]
 
     def encode(self, items: Sequence[Item]) -> EncodedBatch:
         """A batch of items, read but not decoded, padded to the longest of them.
@@ -137,16 +140,15 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
         """
-        samples = pad_to_longest(
-            choose(self._reader, self.look_up(items), self._spec, self.epoch), self._spec.sampling.pad
-        )
+        samples = pad_to_longest(self._choose(items), self._spec.sampling.pad)
         rows = np.array([sample.clip for sample in samples], dtype=np.int64)
         check_output_sizes(self._transform, self.dataset.clips, rows)
         return encoded_batch(self.dataset, samples, self._reader.read_slices(samples))
 
-    def look_up(self, items: Sequence[Item]) -> list[ResolvedItem]:
-        """What items stand for; errors as from `ds[…]`."""
-        return [resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample) for item in items]
+    def _choose(self, items: Sequence[Item]) -> list[SamplePlan]:
+        """Which frames of which clips the items name; errors as from `ds[…]`."""
+        wanted = [resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample) for item in items]
+        return choose(self._reader, wanted, self._spec, self.epoch)
 
     @property
     def dataset(self) -> ClipSource:
@@ -201,22 +203,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             values = self.dataset.columns.batch(name, [row])
             sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]
         return sample
-
-
-def _map_style(
-    what: Subset | DatasetLike,
-    sampling: FrameSampler,
-    transform: Transform | Views | Mapping[str, Transform] | None,
-    columns: Sequence[str],
-    seed: int,
-) -> SampleSet:
-    """The samples of one dataset, each once."""
-    subset = what if isinstance(what, Subset) else Subset(what)
-    if not isinstance(subset.dataset, Dataset | str | os.PathLike):
-        raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset; it is {subset.dataset!r}")
-    if subset.weights is not None:
-        raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-    return SampleSet.open(subset, sampling=sampling, transform=transform, columns=columns, seed=seed)
 
 
 def _shared(tensor: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
 from streamvid.fetch.clip_reader import ClipReader
@@ -22,9 +23,9 @@ from streamvid.storage.url import is_local
 from streamvid.video.packet_selection import byte_ranges
 
 REMOTE_GAP_BYTES: Final = 1 << 20
-"""From a bucket, reading this much too much costs less than another request."""
+"""Bytes between two ranges of an object in a bucket that are read rather than requesting the ranges one by one."""
 REMOTE_WASTE: Final = 0.15
-"""But all that is read too much stays below this share of what is needed."""
+"""Bytes read in vain at most, as a share of those needed."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ResolvedItem:
 
 
 def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
-    """Find out what an item stands for.
+    """Look up the clip and sample that an item names.
 
     Args:
         dataset: the clips.
@@ -114,7 +115,7 @@ def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], spec: SampleSpec,
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
         sample = make_sample(index, one.row, epoch, True, selection, random)
-        samples.append(_with_spans(reader.dataset, sample))
+        samples.append(_with_ranges_for_storage(reader.dataset, sample))
     return samples
 
 
@@ -143,10 +144,9 @@ def _numbers(values: Any, name: str) -> tuple[Any, ...]:
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if not listed:
         raise InputError(f"{name} is empty: give at least one")
-    kinds = int | np.integer if name == "frames" else int | float | np.integer | np.floating
+    kind, real = ("whole numbers", ()) if name == "frames" else ("numbers of seconds", (float, np.floating))
     for value in listed:
-        if isinstance(value, bool) or not isinstance(value, kinds) or value != value:
-            kind = "whole numbers" if name == "frames" else "numbers of seconds"
+        if not (is_integer(value) or (isinstance(value, real) and not np.isnan(value))):
             raise InputError(f"{name} must be {kind}, one of them is {value!r}"[:300])
     return tuple(int(value) if name == "frames" else float(value) for value in listed)
 
@@ -186,8 +186,8 @@ def _sampled(clip: ClipTimes, item: int, spec: SampleSpec, epoch: int) -> Select
         raise InputError(f"clip {clip.key!r} is too short for {spec.sampling}: pad it, or leave it out") from error
 
 
-def _with_spans(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:
-    """With the byte ranges that suit where the shard lies."""
+def _with_ranges_for_storage(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:
+    """With byte ranges joined across larger gaps if the shard is remote, where each range is a request."""
     if is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
         return sample
     return replace(sample, spans=byte_ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))

@@ -1,18 +1,18 @@
-"""The preflight check of a GPU run: can this GPU decode these clips, and rightly? An epoch must not stop in the middle
-for a clip that it cannot."""
+"""The preflight check of a GPU run: does this GPU decode these clips, and rightly? An epoch must not stop in the middle
+for a clip that it does not decode."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.clip_groups import ClipGroup, group_clips
+from streamvid.decode.clip_groups import group_clips
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.gpu import GpuDecoder
@@ -46,28 +46,29 @@ def check_decodable(
         rows: int64 [clips], the rows that will be used.
         device_id: the GPU.
         probe: gives a few frames of a row's clip: see `probe_slice`.
-        sessions: False if DALI is to decode them all.
+        sessions: False: DALI decodes what the persistent sessions could.
 
     Raises:
         InputError: some cannot be decoded, or come out wrong. Names codecs, clips and the remedy.
     """
     groups = group_clips(dataset, rows)
-    problems: dict[ClipGroup, str] = {}
+    problems: list[str] = []
     for group, members in groups.items():
         if group.support.route is Route.NONE:
-            problems[group] = group.support.reason
+            problems.append(group.describe(dataset, members, group.support.reason))
         elif group.support.route is Route.CPU:
             log.warning("%d clips of %s are decoded on the CPU: %s", len(members), group.codec, group.support.reason)
-    on_gpu = {group: members for group, members in groups.items() if group.support.route in (Route.NVDEC, Route.DALI)}
     area = dataset.clips.width.astype(np.int64) * dataset.clips.height
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
     _guard_sizes(dataset, rows, device_id, decoder)
     try:
-        for group, members in on_gpu.items():
+        for group, members in groups.items():
+            if group.support.route not in (Route.NVDEC, Route.DALI):
+                continue
             smallest, largest = members[np.argmin(area[members])], members[np.argmax(area[members])]
             for row in dict.fromkeys((int(smallest), int(largest))):
                 if problem := _try(probe(row), decoder):
-                    problems[group] = problem
+                    problems.append(group.describe(dataset, members, problem))
                     decoder.close()
                     # After an error a DALI pipeline is of no use.
                     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
@@ -75,30 +76,23 @@ def check_decodable(
     finally:
         decoder.close()
     if problems:
-        raise InputError(_sentence(dataset, [(group, problems[group], groups[group]) for group in problems]))
+        raise InputError(f"this GPU cannot decode {'; '.join(problems)}: {_REMEDY}")
 
 
 def unsupported_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
     """What a GPU run would refuse by the table of `streamvid.video.gpu_support`: codec, profile and pixel format; why;
     and the clips' rows, int64 [clips]. Needs no GPU."""
-    return [
-        (str(group), group.support.reason, rows)
-        for group, rows in _all_groups(dataset)
-        if group.support.route is Route.NONE
-    ]
+    groups = group_clips(dataset).items()
+    return [(str(group), group.support.reason, rows) for group, rows in groups if group.support.route is Route.NONE]
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, int]]:
     """What a GPU run decodes on the CPU: codec, why, and how many clips."""
     found: Counter[tuple[str, str]] = Counter()
-    for group, rows in _all_groups(dataset):
+    for group, rows in group_clips(dataset).items():
         if group.support.route is Route.CPU:
             found[group.codec, group.support.reason] += len(rows)
     return [(codec, why, count) for (codec, why), count in found.items()]
-
-
-def _all_groups(dataset: ClipSource) -> Iterable[tuple[ClipGroup, Int64]]:
-    return group_clips(dataset, np.arange(len(dataset), dtype=np.int64)).items()
 
 
 def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuDecoder) -> None:
@@ -134,16 +128,6 @@ def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
     difference = float(np.abs(gpu.astype(np.int16) - decode_with_pyav(part)).mean())
-    return (
-        f"their frames differ from the CPU's by {difference:.0f} levels on average"
-        if difference > _MAX_DIFFERENCE
-        else ""
-    )
-
-
-def _sentence(dataset: ClipSource, found: Sequence[tuple[ClipGroup, str, Int64]]) -> str:
-    parts = []
-    for group, why, members in found:
-        keys = ", ".join(dataset.key(row) for row in members[:3].tolist())
-        parts.append(f"{len(members)} clips of {group} such as {keys} ({why})")
-    return f"this GPU cannot decode {'; '.join(parts)}: {_REMEDY}"
+    if difference <= _MAX_DIFFERENCE:
+        return ""
+    return f"their frames differ from the CPU's by {difference:.0f} levels on average"

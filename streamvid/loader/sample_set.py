@@ -1,4 +1,4 @@
-"""What all loaders draw from: clips of datasets, how they are sampled and transformed, and what comes along."""
+"""What all loaders take samples from: clips of datasets, with their sampling, transform and metadata columns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.sampling.padding import has_black_frames
-from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import ONLY_VIEW, TAKEN, Transform, Views, by_view
 
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Clips, and what is made of them.
+    """Clips, and how samples are made of them.
 
     Attributes:
         source: the opened datasets.
@@ -86,14 +85,6 @@ class SampleSet:
     def dataset(self) -> ClipSource:
         """The datasets as one."""
         return self.source.dataset
-
-    def check_sizes(self, rows: Int64) -> None:
-        """Raise InputError unless all these clips come out of the transform in one size, so that they fit a batch.
-
-        Args:
-            rows: int64 [clips].
-        """
-        check_output_sizes(self.transform, self.dataset.clips, rows)
 
     def clip_transform(self, rows: Int64 | None = None) -> ClipTransform:
         """The transform for these clips, by default for all.

@@ -28,6 +28,7 @@ from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local
+from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class StreamLoader:
                 self.skipped, len(self.dataset), samples.spec.sampling,
             )  # fmt: skip
         rows = samples.pools.rows()
-        samples.check_sizes(rows)
+        check_output_sizes(samples.transform, self.dataset.clips, rows)
         self._plan = Plan(
             SampleStream(samples.pools.pools, samples.source.weights, samples.spec.seed, order, _BLOCK_SHARDS),
             batch_size,
@@ -155,7 +156,7 @@ class StreamLoader:
             engine,
             samples,
             rows,
-            ShardAccess(self.dataset, cache=self._ensure_cache(), limit_bytes=cache_bytes),
+            ShardAccess(self.dataset, cache=self._cache_for(self.dataset.is_local), limit_bytes=cache_bytes),
             device_id=device_id,
             num_threads=num_threads,
             max_batch=batch_size,
@@ -275,14 +276,11 @@ class StreamLoader:
         )
 
     def _open_cached(self, path: str) -> Dataset:
-        if not is_local(path):
-            folder, limit = self._cache_options
-            self._cache = self._cache or ShardCache(folder, limit_bytes=limit)
-        return Dataset.open(path, cache=self._cache)
+        return Dataset.open(path, cache=self._cache_for(is_local(path)))
 
-    def _ensure_cache(self) -> ShardCache | None:
-        """The cache, if any part of the dataset is remote, whoever opened it."""
-        if not self.dataset.is_local and self._cache is None:
+    def _cache_for(self, local: bool) -> ShardCache | None:
+        """The cache of shards, which is opened for the first dataset that is not local."""
+        if not local and self._cache is None:
             folder, limit = self._cache_options
             self._cache = ShardCache(folder, limit_bytes=limit)
         return self._cache

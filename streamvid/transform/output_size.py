@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -37,13 +36,13 @@ def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | 
     return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
 
 
-def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequence[str]) -> tuple[int, int]:
+def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callable[[int], str]) -> tuple[int, int]:
     """Height and width of every clip that comes out.
 
     Args:
         transform: what to do.
         heights, widths: int64 [clips], of upright frames.
-        names: the clips' keys, for the error.
+        key: the key of a clip by its number, from 0, for the error.
 
     Raises:
         InputError: a clip is smaller than the crop, or clips come out in different sizes, so that they fit no batch.
@@ -58,7 +57,7 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequ
             first = int(small[0])
             raise InputError(
                 f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, "
-                f"such as {names[first]} with "
+                f"such as {key(first)} with "
                 f"{sizes[first, 0]}x{sizes[first, 1]}: give Transform a larger resize or a smaller crop"
             )
         return int(crop[0]), int(crop[1])
@@ -66,21 +65,21 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, names: Sequ
     if len(different):
         other = int(different[0])
         raise InputError(
-            f"clips come out in different sizes, such as {names[0]} with {sizes[0, 0]}x{sizes[0, 1]} and "
-            f"{names[other]} with {sizes[other, 0]}x{sizes[other, 1]} (height x width): "
+            f"clips come out in different sizes, such as {key(0)} with {sizes[0, 0]}x{sizes[0, 1]} and "
+            f"{key(other)} with {sizes[other, 0]}x{sizes[other, 1]} (height x width): "
             "give Transform a crop, or a resize of (height, width)"
         )
     return int(sizes[0, 0]), int(sizes[0, 1])
 
 
 def output_sizes(
-    transform: Transform | Views, heights: Int64, widths: Int64, names: Sequence[str]
+    transform: Transform | Views, heights: Int64, widths: Int64, key: Callable[[int], str]
 ) -> dict[str, tuple[int, int]]:
     """Height and width by view; arguments and errors as for `output_size`."""
     sizes = {}
     for view, one in by_view(transform).items():
         try:
-            sizes[view] = output_size(one, heights, widths, names)
+            sizes[view] = output_size(one, heights, widths, key)
         except InputError as error:
             raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
     return sizes
@@ -97,17 +96,4 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
     lying = (clips.rotation[rows] % 180) != 0
     heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
     widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
-    output_sizes(transform, heights, widths, _Keys(clips.key, rows))
-
-
-class _Keys(Sequence[str]):
-    """Keys of some rows, decoded from Arrow only when they are needed for an error."""
-
-    def __init__(self, keys: Sequence[str], rows: Int64) -> None:
-        self._keys, self._rows = keys, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self._keys[int(self._rows[i])]
+    output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])

@@ -98,38 +98,20 @@ def param_names(spec: ClipTransform) -> tuple[str, ...]:
 
 
 def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
-    """The parameters of a batch's clips: see `compute_params`."""
-    return compute_params(
-        transform,
-        heights=batch.heights,
-        widths=batch.widths,
-        rotations=batch.rotations,
-        gather=batch.gather,
-        random=batch.random,
-    )
-
-
-def compute_params(
-    transform: Transform | Views, *, heights: Int64, widths: Int64, rotations: Int64, gather: Int64, random: Float64
-) -> Params:
     """The parameters of a batch's clips.
-
-    Args:
-        transform: what to do.
-        heights, widths, rotations, gather, random: as in `streamvid.fetch.encoded_batch.EncodedBatch`.
 
     Returns:
         [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `PARAM_TYPES`.
     """
-    lying = rotations % 180 != 0
-    upright = np.stack([np.where(lying, widths, heights), np.where(lying, heights, widths)], axis=1)
+    sides = np.stack([batch.heights, batch.widths], axis=1)
+    upright = np.where((batch.rotations % 180 != 0)[:, None], sides[:, ::-1], sides)
     fields: Params = {
-        "gather": np.maximum(gather, 0).astype(np.int32),
-        "shown": (gather >= 0).astype(np.uint8)[:, :, None, None, None],
-        "angle": (-rotations % 360).astype(np.float32),
+        "gather": np.maximum(batch.gather, 0).astype(np.int32),
+        "shown": (batch.gather >= 0).astype(np.uint8)[:, :, None, None, None],
+        "angle": (-batch.rotations % 360).astype(np.float32),
     }
     for number, (view, one) in enumerate(by_view(transform).items()):
-        mine = random[:, number * DRAWS : (number + 1) * DRAWS]
+        mine = batch.random[:, number * DRAWS : (number + 1) * DRAWS]
         made = _of_one_view(one, upright, mine)
         # In C's order: DALI takes no rows with gaps.
         fields |= {f"{view}.{name}": made[name].astype(PARAM_TYPES[name][0], order="C") for name in needed(one)}

@@ -59,10 +59,10 @@ def test_views_that_cannot_be(views: Any) -> None:
 def test_the_view_that_does_not_fit_is_named() -> None:
     heights, widths = np.array([60, 80]), np.array([80, 60])
     good = Views({"one": Transform(crop=30), "two": Transform(resize=(5, 6))})
-    assert output_sizes(good, heights, widths, ["a", "b"]) == {"one": (30, 30), "two": (5, 6)}
-    assert output_sizes(Transform(crop=30), heights, widths, ["a", "b"]) == {"video": (30, 30)}
+    assert output_sizes(good, heights, widths, ["a", "b"].__getitem__) == {"one": (30, 30), "two": (5, 6)}
+    assert output_sizes(Transform(crop=30), heights, widths, ["a", "b"].__getitem__) == {"video": (30, 30)}
     with pytest.raises(InputError, match=r"view 'two'.*different sizes"):
-        output_sizes(Views({"one": Transform(crop=30), "two": Transform()}), heights, widths, ["a", "b"])
+        output_sizes(Views({"one": Transform(crop=30), "two": Transform()}), heights, widths, ["a", "b"].__getitem__)
 
 
 # The user's part of the graph.

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.transform.output_size import output_size, resized
-from streamvid.transform.params import compute_params
 from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
-from tests.support.views import Array, Clip, clip, draws, torch_batches
+from tests.support.views import Array, Clip, clip, draws, params, torch_batches
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NO_DRAWS = np.zeros(DRAWS)
@@ -132,15 +131,8 @@ def test_one_draw_for_all_frames_of_a_clip() -> None:
 
 
 def test_half_of_the_clips_are_flipped() -> None:
-    many = 1000
-    made = compute_params(
-        Transform(horizontal_flip=0.5),
-        heights=np.full(many, 8),
-        widths=np.full(many, 8),
-        rotations=np.zeros(many, dtype=np.int64),
-        gather=np.zeros((many, 1), dtype=np.int64),
-        random=np.stack([draws(n) for n in range(many)]),
-    )
+    frames = clip(8, 8, decoded=1).frames
+    made = params(Transform(horizontal_flip=0.5), [Clip(frames, [0], draws(n)) for n in range(1000)])
     assert 400 < made["video.mirror"].sum() < 600
 
 
@@ -192,7 +184,7 @@ def test_the_graph_resizes_to_the_sizes_said(resize: Any) -> None:
     for height, width in ((24, 32), (33, 47), (64, 21)):
         transform = Transform(resize=resize, dtype="uint8", layout="THWC")
         (got,) = run(transform, [clip(height, width)])
-        assert got.shape[2:4] == output_size(transform, np.array([height]), np.array([width]), ["a"])
+        assert got.shape[2:4] == output_size(transform, np.array([height]), np.array([width]), ["a"].__getitem__)
         assert got.shape[2:4] == tuple(resized(transform, np.array([height]), np.array([width]))[0])
         flat = Clip(np.full((1, height, width, 3), (10, 120, 250), np.uint8), [0], NO_DRAWS)
         (got,) = run(transform, [flat])
@@ -214,22 +206,22 @@ def test_resizing_keeps_the_picture() -> None:
 def test_a_crop_larger_than_the_frame_names_clip_and_remedy() -> None:
     heights, widths = np.array([100, 60, 100]), np.array([100, 80, 50])
     with pytest.raises(InputError, match=r"64x64.* 2 clips.*two.*60x80.*resize") as error:
-        output_size(Transform(crop=64), heights, widths, ["one", "two", "three"])
+        output_size(Transform(crop=64), heights, widths, ["one", "two", "three"].__getitem__)
     assert "\n" not in str(error.value)
-    assert output_size(Transform(resize=64, crop=64), heights, widths, ["one", "two", "three"]) == (64, 64)
-    assert output_size(Transform(crop=(60, 50)), heights, widths, ["one", "two", "three"]) == (60, 50)
+    assert output_size(Transform(resize=64, crop=64), heights, widths, ["one", "two", "three"].__getitem__) == (64, 64)
+    assert output_size(Transform(crop=(60, 50)), heights, widths, ["one", "two", "three"].__getitem__) == (60, 50)
     with pytest.raises(InputError, match=r"one.*32x32"):
-        output_size(Transform(resize=32, crop=33), np.array([100]), np.array([100]), ["one"])
+        output_size(Transform(resize=32, crop=33), np.array([100]), np.array([100]), ["one"].__getitem__)
 
 
 def test_mixed_sizes_without_a_crop() -> None:
     heights, widths = np.array([60, 60, 80]), np.array([80, 80, 60])
     for transform in (Transform(), Transform(resize=30)):
         with pytest.raises(InputError, match=r"one.*three.*crop") as error:
-            output_size(transform, heights, widths, ["one", "two", "three"])
+            output_size(transform, heights, widths, ["one", "two", "three"].__getitem__)
         assert "\n" not in str(error.value)
-    assert output_size(Transform(resize=(30, 40)), heights, widths, ["one", "two", "three"]) == (30, 40)
-    assert output_size(Transform(), heights[:2], widths[:2], ["one", "two"]) == (60, 80)
+    assert output_size(Transform(resize=(30, 40)), heights, widths, ["one", "two", "three"].__getitem__) == (30, 40)
+    assert output_size(Transform(), heights[:2], widths[:2], ["one", "two"].__getitem__) == (60, 80)
 
 
 @pytest.mark.parametrize(
