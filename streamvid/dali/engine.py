@@ -35,7 +35,7 @@ are open at a time, and a process may often have no more than 1,024."""
 
 @dataclass
 class _OpenChunk:
-    """A pipeline that works on some steps, and what keeps its shards in the cache."""
+    """The pipeline of some steps, and the leases that keep its shards in the cache."""
 
     batches: list[ChunkBatch]
     pipeline: ChunkPipeline
@@ -78,7 +78,9 @@ class DaliEngine:
 
         def stop() -> None:
             while working:
-                _discard(working.pop())
+                coming = working.pop()
+                if not coming.cancel() and coming.exception() is None and (chunk := coming.result()) is not None:
+                    chunk.close()
 
         # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
         atexit.register(stop)
@@ -139,7 +141,7 @@ class DaliEngine:
             return _OpenChunk(batches, pipeline, leases.pop_all())
 
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
-        """Choose the frames of a step's clips, and find what is to be read for them."""
+        """Plan a step's samples, and find the byte ranges to read for them."""
         rows = self._dataset.clips
         samples = plan_samples(self._dataset, step, self._spec)
         sources = [
@@ -158,9 +160,3 @@ class DaliEngine:
         return ChunkBatch(
             sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples]
         )
-
-
-def _discard(coming: Future[_OpenChunk | None]) -> None:
-    """Close a chunk that nobody will take."""
-    if not coming.cancel() and coming.exception() is None and (chunk := coming.result()) is not None:
-        chunk.close()

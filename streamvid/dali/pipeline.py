@@ -18,10 +18,10 @@ import numpy.typing as npt
 from streamvid.arrays import Int64
 from streamvid.dali.reader import VideoSource, write_indexes
 from streamvid.errors import DatasetError, StreamvidError, VideoError
-from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
+from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.dali_graph import build_graph, input_names
-from streamvid.transform.dali_pipeline import GraphOutputs
-from streamvid.transform.params import PARAM_TYPES, ClipTransform, batch_params
+from streamvid.transform.dali_pipeline import GraphOutputs, external_inputs, input_arrays
+from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ChunkPipeline:
     def __init__(
         self, batches: Sequence[ChunkBatch], spec: ClipTransform, *, device_id: int | None, num_threads: int
     ) -> None:
-        from nvidia.dali import fn, pipeline_def, types
+        from nvidia.dali import fn, pipeline_def
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -86,8 +86,6 @@ class ChunkPipeline:
         on_gpu = device_id is not None
         self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
         names = input_names(spec, crop_resized=False)
-        kinds = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *(PARAM_TYPES[name.rpartition(".")[2]] for name in names)]
-        kinds += BATCH_COLUMNS.values()
 
         @pipeline_def(
             batch_size=len(batches[0].sources),
@@ -104,17 +102,12 @@ class ChunkPipeline:
                 missing_component_behavior="empty",
                 dont_use_mmap=True,
             )
-            header, place, frames, *rest = fn.external_source(
-                source=_feed(batches, spec.transform, names),
-                num_outputs=len(kinds),
-                batch=True,
-                dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
-                ndim=[ndim for _, ndim in kinds],
+            (header, place, frames), params, columns = external_inputs(
+                _feed(batches, spec.transform, names), names, [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
             )
             video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
             video = fn.permute_batch(video, indices=place)
             decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
-            params, columns = dict(zip(names, rest, strict=False)), rest[len(names) :]
             views = build_graph(outputs.spec, [decoded], params, crop_resized=False)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
@@ -139,16 +132,13 @@ class ChunkPipeline:
                 (tensors,) = next(self._iterator)
             except RuntimeError as error:
                 raise _explain(error, self._batches, number) from error
-            # Not on a GPU: comparing would wait for all that the training loop has queued there.
-            if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.encoded.clips.tolist():
-                raise AssertionError("DALI handed out a batch out of turn")
             if tensors["clip"].is_cuda and number == 0:
                 # The first batch was made with the pipeline, in a thread whose stream is the default one.
                 here = torch.cuda.current_stream(tensors["clip"].device)
                 here.wait_stream(torch.cuda.default_stream(tensors["clip"].device))
                 for tensor in tensors.values():
                     tensor.record_stream(here)
-            yield self._outputs.finish(tensors)
+            yield self._outputs.finish(tensors, batch.encoded)
 
     def close(self) -> None:
         """Wait for what the pipeline is doing, and free it."""
@@ -170,13 +160,12 @@ def _feed(
             [batch.sources[n].header for n in batch.reading_order],
             list(np.argsort(batch.reading_order).astype(np.int32)),
             [frames.astype(np.int32) for frames in batch.frames],
-            *([np.asarray(value) for value in params[name]] for name in names),
-            *([np.asarray(value) for value in column] for column in batch.encoded.columns().values()),
+            *input_arrays(batch.encoded, params, names),
         )
 
 
 def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) -> StreamvidError:
-    """What a failure of DALI means for the dataset.
+    """The error of a shard or a clip for one that DALI raised.
 
     Args:
         error: as DALI raised it.

@@ -1,4 +1,4 @@
-"""Decoding with DALI's `fn.decoders.video` on a GPU, several slices joined into one stream where they may be."""
+"""Decoding with DALI's `fn.decoders.video` on a GPU, slices of equal configuration joined into one stream."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class DaliDecoder:
         fused = [fuse([slices[n] for n in numbers]) for numbers in groups]
         decoded = self.run(fused)
         frames: dict[int, torch.Tensor] = {}
-        for place, (numbers, stream) in enumerate(zip(groups, fused, strict=True)):
-            tensor = from_dlpack(decoded[place])
+        for at, (numbers, stream) in enumerate(zip(groups, fused, strict=True)):
+            tensor = from_dlpack(decoded[at])
             _check_shape(tuple(tensor.shape), stream)
             ends = np.cumsum([len(slices[n].frames) for n in numbers]).tolist()
             for n, end in zip(numbers, ends, strict=True):

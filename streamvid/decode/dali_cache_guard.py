@@ -21,7 +21,7 @@ CacheKey = tuple[str, int, int]
 
 
 def cache_key(codec: str, width: int, height: int) -> CacheKey | None:
-    """What DALI looks a decoder up by; None for codecs whose decoders it does not mix up.
+    """The key that DALI looks a decoder up by; None for codecs whose decoders it does not mix up.
 
     Args:
         codec: as in docs/format.md.

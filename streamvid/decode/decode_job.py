@@ -197,7 +197,7 @@ def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[to
 
 
 class _ClosedGop(NamedTuple):
-    """Part of a slice: see `GopJob`. `in_band`: the parameter sets that are in force by way of its packets."""
+    """Part of a slice: see `GopJob`. `in_band`: the latest parameter sets in its packets or in those before."""
 
     packets: list[bytes]
     starts_with_idr: bool
@@ -217,7 +217,7 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    # CRA pictures start a decode, but leading pictures behind them may refer to what is before: no cut there.
+    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
     syntax = NAL_SYNTAX[encoded.codec]
     idr = {n for n in encoded.starts.tolist() if syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)

@@ -76,8 +76,8 @@ class DecodeQueue:
         job.group.fail(error)
 
     def take(self, *, current: SessionKey | None, opened: Collection[SessionKey], block: bool) -> GopJob | None:
-        """The next job for an engine: retries first, then the oldest batch; of that what continues the current
-        session, what another open session can decode, and what is worth opening a session for.
+        """The next job for an engine: retries first, then the oldest batch; of that a job that the current session can
+        decode, one that another open session can, or one that is worth opening a session for.
 
         Args:
             current: configuration of the session in use.
@@ -99,7 +99,7 @@ class DecodeQueue:
                     return job
                 if not block or (self._closed and not self._batches):
                     return None
-                # Engines that have sessions for what is queued may be busy for long: after the delay, open another.
+                # Engines that have sessions for the queued jobs may be busy for long: after the delay, open another.
                 may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
 
     def take_for_cpu(self) -> list[GopJob]:
@@ -129,7 +129,7 @@ class DecodeQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accept no more batches; what is queued is still decoded."""
+        """Accept no more batches; queued jobs are still decoded."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

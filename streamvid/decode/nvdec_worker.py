@@ -107,7 +107,7 @@ class NvdecWorker:
     def _next(self) -> GopJob | None:
         job = self._queue.take(current=self._current, opened=self._sessions, block=False)
         if job is None:
-            # The stream does not go on for now: get out what is still in the decoder.
+            # No job continues the stream: flush the frames that are still in the decoder.
             try:
                 self._flush()
                 self._stream.synchronize()
@@ -120,7 +120,7 @@ class NvdecWorker:
     def _decode(self, job: GopJob) -> None:
         exact = job.retry_of is not None
         try:
-            # NVDEC does not start anew at a CRA picture that follows another job: it would decode its leading pictures,
+            # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures,
             # wrongly.
             if job.key != self._current or exact or not job.starts_with_idr:
                 self._flush()

@@ -100,7 +100,7 @@ class Background(Channel[Item]):
                 if not self.put(item):
                     break
         except BaseException as error:
-            # Whatever it is: a thread that dies silently leaves its consumer waiting for ever.
+            # Any exception: a thread that dies silently leaves its consumer waiting for ever.
             end = error
         try:
             close = getattr(source, "close", None)

@@ -1,4 +1,4 @@
-"""What loaders hand to the training loop."""
+"""The batches that loaders give to the training loop, and their statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Batch(TypedDict):
         valid: bool [batch], False for clips that only fill the batch.
         epoch: int64 [batch], in which pass over its dataset each clip comes, from 0.
         key: the clips' keys.
-        dataset: int64 [batch], from which part each clip comes, if a `Mix` is streamed.
+        dataset: int64 [batch], which dataset of a `Mix` each clip is from.
     """
 
     video: NotRequired[torch.Tensor]
@@ -83,7 +83,7 @@ def make_batch(one: RenderedBatch, dataset: ClipSource, columns: Sequence[str], 
         one: views and `BATCH_COLUMNS` as tensors.
         dataset: where its clips come from.
         columns: names of metadata.
-        parts: int64 [batch], from which part of a `Mix` each clip comes.
+        parts: int64 [batch], which dataset of a `Mix` each clip is from.
     """
     import torch
 

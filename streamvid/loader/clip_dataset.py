@@ -40,7 +40,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     one thread; `GpuDataLoader` decodes in the main process instead, on a GPU if there is one.
 
     It may be pickled, and used in workers by any start method; pickled it is small, as its rows are opened again where
-    it arrives. Nothing is read but what is asked for: the clip's frame index and the packets of its frames.
+    it arrives. It reads only the clip's frame index and the packets of the wanted frames.
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
@@ -108,8 +108,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         samples = self._choose(items)
         slices = self._reader.read_slices(samples)
         made = []
-        for sample, part in zip(samples, slices, strict=True):
-            batch = encoded_batch(self.dataset, [sample], [part])
+        for sample, encoded in zip(samples, slices, strict=True):
+            batch = encoded_batch(self.dataset, [sample], [encoded])
             check_output_sizes(self._transform, self.dataset.clips, batch.clips)
             made.append(self._sample(batch))
         return made
@@ -156,7 +156,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self._reader.dataset
 
     def sample_set(self) -> SampleSet:
-        """All that loaders need to know to stream these samples.
+        """The samples, for a loader that streams them.
 
         Raises:
             InputError: the dataset has no sampling.

@@ -1,4 +1,4 @@
-"""What runs an epoch behind `StreamLoader`: the default engine's pipeline of stages, or one DALI pipeline."""
+"""The engines of `StreamLoader`: a pipeline of stages (default), or DALI pipelines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
 
 
 class Engine(Protocol):
-    """Reads, decodes and transforms what a plan asks for."""
+    """Reads, decodes and transforms the samples of a plan."""
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in the plan's order; an error is raised in its place."""
@@ -66,7 +66,7 @@ def make_engine(
 
     Args:
         name: one of `ENGINES`.
-        samples: what is streamed.
+        samples: the clips, their sampling and transform.
         rows: int64 [clips], the rows that will be used.
         access: opens the dataset's shards.
         device_id: the GPU's number, or None for the CPU.

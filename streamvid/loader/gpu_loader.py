@@ -1,4 +1,4 @@
-"""`GpuDataLoader`: PyTorch's samplers and workers in front, this library's decoders behind."""
+"""`GpuDataLoader`: PyTorch's samplers and workers read; the main process decodes and transforms."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from streamvid.video.packet_selection import EncodedSlice
 _PROBE_FRAMES: Final = 3
 
 _Read = EncodedBatch | Exception
-"""What becomes of a list of items: a batch, or what is wrong with them."""
+"""The result for a list of items: a batch, or the error to raise."""
 
 
 class GpuDataLoader:
     """A DataLoader whose workers read and whose main process decodes.
 
-    The workers look up frames and read their packets: that is all they do, and all that crosses to the main process
-    are packets. There they are decoded and transformed as a StreamLoader does it, on a GPU or on the CPU. Batches are
+    The workers only look up frames and read their packets, and only packets are sent to the main process. There they
+    are decoded and transformed as a StreamLoader does it, on a GPU or on the CPU. Batches are
     those of a StreamLoader: the same dict, dtypes and device.
 
-    NVIDIA's DALI Proxy has the same shape. This is none of it: it needs no CUDA build of PyTorch, works with any start
-    method and without workers, raises where a stage dies instead of waiting, and decodes the slices of a batch
-    together rather than each as a stream of its own, which is what makes a GPU's decoder fast.
+    NVIDIA's DALI Proxy divides the work in the same way. This loader does not use it: it needs no CUDA build of
+    PyTorch, works with any start method and without workers, raises where a stage dies instead of waiting, and decodes
+    the slices of a batch together, as a GPU's decoder is fast with few long streams.
 
     Every iteration is an epoch, counted from 0 for random numbers; a sampler's own epoch is its owner's to set, or set
     by `set_epoch`. Use it in a `with`, or call `close`.
@@ -154,7 +154,7 @@ class GpuDataLoader:
                     set_epoch(epoch)
 
     def stats(self) -> LoaderStats:
-        """What has been done so far."""
+        """Counts and times so far."""
         return self._stats
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class GpuDataLoader:
             rendered.close()
 
     def _encoded(self) -> Generator[EncodedBatch, None, None]:
-        """What PyTorch's DataLoader gives, in order."""
+        """The batches of PyTorch's DataLoader, in order."""
         iterator = iter(self._loader)
         try:
             for shared in _watched(iterator):
@@ -210,7 +210,7 @@ class GpuDataLoader:
 
 
 class _Slices(torch.utils.data.Dataset[_Read]):
-    """What the workers see: lists of items → encoded batches. Whatever is wrong with items or clips is found here."""
+    """The dataset that the workers have: lists of items → encoded batches, or errors of items and clips."""
 
     def __init__(self, clips: ClipDataset, max_batch: int) -> None:
         self._clips, self._max_batch = clips, max_batch
@@ -232,19 +232,19 @@ class _Slices(torch.utils.data.Dataset[_Read]):
 
 
 def _share(batch: Any) -> _Read | SharedBatch[_Read]:
-    """In a worker, what crosses to the main process; there, the batch itself."""
+    """The collate function: in a worker, pack for the main process; in the main process, the batch itself."""
     return batch if torch.utils.data.get_worker_info() is None else pack(batch)
 
 
 def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read | SharedBatch[_Read]]:
-    """What PyTorch's iterator gives. It notices workers that die, but not while one of them hands on a batch."""
+    """The items of PyTorch's iterator, which notices workers that die, but not while one of them sends a batch."""
     while True:
         try:
             value = next(iterator)
         except StopIteration:
             return
         except (ConnectionError, EOFError) as error:  # a process that ends drops connections before it is gone
-            raise RuntimeError("a DataLoader worker died while it handed on a batch") from error
+            raise RuntimeError("a DataLoader worker died while it sent a batch") from error
         yield value
 
 

@@ -119,15 +119,15 @@ def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSl
     return read_batches(dataset, [batch], access)[0].slices[0]
 
 
-def _try(part: EncodedSlice, decoder: GpuDecoder) -> str:
+def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:
     """Decode on both devices and compare: the problem in words, or ""."""
     try:
-        (decoded,) = decoder.decode([part])
+        (decoded,) = decoder.decode([encoded])
         gpu = decoded.cpu().numpy()
     except (VideoError, RuntimeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
-    difference = float(np.abs(gpu.astype(np.int16) - decode_with_pyav(part)).mean())
+    difference = float(np.abs(gpu.astype(np.int16) - decode_with_pyav(encoded)).mean())
     if difference <= _MAX_DIFFERENCE:
         return ""
     return f"their frames differ from the CPU's by {difference:.0f} levels on average"

@@ -214,7 +214,7 @@ class StreamLoader:
         self._next, self._now = self._schedule.resume(state), None
 
     def stats(self) -> LoaderStats:
-        """What has been done so far."""
+        """Counts and times so far."""
         return self._stats
 
     def close(self) -> None:

@@ -104,8 +104,8 @@ class _Sink:
         positions = self._positions[row]
         if not positions:
             return
-        for view, picture, flips in zip(self._views, self._frames.of(planes), self._flips, strict=True):
-            view.write(self._clip, positions, [plane[flips] for plane in picture])
+        for view, frame, flips in zip(self._views, self._frames.of(planes), self._flips, strict=True):
+            view.write(self._clip, positions, [plane[flips] for plane in frame])
 
 
 class _View:
@@ -130,24 +130,24 @@ class _View:
         self._dtype: torch.dtype = getattr(torch, transform.dtype)
         self.tensor = torch.from_numpy(array).view(self._dtype)
         # The same memory, as [batch, frames, channels, height, width].
-        self._pictures = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
+        self._array = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
         self._scratch = scratch
         mean, std = transform.mean_std
         self._mean = [np.float32(255 * value) for value in mean]
         self._scale = [np.float32(1 / (255 * value)) for value in std]
 
     def write(self, clip: int, positions: Sequence[int], planes: Sequence[UInt8]) -> None:
-        """Write a picture, red, green and blue, uint8 [height, width] each, to all positions that show it."""
-        first = self._pictures[clip, positions[0]]
+        """Write a frame, red, green and blue, uint8 [height, width] each, to all positions that show it."""
+        first = self._array[clip, positions[0]]
         for channel, plane in enumerate(planes):
             self._normalise(channel, plane, first[channel])
         for position in positions[1:]:
-            self._pictures[clip, position] = first
+            self._array[clip, position] = first
 
     def blacken(self, clip: int, positions: Sequence[int]) -> None:
-        """Write a black picture."""
+        """Write a black frame."""
         if positions:
-            self.write(clip, positions, [np.zeros(self._pictures.shape[3:], dtype=np.uint8)] * 3)
+            self.write(clip, positions, [np.zeros(self._array.shape[3:], dtype=np.uint8)] * 3)
 
     def _normalise(self, channel: int, plane: UInt8, out: npt.NDArray[_Number]) -> None:
         if out.dtype == np.uint8:

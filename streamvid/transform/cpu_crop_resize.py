@@ -1,9 +1,9 @@
-"""Cropping, resizing and turning upright on the CPU, frame by frame, as frames are decoded.
+"""Cropping, resizing and rotating upright on the CPU, frame by frame, as frames are decoded.
 
 Frames of full size then go nowhere else; DALI's resize takes some ten times as long on the CPU. On a GPU the same is
-part of the graph (`streamvid.transform.dali_graph`). Both filter alike: a triangle as wide as what an output pixel
-covers, over the frame and what lies around the part that is shown; at the frame's edge its outermost pixels are
-repeated. PyTorch's antialiased resize of uint8 does the same but for pixels at the edge of its input; those are
+part of the graph (`streamvid.transform.dali_graph`). Both use the same filter: a triangle as wide as the source
+pixels that an output pixel covers, which also takes in pixels around the crop; at the frame's edge the outermost pixels
+are repeated. PyTorch's antialiased resize of uint8 does the same but for pixels at the edge of its input; those are
 computed here.
 """
 
@@ -137,11 +137,13 @@ class CropResizer:
 
     def __init__(self, box: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
         # Resized as decoded, and turned afterwards, when there is less to turn.
-        lying = _as_decoded(box, height, width)
+        as_decoded = _as_decoded(box, height, width)
         self._turns, self._scratch = box.turns, scratch
         self._rows, self._columns = (
             _Axis(source, start, end, out)
-            for source, start, end, out in zip((height, width), lying.start, lying.end, lying.size, strict=True)
+            for source, start, end, out in zip(
+                (height, width), as_decoded.start, as_decoded.end, as_decoded.size, strict=True
+            )
         )
 
     def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
@@ -184,7 +186,7 @@ class CropResizer:
             copy = self._scratch.take("lines", (height, -(-width // 4) * 4))
             copy[:, :width] = lines
             lines = copy
-        # Viewed as four channels of a picture a fourth as wide.
+        # Viewed as an image of four channels, a fourth as wide.
         pixels = torch.from_numpy(lines).view(1, height, -1, 4).permute(0, 3, 1, 2)
         made = _resize(pixels, (self._rows.made, pixels.shape[3]), (self._rows.scale, 1.0))
         return np.asarray(made.permute(0, 2, 3, 1).numpy()).reshape(self._rows.made, -1)
@@ -202,7 +204,7 @@ def _resize(pixels: torch.Tensor, size: tuple[int, int], scales: tuple[float, fl
 
 
 class CropResizedFrames:
-    """Makes the pictures of all views of a clip.
+    """Crops and resizes the frames of a clip for all its views.
 
     Args:
         boxes: of each view.
@@ -212,7 +214,7 @@ class CropResizedFrames:
 
     def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, scratch: Scratch) -> None:
         self._boxes = boxes
-        # Views with the same box share one picture.
+        # Views with the same box share the work.
         self._resizers = {box: CropResizer(box, height=height, width=width, scratch=scratch) for box in boxes}
 
     def of(self, planes: Sequence[UInt8]) -> list[list[UInt8]]:
@@ -222,7 +224,7 @@ class CropResizedFrames:
 
 
 class CropResizeSink:
-    """Keeps the pictures of all views of a clip (`streamvid.decode.base.FrameSink`).
+    """Keeps the cropped and resized frames of all views of a clip (`streamvid.decode.base.FrameSink`).
 
     Args:
         boxes, height, width, scratch: as of `CropResizedFrames`.
@@ -233,13 +235,13 @@ class CropResizeSink:
     """
 
     def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, count: int, scratch: Scratch) -> None:
-        self._pictures = CropResizedFrames(boxes, height=height, width=width, scratch=scratch)
+        self._resized = CropResizedFrames(boxes, height=height, width=width, scratch=scratch)
         self.frames: list[UInt8] = [np.empty((count, *box.size, 3), dtype=np.uint8) for box in boxes]
 
     def write(self, row: int, planes: Sequence[UInt8]) -> None:
         """See `streamvid.decode.base.FrameSink`."""
-        for frames, picture in zip(self.frames, self._pictures.of(planes), strict=True):
-            for channel, plane in enumerate(picture):
+        for frames, resized in zip(self.frames, self._resized.of(planes), strict=True):
+            for channel, plane in enumerate(resized):
                 frames[row, ..., channel] = plane
 
 
@@ -311,7 +313,7 @@ def _lines(planes: Sequence[UInt8], across: _Axis, along: _Axis) -> UInt8:
 
 
 def _as_decoded(box: CropBox, height: int, width: int) -> CropBox:
-    """The same box in the coordinates of the frame as decoded; its picture is to be turned afterwards."""
+    """The same box in the coordinates of the frame as decoded; the resized frame is rotated afterwards."""
     (top, left), (bottom, right), (high, wide) = box.start, box.end, box.size
     match box.turns:
         case 1:

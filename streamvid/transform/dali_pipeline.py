@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from streamvid.decode.base import Frames
 from streamvid.errors import InputError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     Tensors = dict[str, torch.Tensor]
+
+Array = npt.NDArray[np.generic]
+InputType = tuple[type[np.generic], int]
+"""Of an input of the graph: dtype, and number of dimensions per clip."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class DecodedBatch:
 
 
 class GraphOutputs:
-    """What a DALI pipeline around the transform's graph puts out, and what is left for PyTorch to do.
+    """The outputs of a DALI pipeline around the transform's graph, and the conversions that PyTorch makes afterwards.
 
     Args:
         spec: the transform.
@@ -65,14 +70,17 @@ class GraphOutputs:
         self.spec = replace(spec, transform=Views(drawn))
         self.names = [*self.views, *BATCH_COLUMNS]
 
-    def finish(self, tensors: Tensors) -> Tensors:
-        """Convert to the dtypes asked for, and check what the user's own part of the graph made.
+    def finish(self, tensors: Tensors, batch: EncodedBatch) -> Tensors:
+        """Convert the outputs for a batch to the transform's dtypes, and check the output of `Transform(dali)`.
 
         Raises:
             InputError: `Transform(dali)` did not keep frames, channels or dtype.
         """
         import torch
 
+        # Not on a GPU: comparing would wait for all that the training loop has queued there.
+        if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.clips.tolist():
+            raise AssertionError("DALI handed out a batch out of turn")
         for view in self._converted:
             tensors[view] = tensors[view].to(getattr(torch, self.views[view].dtype))
         for view, one in self.views.items():
@@ -134,18 +142,16 @@ class DaliPipeline:
                 self._ended = True
                 return
             encoded = self._feed.inside.popleft()
-            # Not on a GPU: comparing would wait for all that the training loop has queued there.
-            if not tensors["clip"].is_cuda and tensors["clip"].tolist() != encoded.clips.tolist():
-                raise AssertionError("DALI handed out a batch out of turn")
-            yield encoded, self._outputs.finish(tensors)
+            yield encoded, self._outputs.finish(tensors, encoded)
 
     def run_once(self, batch: DecodedBatch) -> Tensors:
         """The tensors of one batch of one clip on the CPU, without working ahead."""
         import torch
 
         self._feed.start(iter([batch]))
-        made = zip(self._outputs.names, self._pipeline.run(), strict=True)
-        return self._outputs.finish({name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in made})
+        outputs = zip(self._outputs.names, self._pipeline.run(), strict=True)
+        tensors = {name: torch.from_numpy(np.array(output.at(0))[None]) for name, output in outputs}
+        return self._outputs.finish(tensors, batch.encoded)
 
     def close(self) -> None:
         """Free DALI's pipeline, now and in this process.
@@ -177,14 +183,14 @@ class DaliPipeline:
 
 
 class _Feed:
-    """Splits batches over the pipeline's external sources: one takes frames, on the GPU if they are there, the other
-    the rest, on the CPU.
+    """Splits batches over the pipeline's two external sources: one of frames, on the device that they were decoded on,
+    and one of parameters and columns, on the CPU.
 
     An object of its own, as DALI's pipeline refers to it: with its owner there would be a reference cycle, which only
     the garbage collector frees; see `DaliPipeline.close`.
 
     Args:
-        param_names: what the graph takes beside frames.
+        param_names: names of the graph's inputs beside frames.
         frame_inputs: how many inputs the frames come in.
 
     Attributes:
@@ -204,7 +210,6 @@ class _Feed:
         """The frames, the parameters by name, and the columns, as nodes of the pipeline being defined."""
         from nvidia.dali import fn, types
 
-        kinds = [PARAM_TYPES[name.rpartition(".")[2]] for name in self._param_names] + list(BATCH_COLUMNS.values())
         frames = fn.external_source(
             source=self._next_frames,
             batch=True,
@@ -214,15 +219,8 @@ class _Feed:
             ndim=4,
             layout="FHWC",
         )
-        rest = fn.external_source(
-            source=self._next_rest,
-            batch=True,
-            num_outputs=len(kinds),
-            dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in kinds],
-            ndim=[ndim for _, ndim in kinds],
-        )
-        params = dict(zip(self._param_names, rest, strict=False))
-        return list(frames), params, list(rest[len(self._param_names) :])
+        _, params, columns = external_inputs(self._next_rest, self._param_names)
+        return list(frames), params, columns
 
     def start(self, batches: Iterator[DecodedBatch]) -> None:
         """Take batches from there from now on."""
@@ -245,12 +243,45 @@ class _Feed:
         self._held.append(batch)
         return tuple(batch.frames)
 
-    def _next_rest(self) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]], ...]:
+    def _next_rest(self) -> tuple[list[Array], ...]:
         batch = self._pull(self._for_rest, self._for_frames)
-        return (
-            *([np.asarray(value) for value in batch.params[name]] for name in self._param_names),
-            *([np.asarray(value) for value in column] for column in batch.encoded.columns().values()),
-        )
+        return input_arrays(batch.encoded, batch.params, self._param_names)
+
+
+def external_inputs(
+    source: Callable[[], tuple[list[Array], ...]] | Iterator[tuple[list[Array], ...]],
+    param_names: Sequence[str],
+    before: Sequence[InputType] = (),
+) -> tuple[list[DataNode], dict[str, DataNode], list[DataNode]]:
+    """An external source on the CPU, inside a pipeline definition: inputs of the caller, parameters and columns.
+
+    Args:
+        source: gives the arrays of each batch: those of `before`, then `input_arrays`.
+        param_names: as of `input_arrays`.
+        before: types of the caller's own inputs.
+
+    Returns:
+        the nodes of `before`, the parameters by name, and the columns.
+    """
+    from nvidia.dali import fn, types
+
+    inputs = [*before, *(PARAM_TYPES[name.rpartition(".")[2]] for name in param_names), *BATCH_COLUMNS.values()]
+    nodes = fn.external_source(
+        source=source,
+        batch=True,
+        num_outputs=len(inputs),
+        dtype=[types.to_dali_type(np.dtype(dtype).name) for dtype, _ in inputs],
+        ndim=[ndim for _, ndim in inputs],
+    )
+    params, end = nodes[len(before) :], len(before) + len(param_names)
+    return list(nodes[: len(before)]), dict(zip(param_names, params, strict=False)), list(nodes[end:])
+
+
+def input_arrays(batch: EncodedBatch, params: Params, names: Sequence[str]) -> tuple[list[Array], ...]:
+    """What an external source gives for a batch: per input, per clip an array. The transform's parameters of those
+    names, then `BATCH_COLUMNS`."""
+    inputs = (*(params[name] for name in names), *batch.columns().values())
+    return tuple([np.asarray(value) for value in values] for values in inputs)
 
 
 def check_dali_part(view: str, transform: Transform, batch: Mapping[str, torch.Tensor]) -> None:
@@ -264,7 +295,7 @@ def check_dali_part(view: str, transform: Transform, batch: Mapping[str, torch.T
     colours = 1 + transform.layout.index("C")
     if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
         raise InputError(
-            f"Transform(dali) must leave one frame of three channels for each of {mask.shape[1]} frames, "
+            f"Transform(dali) must leave one image of three channels for each of {mask.shape[1]} frames, "
             f"but batch[{view!r}] has the shape {tuple(video.shape)}"
         )
     if str(video.dtype) != f"torch.{transform.dtype}":

@@ -93,7 +93,7 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
         clips: the dataset's rows.
         rows: int64 [clips], which of them.
     """
-    lying = (clips.rotation[rows] % 180) != 0
-    heights = np.where(lying, clips.width[rows], clips.height[rows]).astype(np.int64)
-    widths = np.where(lying, clips.height[rows], clips.width[rows]).astype(np.int64)
+    swapped = (clips.rotation[rows] % 180) != 0
+    heights = np.where(swapped, clips.width[rows], clips.height[rows]).astype(np.int64)
+    widths = np.where(swapped, clips.height[rows], clips.width[rows]).astype(np.int64)
     output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])

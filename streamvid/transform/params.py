@@ -179,8 +179,8 @@ def _short_sides(transform: Transform, random: Float64) -> Int64 | None:
 
 
 def _corners(sizes: Int64, parts: Int64, place: Float64) -> Float64:
-    """float64 [clips, 2]: where parts of pictures begin. Every place is as likely as any other: there is one more
-    than pixels to spare."""
+    """float64 [clips, 2]: upper left corners of boxes in frames. All positions are equally likely: one more than there
+    are pixels to spare."""
     return np.asarray(np.floor((sizes - parts + 1) * place), dtype=np.float64)
 
 
@@ -192,14 +192,14 @@ def boxes(
     ratio_at: Float64,
     place: Float64,
 ) -> tuple[Float64, Int64]:
-    """Boxes of random area, proportions and place within pictures.
+    """Boxes of random area, aspect ratio and position in frames.
 
-    The area is uniform. The logarithm of width / height is uniform over what fits into the picture with that area;
+    The area is uniform. The logarithm of width / height is uniform over what fits into the frame with that area;
     where none of `ratio` does, it is the one of `ratio` that comes nearest, and the box as large as fits.
 
     Args:
-        sizes: int64 [clips, 2], height and width of the pictures.
-        area: share of the picture, from and to.
+        sizes: int64 [clips, 2], height and width of the frames.
+        area: share of the frame, from and to.
         ratio: width / height, from and to.
         area_at, ratio_at: float64 [clips], uniform in [0, 1).
         place: float64 [clips, 2], likewise, y and x.
@@ -213,7 +213,7 @@ def boxes(
     low, high = np.log(ratio[0]), np.log(ratio[1])
     low, high = np.clip(narrowest, low, high), np.clip(widest, low, high)
     proportion = np.exp(low + (high - low) * ratio_at)
-    # Where none fits, low and high are one, and that one is cut down to the picture.
+    # Where none fits, low and high are one, and that one is cut down to the frame.
     wide = np.minimum(np.sqrt(wanted * proportion), np.minimum(width, height * proportion))
     extent = np.floor(np.stack([wide / proportion, wide], axis=1) + 0.5).astype(np.int64)
     extent = np.clip(extent, 1, sizes)

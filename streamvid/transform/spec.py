@@ -1,6 +1,6 @@
-"""What is done to frames: the description and its checks.
+"""`Transform` and `Views`: the options, and their checks.
 
-`streamvid.transform.params` turns it and the plan's random numbers into numbers per clip,
+`streamvid.transform.params` turns them and the plan's random numbers into parameters per clip,
 `streamvid.transform.dali_graph` into DALI operators, `streamvid.transform.output_size` says how large clips come out.
 """
 
@@ -28,17 +28,17 @@ LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 DTYPES: Final[tuple[DType, ...]] = get_args(DType)
 INTERPOLATIONS: Final[tuple[Interpolation, ...]] = get_args(Interpolation)
 ONLY_VIEW: Final = "video"
-"""What the frames are called in a batch where there is one view of them."""
+"""Name of the frames in a batch with one view."""
 TAKEN: Final = ("mask", "pts", "label", "clip", "valid", "epoch", "dataset", "key")
-"""What else a batch holds: no names for views."""
+"""Names of a batch's other entries, which views must not have."""
 _MAX_SIDE: Final = 16384
 _MAX_SIGMA: Final = 16.0
 
 
 class Draw(IntEnum):
-    """Which of a clip's random numbers decides what.
+    """Index of the random number that decides each option, among those of a clip.
 
-    Each has a place of its own, so that an option switched on or off leaves what the others do as it was.
+    Each has a fixed index, so that switching an option on or off does not change the random choices of the others.
     """
 
     CROP_X = 0
@@ -172,7 +172,7 @@ class Transform:
         return DRAWS
 
     def for_evaluation(self) -> Transform:
-        """The same without chance: the centre crop, the smallest `random_short_side`, and no augmentation.
+        """The same without randomness: the centre crop, the smallest `random_short_side`, and no augmentation.
 
         Of a random resized crop, the largest centred part in the crop's proportions remains. `dali` stays.
         """
@@ -296,7 +296,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Views:
-    """Several views of each clip, each with its own transform and its own chance, of the same decoded frames.
+    """Several views of each clip, each with its own transform and random numbers, of the same decoded frames.
 
     Attributes:
         transforms: by name; in a batch, `batch[name]` stands in for `batch["video"]`.
@@ -323,7 +323,7 @@ class Views:
         return DRAWS * len(self.transforms)
 
     def for_evaluation(self) -> Views:
-        """Every view without chance: see `Transform.for_evaluation`."""
+        """Every view without randomness: see `Transform.for_evaluation`."""
         return Views({name: transform.for_evaluation() for name, transform in self.transforms.items()})
 
 

@@ -94,8 +94,8 @@ def test_a_function_in_the_graph_that_breaks_the_batch() -> None:
     from nvidia.dali import fn, types
 
     for function, words in (
-        (lambda frames: frames[:2], "one picture of three channels for each of 3 frames"),
-        (lambda frames: frames[:, :, :, :1], "one picture of three channels"),
+        (lambda frames: frames[:2], "one image of three channels for each of 3 frames"),
+        (lambda frames: frames[:, :, :, :1], "one image of three channels"),
         (lambda frames: fn.cast(frames, dtype=types.FLOAT), "must return uint8"),
         (lambda frames: None, "one DALI node"),
         (lambda frames: (frames, frames), "one DALI node"),
