@@ -75,7 +75,7 @@ def test_reasons(dataset: Dataset) -> None:
         "4:2:0",
         "odd width",
         "non-displayed pictures",
-        "hidden packets",
+        "non-displayed packets",
         "Motion JPEG",
         "I-frames alone",
         "decoder cache",
