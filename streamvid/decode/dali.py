@@ -72,17 +72,13 @@ class DaliDecoder:
         frames: dict[int, torch.Tensor] = {}
         for at, (numbers, stream) in enumerate(zip(groups, fused, strict=True)):
             tensor = from_dlpack(decoded[at])
-            _check_shape(tuple(tensor.shape), stream)
+            wanted = [len(stream.frames), stream.height, stream.width, 3]
+            if list(tensor.shape) != wanted:
+                raise VideoError(
+                    f"clip {stream.name} decodes to frames of shape {list(tensor.shape)}, "
+                    f"its dataset says {wanted}: pack it again"
+                )
             ends = np.cumsum([len(slices[n].frames) for n in numbers]).tolist()
             for n, end in zip(numbers, ends, strict=True):
                 frames[n] = tensor[end - len(slices[n].frames) : end]
         return [frames[n] for n in range(len(slices))]
-
-
-def _check_shape(shape: tuple[int, ...], encoded: EncodedSlice) -> None:
-    wanted = (len(encoded.frames), encoded.height, encoded.width, 3)
-    if shape != wanted:
-        raise VideoError(
-            f"clip {encoded.name} decodes to frames of shape {list(shape)}, its dataset says {list(wanted)}: "
-            "pack it again"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.params import PARAM_TYPES, ClipTransform, Params
-from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.transform.spec import Views, by_view
 
 if TYPE_CHECKING:
     import torch
@@ -83,9 +83,18 @@ class GraphOutputs:
             raise AssertionError("DALI handed out a batch out of turn")
         for view in self._converted:
             tensors[view] = tensors[view].to(getattr(torch, self.views[view].dtype))
+        frames = tensors["mask"].shape[1]
         for view, one in self.views.items():
-            if one.dali is not None:
-                check_dali_part(view, one, tensors)
+            if one.dali is None:
+                continue
+            video, axes = tensors[view], one.layout.index
+            if video.ndim != 5 or (video.shape[1 + axes("T")], video.shape[1 + axes("C")]) != (frames, 3):
+                raise InputError(
+                    f"Transform(dali) must leave one image of three channels for each of {frames} frames, "
+                    f"but batch[{view!r}] has the shape {tuple(video.shape)}"
+                )
+            if str(video.dtype) != f"torch.{one.dtype}":
+                raise InputError(f"Transform(dali) must return uint8, but batch[{view!r}] comes out as {video.dtype}")
         return tensors
 
 
@@ -282,21 +291,3 @@ def input_arrays(batch: EncodedBatch, params: Params, names: Sequence[str]) -> t
     names, then `BATCH_COLUMNS`."""
     inputs = (*(params[name] for name in names), *batch.columns().values())
     return tuple([np.asarray(value) for value in values] for values in inputs)
-
-
-def check_dali_part(view: str, transform: Transform, batch: Mapping[str, torch.Tensor]) -> None:
-    """Check that the user's part of the graph, `Transform(dali)`, kept frames, channels and dtype.
-
-    Raises:
-        InputError: it did not.
-    """
-    video, mask = batch[view], batch["mask"]
-    at = 1 + transform.layout.index("T")
-    colours = 1 + transform.layout.index("C")
-    if video.ndim != 5 or (video.shape[at], video.shape[colours]) != (mask.shape[1], 3):
-        raise InputError(
-            f"Transform(dali) must leave one image of three channels for each of {mask.shape[1]} frames, "
-            f"but batch[{view!r}] has the shape {tuple(video.shape)}"
-        )
-    if str(video.dtype) != f"torch.{transform.dtype}":
-        raise InputError(f"Transform(dali) must return uint8, but batch[{view!r}] comes out as {video.dtype}")
