@@ -8,7 +8,7 @@ import pytest
 from streamvid.errors import DatasetError
 from streamvid.fetch.plan_samples import clip_times
 from streamvid.video.frame_index import FrameIndex
-from tests.support.tables import dataset_of
+from tests.support.tables import dataset_of, string_column
 
 
 def index_of_one_frame() -> FrameIndex:
@@ -24,7 +24,7 @@ def test_metadata_come_as_the_json_has_them() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "1", "{", "[" * 100_000, '{"x": ' * 50_000, "null"])
 def test_damaged_metadata(text: str) -> None:
     dataset = dataset_of(["{}", "{}"])
-    dataset.clips.meta[1] = text  # type: ignore[index]
+    object.__setattr__(dataset.clips, "meta", string_column([dataset.clips.meta[0], text]))
     times = clip_times(dataset, 1, index_of_one_frame())
     with pytest.raises(DatasetError, match=r"metadata of clip 'clip1' are not a JSON object"):
         _ = times.meta
