@@ -134,6 +134,7 @@ def test_exact_cuts_are_encoded_again_where_they_must_be(videos: Path, tmp_path:
     found = rows(tmp_path / "ds")
     assert [row["frames"] for row in found] == [20, 20, 20, 15]
     assert all(row["packets"] == row["frames"] for row in found)
+    assert {row["codec"] for row in found} == {"h264"}, "they keep their codec"
     assert [row["duration"] * 25 // row["time_base_den"] for row in found] == [20, 20, 20, 15]
     assert verify(tmp_path / "ds", decode=True).problems == ()
     for row in found:
@@ -145,6 +146,7 @@ def test_exact_cuts_are_encoded_again_where_they_must_be(videos: Path, tmp_path:
         options = PackOptions("any", cutting=FixedLength(0.5), exact_cuts=exact)
         pack([videos / "sub/two.webm"], tmp_path / name, options=options, workers=1, progress=False)
     encoded, copied = rows(tmp_path / "c"), rows(tmp_path / "d")
+    assert {row["codec"] for row in encoded} == {"vp9"}
     for one_row, other in zip(encoded, copied, strict=True):
         ticks = np.array([row["time_base_num"] / row["time_base_den"] for row in (one_row, other)])
         np.testing.assert_allclose(one_row["duration"] * ticks[0], other["duration"] * ticks[1], atol=0.001)

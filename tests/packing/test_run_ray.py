@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamvid.errors import InputError
+from streamvid.errors import InputError, StreamvidError
+from streamvid.packing import run_ray
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.transcode import TranscodeOptions
@@ -49,6 +51,23 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.shutdown()
+
+
+def test_a_lost_task_is_reported_with_the_reason() -> None:
+    """With a stand-in for Ray, which need not be installed."""
+
+    class RayError(Exception):
+        pass
+
+    class RayTaskError(RayError):
+        pass
+
+    def get(reference: object) -> object:
+        raise RayError("the owner died\nand more")
+
+    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError))
+    with pytest.raises(StreamvidError, match=r"lost a task for good \(the owner died\): see its logs"):
+        run_ray._result(ray, None)
 
 
 def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> None:

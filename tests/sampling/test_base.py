@@ -162,3 +162,18 @@ def test_all_are_exported() -> None:
     for name in ("ByClip", "ClipTimes", "Frames", "Keyframes", "MultiRate", "RandomFrames", "Window", "TiledWindows"):
         assert getattr(sv, name).__name__ == name
         assert name in sv.__all__
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pad: Window(2, pad=pad),
+        lambda pad: MultiRate([(2, 1.0)], pad=pad),
+        lambda pad: TiledWindows(2, pad=pad),
+        lambda pad: Frames([0], pad=pad),
+        lambda pad: ByClip(2, frames=lambda _: [0], pad=pad),
+    ],
+)
+def test_every_sampler_names_an_unknown_padding(make: Any) -> None:
+    with pytest.raises(InputError, match="pad"):
+        make("mirror")
