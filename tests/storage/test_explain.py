@@ -1,0 +1,30 @@
+"""What storage errors are told as."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from streamvid.errors import DatasetError
+from streamvid.storage.explain import explained
+
+
+class LibraryError(Exception):
+    """Of a library for object stores, which is not known to `explain`."""
+
+
+LibraryError.__module__ = "objectstore.errors"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EXDEV, "-"), r"^Cannot read a/b\.tar: Invalid cross-device link\.$"),
+        (LibraryError("the bucket\nis frozen."), r"^Cannot read a/b\.tar: the bucket is frozen\.$"),
+        (LibraryError(), r"^Cannot read a/b\.tar: LibraryError\.$"),
+    ],
+)
+def test_other_errors_are_told_in_their_own_words(error: Exception, told: str) -> None:
+    with pytest.raises(DatasetError, match=told), explained("a/b.tar", "read"):
+        raise error
