@@ -83,6 +83,12 @@ def shard_of(clip: StoredClip, folder: Path) -> bytes:
     return (folder / "00000000.tar").read_bytes()
 
 
+def test_a_timescale_of_10000_is_kept(tmp_path: Path) -> None:
+    """FFmpeg's muxer doubles smaller ones alone."""
+    source = write(Recipe(frames=4, gop=4, b_frames=0, fps=Fraction(625)), tmp_path / "a.mp4")
+    assert ingest_by_tables(source).time_base == remux_with_ffmpeg(source, tmp_path).time_base == (1, 10_000)
+
+
 def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
     source = tmp_path / "a.mp4"
     source.write_bytes(made()[0])
