@@ -104,7 +104,7 @@ def test_heights_that_dali_mixes_up_are_refused(tmp_path: Path) -> None:
     """320x180 is coded with 192 rows; whichever of the two is rarer cannot go through DALI's decoder cache."""
     base = replace(HARD["h264"], frames=10, width=352)
     path = packed({"a": replace(base, height=192), "b": base, "c": replace(base, seed=1)}, tmp_path)
-    with pytest.raises(sv.InputError, match=r"h264 such as a .*decoder cache"):
+    with pytest.raises(sv.InputError, match=r"h264 .*such as a .*decoder cache"):
         sv.StreamLoader(
             path,
             batch_size=1,
