@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.support.s3_server"]
+
+
+@pytest.fixture(scope="module")
+def inline_workers() -> Iterator[None]:
+    """For a module whose tests are of the results of `pack` and `verify`, not of how they are distributed."""
+    from tests.support.packed import packing_inline
+
+    with packing_inline():
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,6 +30,8 @@ from streamvid.sampling.base import FrameSampler
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
 VP8 = replace(VP9, codec="vp8")
 MJPEG = replace(VP9, codec="mjpeg", container="avi", gop=1)

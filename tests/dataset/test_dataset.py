@@ -26,6 +26,8 @@ from streamvid.packing.shard_writer import write_parquet
 from streamvid.video.frame_index import FrameIndex
 from tests.support.packed import edit_parquet, make_videos
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 PARQUET = "shards/00000100.parquet"
 
 

@@ -23,6 +23,8 @@ from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
 from tests.support.packed import NATURAL_ORDER, edit_parquet, make_videos
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 NAME = "0" * 64
 
 

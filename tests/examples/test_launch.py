@@ -21,6 +21,8 @@ from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 CLIPS, EPOCHS, NODES = 13, 2, 2
 SECONDS = 60
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "1", "--threads", "1", "--every", "2"]

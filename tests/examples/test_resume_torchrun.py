@@ -22,6 +22,8 @@ from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 CLIPS, EPOCHS, EVERY = 37, 2, 3
 SECONDS = 60
 """More than this no part of a job may take, or it counts as hanging."""

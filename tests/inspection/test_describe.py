@@ -28,6 +28,8 @@ from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:

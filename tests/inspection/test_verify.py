@@ -20,7 +20,10 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.video.frame_index import FrameIndex
+from streamvid.workers import Workers
 from tests.support.packed import VIDEOS, edit_parquet, make_videos, reseal
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +335,8 @@ def test_wrong_seconds(copy: Path) -> None:
     assert "the clips add up to" in said(verify(copy))
 
 
-def test_any_number_of_workers_finds_the_same(copy: Path) -> None:
+def test_any_number_of_workers_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.inspection.verify.Workers", Workers)
     _flip_in("mp4")(copy)
     _truncate(copy)
     assert verify(copy, workers=1).problems == verify(copy, workers=3).problems

@@ -32,6 +32,8 @@ from tests.support.packed import edit_parquet, pack_with_columns, reseal
 from tests.support.reference import sequential
 from tools.clips import Recipe, hard_recipes
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 HARD = hard_recipes()
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
 RECIPES: dict[str, Recipe] = {

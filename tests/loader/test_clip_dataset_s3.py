@@ -13,6 +13,8 @@ from tests.loader.test_clip_dataset import same
 from tests.support.clips import write
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": sv.Transform(resize=48, crop=40)}
 
 

@@ -30,6 +30,8 @@ from tests.support.packed import pack_with_columns
 from tests.support.sampling import padded
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
 RECIPES: dict[str, Recipe] = {
     "b_frames": replace(SMALL, b_frames=3),

@@ -22,6 +22,8 @@ from tests.support.clips import write
 from tests.support.sampling import padded, select
 from tools.clips import Recipe, read_frame_number
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 BASE = Recipe(width=96, height=64, gop=8)
 RECIPES: dict[str, Recipe] = {
     "h264.mp4": replace(BASE, frames=40, b_frames=3),

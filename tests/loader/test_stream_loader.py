@@ -36,6 +36,8 @@ from tests.support.packed import reseal
 from tests.support.sampling import padded
 from tools.clips import Recipe, read_frame_number
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 BASE = Recipe(width=96, height=64, gop=12)
 RECIPES: dict[str, Recipe] = {
     "a/h264_30.mp4": replace(BASE, frames=40),

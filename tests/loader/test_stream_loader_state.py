@@ -15,6 +15,8 @@ import streamvid as sv
 from tests.support.clips import write
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 CLIPS = 23
 
 

@@ -25,6 +25,8 @@ from tests.support.clips import write
 from tests.support.packed import InlineWorkers, digests
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 SHARD = 21_000
 
 

@@ -17,6 +17,8 @@ from streamvid.packing.labels import attach_labels, attach_metadata, class_names
 from streamvid.packing.pack import pack
 from tests.support.packed import NATURAL_ORDER, make_videos, touch
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 SOURCES = [SourceVideo(f"/in/{name}.mp4", f"{name}.mp4", name) for name in ("a", "b", "c")]
 
 

@@ -26,7 +26,7 @@ from streamvid.packing.pack import pack
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
 from tests.support.clips import write
-from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
+from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos, packing_inline
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +154,7 @@ def test_the_same_bytes_with_any_number_of_workers(
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
 
 
+@packing_inline()
 def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -> None:
     shutil.copytree(videos, tmp_path / "elsewhere")
     pack([videos], tmp_path / "x" / "ds")
@@ -261,6 +262,7 @@ def test_options_that_cannot_be(videos: Path, tmp_path: Path, options: dict[str,
 # What was there before
 
 
+@packing_inline()
 def test_a_dataset_is_replaced_only_when_asked(videos: Path, tmp_path: Path) -> None:
     pack([videos], tmp_path / "ds", shard_size=1)
     before = digests(tmp_path / "ds")
@@ -344,6 +346,7 @@ def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) ->
 # Elsewhere than on disk
 
 
+@packing_inline()
 def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
     url = "memory://bucket/ds"
     pack([videos], url, shard_size=30_000)
@@ -365,6 +368,7 @@ def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
     ]
 
 
+@packing_inline()
 def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str) -> None:
     from streamvid.storage import filesystem
 

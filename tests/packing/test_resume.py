@@ -28,7 +28,7 @@ from streamvid.video.encoders import Target
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.launcher import Launcher
-from tests.support.packed import InlineWorkers, digests
+from tests.support.packed import InlineWorkers, digests, packing_inline
 from tests.support.profile import by_profile
 from tools.clips import Recipe
 
@@ -404,6 +404,7 @@ def test_of_two_others_at_once_one_is_refused(videos: Path, s3_bucket: str, monk
         pack([videos / "1.mp4"], url)
 
 
+@packing_inline()
 def test_shards_that_another_pack_removed_are_made_again(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +426,7 @@ def test_shards_that_another_pack_removed_are_made_again(
 
 
 @pytest.mark.parametrize("how", ["taken", "removed", "finished"])
+@packing_inline()
 def test_a_pack_whose_place_is_taken_stops(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

@@ -24,6 +24,8 @@ from streamvid.plan.world import World
 from tests.support.clips import write
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 OLD = 11
 ALONE = World(0, 1)
 

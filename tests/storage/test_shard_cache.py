@@ -25,6 +25,8 @@ from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.shard_cache import Lease, ShardCache
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 SPAWN = multiprocessing.get_context("spawn")
 
 

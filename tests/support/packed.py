@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from streamvid.inspection import verify
+from streamvid.packing import run_local
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
@@ -51,6 +55,15 @@ class InlineWorkers:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+@contextlib.contextmanager
+def packing_inline() -> Iterator[None]:
+    """`pack` and `verify` work in this process, where a test is of their results: each call starts four otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        for user in (run_local, verify):
+            patch.setattr(user, "Workers", InlineWorkers)
+        yield
 
 
 def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:

@@ -26,6 +26,8 @@ from tests.support.clips import write
 from tests.support.reference import whole
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
 HARD = hard_recipes()
 TRANSCODED = {
     "h264_10bit": "h264",
