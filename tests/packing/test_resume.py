@@ -309,8 +309,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(run_local.Workers, "submit", note)
     counted: list[tuple[int, ...]] = []
-    for method in ("resume", "advance"):
-        monkeypatch.setattr(PackProgress, method, lambda self, *counts: counted.append(counts))
+    monkeypatch.setattr(PackProgress, "advance", lambda self, *counts, resumed=False: counted.append(counts))
     report = pack([videos], destination, shard_size=SHARD, options=CUT)
     assert 0 < report.resumed < report.clips
     files = list(videos.iterdir())

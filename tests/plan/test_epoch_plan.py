@@ -270,6 +270,7 @@ def test_epochs_of_some_steps_go_through_pass_after_pass(
     assert seen == expected[: len(seen)]
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 40), st.integers(0, 30_000), seeds)
 def test_a_mixture_gives_every_part_its_share(weights: list[int], length: int, first: int, seed: int) -> None:
     pools = tuple(Pool(np.arange(length) + 1000 * n, np.zeros(length, np.int32)) for n in range(len(weights)))
