@@ -257,7 +257,7 @@ def test_turned_clips_stand_upright(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("transform", "largest", "mean"),
     [
-        # Measured, in levels of 256: 2.5 and 0.12, 2.9 and 0.12.
+        # Bounds in levels of 256: the largest difference, and the mean.
         (sv.Transform(resize=48, crop=(40, 44), horizontal_flip=0.5, layout="THWC", dtype="uint8"), 6, 0.3),
         (
             sv.Transform(random_resized_crop=(0.3, 1.0), crop=32, horizontal_flip=0.5, layout="THWC", dtype="uint8"),
