@@ -36,6 +36,7 @@ from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIn
 from streamvid.video.stored_clip import StoredClip
 
 _OWNER: Final = "streamvid"
+_MODE: Final = 0o444
 _CLIP_COLUMNS: Final = (
     "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
     "stsd",
@@ -77,6 +78,22 @@ def _tar_size(content: int) -> int:
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
+def _small_members(key: str, files: dict[str, bytes]) -> bytes:
+    """A clip's files but the MP4 as members of a tar.
+
+    Args:
+        key: the clip's.
+        files: by extension, in alphabetical order, which TarWriter sorts them into.
+    """
+    tar = io.BytesIO()
+    with TarWriter(tar, user=_OWNER, group=_OWNER, mode=_MODE, encoder=False, mtime=0) as writer:
+        writer.write({"__key__": key, **files})
+    size = sum(_member_bytes(len(data)) for data in files.values())
+    if len(tar.getbuffer()) != _tar_size(size):
+        raise AssertionError("a tar header of more than one block: not USTAR")
+    return tar.getvalue()[:size]
+
+
 class ShardWriter:
     """Writes one shard to a local folder; `commit` moves it to the dataset. A context manager.
 
@@ -97,11 +114,6 @@ class ShardWriter:
         self._folder = folder
         self._path = folder / f"{self.name}.tar"
         self._hashed = _HashingFile(self._path.open("wb", buffering=1 << 20))
-        self._tar = TarWriter(
-            self._hashed, user=_OWNER, group=_OWNER, encoder=False, mtime=0, format=tarfile.USTAR_FORMAT
-        )
-        # TarWriter opens a stream with a buffer of 10 KiB. This tar writes the same bytes unbuffered.
-        self._tar.tarstream = tarfile.TarFile(fileobj=self._hashed, mode="w", format=tarfile.USTAR_FORMAT)
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
         self._indexes: list[FrameIndex] = []
@@ -124,18 +136,13 @@ class ShardWriter:
         """
         if clip.mp4_bytes > MAX_FILE_BYTES:
             raise ValueError("the mp4 is larger than a tar can hold")
-        offsets = [self._tar.tarstream.offset + BLOCK]
+        files = {EXTENSIONS[1]: clip.index.to_npy(), EXTENSIONS[2]: described.to_json()}
+        sizes = [clip.mp4_bytes, *map(len, files.values())]
+        ends = self._content + np.cumsum([_member_bytes(size) for size in sizes])
+        offsets = [int(end) - _member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
         sha256 = self._add_video(clip, described.key)
-        sizes = [clip.mp4_bytes]
-        for extension, data in zip(EXTENSIONS[1:], (clip.index.to_npy(), described.to_json()), strict=True):
-            # One call per file: TarWriter sorts the files of a call by extension.
-            start = self._tar.tarstream.offset
-            self._tar.write({"__key__": described.key, extension: data})
-            if self._tar.tarstream.offset != start + _member_bytes(len(data)):
-                raise AssertionError("a tar header of more than one block: not USTAR")
-            offsets.append(start + BLOCK)
-            sizes.append(len(data))
-        self._content += sum(_member_bytes(size) for size in sizes)
+        self._hashed.write(_small_members(described.key, files))
+        self._content = int(ends[-1])
         self._indexes.append(clip.index)
         self._rows.append(
             {
@@ -159,14 +166,12 @@ class ShardWriter:
         )
 
     def _add_video(self, clip: StoredClip, key: str) -> str:
-        """Append a clip's MP4 as TarWriter would, but in chunks; returns its SHA-256."""
+        """Append a clip's MP4 in chunks, where TarWriter takes a file as a whole; returns its SHA-256."""
         header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
-        header.size, header.mode, header.mtime = clip.mp4_bytes, self._tar.mode, self._tar.mtime
-        header.uname, header.gname = self._tar.user, self._tar.group
+        header.size, header.mode, header.mtime = clip.mp4_bytes, _MODE, 0
+        header.uname = header.gname = _OWNER
         start = self._hashed.written
-        self._tar.tarstream.addfile(header)  # without its data
-        if self._hashed.written != start + BLOCK:
-            raise AssertionError("a tar header of more than one block: not USTAR")
+        self._hashed.write(header.tobuf(tarfile.USTAR_FORMAT))
         checksum = hashlib.sha256()
         for chunk in clip.read_mp4():
             self._hashed.write(chunk)
@@ -175,7 +180,6 @@ class ShardWriter:
         self._hashed.write(bytes(-header.size % BLOCK))
         if self._hashed.written != start + _member_bytes(header.size):
             raise AssertionError("the mp4 is not as large as it was")
-        self._tar.tarstream.offset += self._hashed.written - start - BLOCK
         return clip.sha256 or checksum.hexdigest()
 
     def commit(self, destination: str) -> ShardEntry:
@@ -209,7 +213,7 @@ class ShardWriter:
     def close(self) -> None:
         """End the tar and close its file."""
         if not self._hashed.closed:
-            self._tar.close()
+            self._hashed.write(bytes(_tar_size(self._content) - self._content))
             self._hashed.close()
 
     def _check(self) -> None:
