@@ -52,18 +52,61 @@ class RgbConverter(threading.local):
         self._graphs[key] = graph
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        graph.push(frame)
-        converted = graph.pull()
-        if converted.format.name == "rgb24":
-            (packed,) = converted.planes
-            lines = np.frombuffer(packed, dtype=np.uint8).reshape(packed.height, packed.line_size)
-            lines = lines[:, : 3 * frame.width]
-            return lines[:, ::3], lines[:, 1::3], lines[:, 2::3]
-        green, blue, red = (
-            np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
-            for plane in converted.planes
-        )
+        red, green, blue = _converted(graph, frame)
+        if not full_range and _may_overflow(frame):
+            *_, darker = _converted(graph, _with_less_luma(frame))
+            blue = np.where(darker == 255, darker, blue)
         return red, green, blue
+
+
+def _converted(graph: Any, frame: VideoFrame) -> Planes:
+    graph.push(frame)
+    converted = graph.pull()
+    if converted.format.name == "rgb24":
+        (packed,) = converted.planes
+        lines = np.frombuffer(packed, dtype=np.uint8).reshape(packed.height, packed.line_size)
+        lines = lines[:, : 3 * frame.width]
+        return lines[:, ::3], lines[:, 1::3], lines[:, 2::3]
+    green, blue, red = (
+        np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width]
+        for plane in converted.planes
+    )
+    return red, green, blue
+
+
+def _may_overflow(frame: VideoFrame) -> bool:
+    """Whether blue may come out as 0 where it is 255.
+
+    swscale computes with 22 bits behind the point in 32: where 1.164·(Y-16) + 2.018·(U-128) reaches 512, in pixels far
+    beyond limited range (Y from 235 on, U from 244), it takes the overflow for a negative number. Red and green do not
+    get there, and nothing does in full range.
+    """
+    if frame.format.is_rgb or len(frame.planes) < 3:
+        return False
+    luma, chroma = _samples(frame, 0), _samples(frame, 1)
+    one = 1 << (frame.format.components[0].bits - 8)
+    return bool(chroma.max() >= 243 * one and luma.max() >= 234 * one)
+
+
+def _with_less_luma(frame: VideoFrame) -> VideoFrame:
+    """The frame with its luma cut off at a level where nothing overflows, but blue that would still is 255."""
+    made = type(frame)(frame.width, frame.height, frame.format.name)
+    for number, target in enumerate(made.planes):
+        samples = _samples(frame, number)
+        if number == 0:
+            samples = np.minimum(samples, samples.dtype.type(200 << (frame.format.components[0].bits - 8)))
+        lines = np.zeros((target.height, target.line_size // samples.itemsize), dtype=samples.dtype)
+        width = min(samples.shape[1], lines.shape[1])
+        lines[:, :width] = samples[:, :width]
+        target.update(lines.tobytes())
+    return made
+
+
+def _samples(frame: VideoFrame, number: int) -> Any:
+    """A plane's samples, uint8 or uint16 [height, width and more]."""
+    plane = frame.planes[number]
+    dtype = np.uint8 if frame.format.components[0].bits == 8 else np.uint16
+    return np.frombuffer(plane, dtype=dtype).reshape(plane.height, -1)
 
 
 def _graph(frame: VideoFrame, full_range: bool) -> Any:

@@ -17,7 +17,6 @@ class Encoder:
         name: FFmpeg's name of it.
         crf: default quality.
         crf_range: the best and the worst quality it takes.
-        size_multiple: both sides must be multiples of this many pixels for the coded size to be the display size.
         min_side: the smallest side it takes, in pixels.
         reorder_frames: frames by which reordering delays presentation at most; B-frames without a pyramid need one.
         bit_depths: bits per sample that are kept; deeper video becomes the deepest of them.
@@ -26,30 +25,32 @@ class Encoder:
     name: str
     crf: int
     crf_range: tuple[int, int]
-    size_multiple: int
     min_side: int
     reorder_frames: int
     bit_depths: tuple[int, ...]
 
 
 ENCODERS: Final[dict[Target, Encoder]] = {
-    # 16 for HEVC, too: its own blocks are 8, but NVDEC works in rows of 16, by which DALI looks up cached decoders.
-    "h264": Encoder("libx264", 18, (0, 51), 16, 16, 1, (8,)),
-    "hevc": Encoder("libx265", 20, (0, 51), 16, 32, 1, (8, 10)),
-    "vp9": Encoder("libvpx-vp9", 20, (0, 63), 2, 16, 0, (8,)),
-    "av1": Encoder("libsvtav1", 22, (0, 63), 2, 64, 0, (8, 10)),
-    "mjpeg": Encoder("mjpeg", 2, (1, 31), 2, 16, 0, (8,)),
+    "h264": Encoder("libx264", 18, (0, 51), 2, 1, (8,)),
+    "hevc": Encoder("libx265", 20, (0, 51), 16, 1, (8, 10)),
+    "vp9": Encoder("libvpx-vp9", 20, (0, 63), 2, 0, (8,)),
+    "av1": Encoder("libsvtav1", 22, (0, 63), 4, 0, (8, 10)),
+    "mjpeg": Encoder("mjpeg", 2, (1, 31), 2, 0, (8,)),
 }
 
 
-def encoder_options(codec: Target, *, gop: int, crf: int | None, is_10_bit: bool) -> dict[str, str]:
+_MIN_CUTREE_WIDTH: Final = 64
+"""With CU trees, x265 4.2 writes past the end of its buffers for frames 34 to 48 pixels wide (seen with AVX2)."""
+
+
+def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> dict[str, str]:
     """FFmpeg's options for an encoder.
 
     Args:
         codec: what to encode into.
         gop: frames from one key frame to the next.
         crf: quality; None for the default.
-        is_10_bit: samples have 10 bits rather than 8.
+        width: of the frames, in pixels.
     """
     quality = ENCODERS[codec].crf if crf is None else crf
     every = {"scenecut": 0, "keyint": gop, "min-keyint": min(gop, 2), "open-gop": 0}
@@ -67,6 +68,8 @@ def encoder_options(codec: Target, *, gop: int, crf: int | None, is_10_bit: bool
             }
         case "hevc":
             params = {**every, "log-level": "none", "pools": "none", "frame-threads": 1, "wpp": 0, "b-pyramid": 0}
+            if width < _MIN_CUTREE_WIDTH:
+                params["cutree"] = 0
             return {"preset": "fast", "crf": str(quality), "forced-idr": "1", "x265-params": _joined(params)}
         case "vp9":
             # Alternate reference frames are not displayed, or displayed by a packet of their own.

@@ -20,10 +20,11 @@ _LIMITED, _FULL = 1, 2
 
 
 def encoded_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
-    """The size in which frames are encoded.
+    """The size in which frames are encoded: the source's, unless it is odd, too small for the encoder, or to be made
+    smaller.
 
-    Both sides are scaled by the same factor, and then rounded to a multiple of the encoder's `size_multiple`, halves
-    down, so that the bitstream needs no cropping.
+    Both sides are scaled by the same factor, and then rounded to even numbers, halves down: 4:2:0 has a sample of
+    colour for every two pixels.
 
     Args:
         width, height: of the source's frames, in pixels.
@@ -33,15 +34,12 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
     Returns:
         width and height, in pixels.
     """
-    encoder = ENCODERS[codec]
     shorter = min(width, height)
     part, whole = (short_side, shorter) if short_side is not None and short_side < shorter else (1, 1)
 
     def rounded(side: int) -> int:
-        # The multiple that is nearest to side·part/whole; half way goes down, so that nothing is made larger.
-        step = encoder.size_multiple
-        steps = -((whole * step - 2 * side * part) // (2 * whole * step))
-        return max(steps, -(-encoder.min_side // step)) * step
+        # The even number that is nearest to side·part/whole; half way goes down, so that nothing is made larger.
+        return max(-2 * ((whole - side * part) // (2 * whole)), ENCODERS[codec].min_side)
 
     return rounded(width), rounded(height)
 
@@ -58,14 +56,14 @@ class EncoderFormat:
         short_side: as in `encoded_size`.
 
     Attributes:
-        is_10_bit: frames have 10 bits per sample rather than 8.
+        size: width and height that frames are converted to, in pixels.
     """
 
     def __init__(self, first: VideoFrame, codec: Target, short_side: int | None) -> None:
-        self._size = encoded_size(first.width, first.height, codec, short_side)
+        self.size = encoded_size(first.width, first.height, codec, short_side)
         depth = max(component.bits for component in first.format.components)
-        self.is_10_bit = depth > 8 and max(ENCODERS[codec].bit_depths) > 8
-        self._format = "yuv420p10le" if self.is_10_bit else "yuv420p"
+        is_10_bit = depth > 8 and max(ENCODERS[codec].bit_depths) > 8
+        self._format = "yuv420p10le" if is_10_bit else "yuv420p"
         rgb = first.format.is_rgb or int(first.colorspace) == 0
         full = (
             rgb or first.format.name.startswith(("yuvj", "gray", "ya", "pal", "mono")) or _range(first) == _FULL
@@ -85,7 +83,7 @@ class EncoderFormat:
 
     def configure(self, context: VideoCodecContext) -> None:
         """Set size, pixel format and colour tags of an encoder."""
-        context.width, context.height = self._size
+        context.width, context.height = self.size
         context.pix_fmt = self._format
         context.colorspace, context.color_primaries, context.color_trc, context.color_range = self._tags
 
@@ -98,8 +96,8 @@ class EncoderFormat:
         try:
             return self._reformatter.reformat(
                 frame,
-                width=self._size[0],
-                height=self._size[1],
+                width=self.size[0],
+                height=self.size[1],
                 format=self._format,
                 src_colorspace=self._from_matrix,
                 dst_colorspace=self._to_matrix,

@@ -1,4 +1,4 @@
-"""Transcoding: frames → an MP4 with closed GOPs, and a coded size equal to the display size.
+"""Transcoding: frames → an MP4 with closed GOPs, in 4:2:0.
 
 The MP4 is then stored like any other video (`streamvid.video.remux`). Encoders run with one thread and options by which
 the same frames give the same bytes on every machine; docs/packing.md has the cost of that.
@@ -148,9 +148,7 @@ def encode(
         track: Any = output.add_stream(
             encoder.name,
             rate=rate,
-            options=encoder_options(
-                options.codec, gop=options.gop, crf=options.crf, is_10_bit=encoder_format.is_10_bit
-            ),
+            options=encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0]),
         )
         encoder_format.configure(track.codec_context)
         # The encoder gets frame numbers as times: its output must not depend on odd time bases or long gaps.

@@ -17,13 +17,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def frame(height: int, width: int, *, seed: int = 0, interlaced: bool = False) -> av.VideoFrame:
-    """Noise, 8-bit 4:2:0, tagged BT.709, which must not matter. Within the limited range: beyond it swscale's sums
-    overflow where luma and chroma are both at the end of theirs."""
+    """Noise, 8-bit 4:2:0, tagged BT.709, which must not matter."""
     made = av.VideoFrame(width, height, "yuv420p")
     rng = np.random.default_rng(seed)
     for plane in made.planes:
         lines = np.zeros((plane.height, plane.line_size), dtype=np.uint8)
-        lines[:, : plane.width] = rng.integers(16, 236, (plane.height, plane.width))
+        lines[:, : plane.width] = rng.choice([*range(256), *[0, 255] * 128], (plane.height, plane.width))
         plane.update(lines.tobytes())
     made.colorspace = 1  # BT.709
     made.pts = seed
@@ -74,6 +73,27 @@ def test_pixels_are_those_of_the_definition(height: int, width: int, full_range:
     difference = np.abs(to_rgb(noise, full_range=full_range) - exact(noise, full_range=full_range))
     assert difference.max() < 1.1
     assert difference.mean() < 0.35
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p12le"])
+def test_the_brightest_blue_is_not_black(pix_fmt: str) -> None:
+    """swscale's sums overflow there, beyond limited range."""
+    levels = [0, 16, 128, 200, 233, 234, 235, 240, 250, 255]
+    made = av.VideoFrame(20 * len(levels), 2 * len(levels), pix_fmt)
+    one = 1 << (made.format.components[0].bits - 8)
+    for number, plane in enumerate(made.planes):
+        samples = np.frombuffer(plane, dtype=np.uint8 if one == 1 else np.uint16).reshape(plane.height, -1).copy()
+        high, wide = plane.height // len(levels), plane.width // len(levels)
+        block = np.full((len(levels), len(levels)), 128 * one)
+        if number == 0:
+            block[:] = np.array(levels)[:, None] * one + one - 1
+        elif number == 1:
+            block[:] = np.array(levels) * one + one - 1
+        samples[:, : plane.width] = block.repeat(high, axis=0).repeat(wide, axis=1)
+        plane.update(samples.tobytes())
+    blue = to_rgb(made, full_range=False)[::2, 10::20, 2].astype(int)
+    luma, chroma = ((np.array(levels) + (one - 1) / one - zero) for zero in (16, 128))
+    np.testing.assert_allclose(blue, np.clip(1.164 * luma[:, None] + 2.018 * chroma, 0, 255), atol=2)
 
 
 @pytest.mark.parametrize("full_range", [False, True])
