@@ -105,8 +105,8 @@ def _with_less_luma(frame: VideoFrame) -> VideoFrame:
 def _samples(frame: VideoFrame, number: int) -> Any:
     """A plane's samples, uint8 or uint16 [height, width and more]."""
     plane = frame.planes[number]
-    dtype = np.uint8 if frame.format.components[0].bits == 8 else np.uint16
-    return np.frombuffer(plane, dtype=dtype).reshape(plane.height, -1)
+    lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
+    return lines if frame.format.components[0].bits == 8 else lines.view(np.uint16)
 
 
 def _graph(frame: VideoFrame, full_range: bool) -> Any:
