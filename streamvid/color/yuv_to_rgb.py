@@ -104,7 +104,7 @@ def _with_less_luma(frame: VideoFrame) -> VideoFrame:
 
 def _samples(frame: VideoFrame, number: int) -> Any:
     """A plane's samples, uint8 or uint16 [height, width and more]."""
-    plane = frame.planes[number]
+    plane: Any = frame.planes[number]
     lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
     return lines if frame.format.components[0].bits == 8 else lines.view(np.uint16)
 
