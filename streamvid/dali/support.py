@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Bool, Int64
+from streamvid.arrays import Bool, Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.dali_cache_guard import shared_guard
@@ -69,8 +69,7 @@ def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
 def _mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
     """bool [clips]: those that DALI's decoder cache would hand the decoder of more frequent ones."""
     clips = dataset.clips
-    columns = np.stack([clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
-    distinct, which, counts = np.unique(columns, axis=0, return_inverse=True, return_counts=True)
-    sizes = [(clips.codec.names[code], width, height) for code, width, height in distinct.tolist()]
-    refused = shared_guard().prefer(device_id, dict(zip(sizes, counts.tolist(), strict=True)))
-    return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which.reshape(-1)])
+    first, which = unique_rows(clips.codec.codes[rows], clips.width[rows], clips.height[rows])
+    sizes = [(clips.codec[row], int(clips.width[row]), int(clips.height[row])) for row in rows[first].tolist()]
+    refused = shared_guard().prefer(device_id, dict(zip(sizes, np.bincount(which).tolist(), strict=True)))
+    return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which])

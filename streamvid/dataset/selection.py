@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from streamvid.arrays import Bool, Float64, Int64
+from streamvid.arrays import Bool, Float64, Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
@@ -210,8 +210,9 @@ def _balanced(dataset: ClipSource, rows: Int64) -> Float64:
             f"{without} of {len(rows)} clips, such as {key!r}, have no label to balance by: "
             "leave them out with where='label is not None', or give other weights"
         )
-    _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return np.asarray(len(rows) / (len(counts) * counts.astype(np.float64)))[which.ravel()]
+    _, which = unique_rows(labels)
+    counts = np.bincount(which).astype(np.float64)
+    return np.asarray(len(rows) / (len(counts) * counts))[which]
 
 
 def _column(dataset: ClipSource, rows: Int64, name: str) -> Float64:
@@ -228,15 +229,17 @@ def _column(dataset: ClipSource, rows: Int64, name: str) -> Float64:
 def _by_label(dataset: ClipSource, rows: Int64, weights: Mapping[Any, float]) -> Float64:
     numbers = {name: number for number, name in enumerate(dataset.classes or ())}
     labels = check_labels(dataset.clips, dataset.classes) if dataset.classes is not None else dataset.clips.label
-    there = set(numbers.values()) if dataset.classes is not None else set(np.unique(labels[labels >= 0]).tolist())
+    first, _ = unique_rows(labels)
+    there = set(numbers.values()) if dataset.classes is not None else set(labels[first].tolist()) - {-1}
     found: dict[int, float] = {}
     for name, weight in weights.items():
         number = -1 if name is None else _label_number(name, numbers, there)
         if number in found:
             raise InputError(f"weights name label {number} twice, the second time as {name!r}: name it once")
         found[number] = _weight(name, weight)
-    own, which = np.unique(labels[rows], return_inverse=True)
-    return np.array([found.get(number, 1.0) for number in own.tolist()], dtype=np.float64)[which.ravel()]
+    first, which = unique_rows(labels[rows])
+    own = labels[rows[first]].tolist()
+    return np.array([found.get(number, 1.0) for number in own], dtype=np.float64)[which]
 
 
 def _label_number(name: Any, numbers: Mapping[str, int], there: set[int]) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.video.gpu_support import Support, support
 
@@ -50,15 +50,12 @@ def group_clips(dataset: ClipSource, rows: Int64 | None = None) -> dict[ClipGrou
     intra = (clips.random_access == clips.packets) & (clips.packets > 1)
     categories = clips.codec, clips.profile, clips.pix_fmt, clips.traits
     columns = (*(column.codes for column in categories), intra, clips.width, clips.height)
-    # NumPy sorts single numbers twenty times as fast as rows of a table.
-    sizes = tuple(int(column.max(initial=0)) + 1 for column in columns)
-    combined = np.ravel_multi_index(tuple(column[rows].astype(np.int64) for column in columns), sizes)
-    distinct, which = np.unique(combined, return_inverse=True)
+    first, which = unique_rows(*(column[rows] for column in columns))
     numbers: dict[ClipGroup, int] = {}
-    group_of = np.empty(len(distinct), dtype=np.int64)
-    for n, values in enumerate(zip(*(axis.tolist() for axis in np.unravel_index(distinct, sizes)), strict=True)):
-        codec, profile, pix_fmt, traits = (column.names[code] for column, code in zip(categories, values, strict=False))
-        all_intra, width, height = bool(values[4]), values[5], values[6]
+    group_of = np.empty(len(first), dtype=np.int64)
+    for n, example in enumerate(rows[first].tolist()):
+        codec, profile, pix_fmt, traits = (column[example] for column in categories)
+        all_intra, width, height = bool(intra[example]), int(clips.width[example]), int(clips.height[example])
         row = support(codec, pix_fmt, width, height, traits=traits, all_intra=all_intra)
         group = ClipGroup(codec, profile, pix_fmt, all_intra, traits, row)
         group_of[n] = numbers.setdefault(group, len(numbers))

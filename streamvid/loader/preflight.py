@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import group_clips
 from streamvid.decode.cpu import decode_with_pyav
@@ -98,12 +98,14 @@ def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, int]]:
 def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuDecoder) -> None:
     """Of sizes that DALI's decoder cache mixes up, admit the more frequent ones to DALI, and log what the CPU gets."""
     clips = dataset.clips
-    table = np.stack([clips.stsd_id[rows], clips.codec.codes[rows], clips.width[rows], clips.height[rows]], axis=1)
-    unique, counts = np.unique(table, axis=0, return_counts=True)
+    # Of a sample description the bit depth alone counts, and clips of one pixel format have the same: nearly every clip
+    # may have a sample description of its own.
+    columns = clips.codec.codes, clips.pix_fmt.codes, clips.width, clips.height
+    first, which = unique_rows(*(column[rows] for column in columns))
     sizes: Counter[tuple[str, int, int]] = Counter()
-    for (stsd, code, width, height), count in zip(unique.tolist(), counts.tolist(), strict=True):
-        codec = clips.codec.names[code]
-        if decoder.uses_dali(codec, clips.stsds[stsd], width, height):
+    for row, count in zip(rows[first].tolist(), np.bincount(which).tolist(), strict=True):
+        codec, width, height = clips.codec[row], int(clips.width[row]), int(clips.height[row])
+        if decoder.uses_dali(codec, clips.stsds[clips.stsd_id[row]], width, height):
             sizes[codec, width, height] += count
     for size in shared_guard().prefer(device_id, sizes):
         log.warning(

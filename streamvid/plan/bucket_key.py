@@ -7,13 +7,12 @@ write each file's bit rate into it (`btrt`), so that hardly two are equal.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, unique_rows
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.mp4.sample_entry import codec_configuration
@@ -38,13 +37,8 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
     """
     chosen = np.arange(len(clips)) if rows is None else rows
     sets_of, sets = _parameter_sets(clips, clips.stsd_id[chosen])
-    combined = clips.width[chosen].astype(np.int64) << 32 | clips.height[chosen]
-    for codes in (clips.codec.codes[chosen], clips.pix_fmt.codes[chosen], sets_of):
-        # Renumbered each time, so that the next column fits into the lower 32 bits.
-        combined = _numbered(combined) << 32 | codes
-    combined = _numbered(combined)
-    example = np.empty(int(combined.max(initial=-1)) + 1, dtype=np.int64)
-    example[combined] = np.arange(len(chosen))
+    categories = clips.codec.codes[chosen], clips.pix_fmt.codes[chosen]
+    example, which = unique_rows(clips.width[chosen], clips.height[chosen], *categories, sets_of)
     keys = []
     for n in example.tolist():
         row = chosen[n]
@@ -53,7 +47,7 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
     numbers = np.empty(len(keys), dtype=np.uint16 if len(keys) <= 1 << 16 else np.uint32)
     numbers[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
     result = np.zeros(len(clips), dtype=numbers.dtype)
-    result[chosen] = numbers[combined]
+    result[chosen] = numbers[which]
     return result
 
 
@@ -82,9 +76,3 @@ def _configuration(stsd: bytes) -> tuple[str, bytes]:
         with suppress(ValueError):
             return codec, codec_configuration(stsd, name)
     return "", b""
-
-
-def _numbered(values: Int64) -> Int64:
-    """int64: the distinct values numbered from 0 in order of first appearance. By hashing, in linear time."""
-    encoded: Any = pa.array(values).dictionary_encode()
-    return np.asarray(encoded.indices.to_numpy(), dtype=np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
@@ -130,7 +130,9 @@ class Pools:
 
     def rows(self) -> Int64:
         """int64: the rows of all selected clips, ascending and unique."""
-        return np.unique(np.concatenate([rows_of(pool.sample_ids) for pool in self.pools]))
+        # In a pool and from pool to pool they ascend already, and those of a clip's samples are equal.
+        rows: Int64 = np.concatenate([rows_of(pool.sample_ids) for pool in self.pools])
+        return rows[np.flatnonzero(np.diff(rows, prepend=-1))]
 
 
 def make_pools(source: Source, sampling: FrameSampler) -> Pools:
@@ -188,12 +190,12 @@ def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *,
     """Apply a function of (frames, durations, tick) to rows, which may have different ticks."""
     clips = dataset.clips
     result = np.zeros(len(rows), dtype=dtype)
-    bases = np.stack([clips.time_base_num[rows], clips.time_base_den[rows]])
-    unique, which = np.unique(bases, axis=1, return_inverse=True)
-    for number, (num, den) in enumerate(unique.T.tolist()):
-        here = np.flatnonzero(which.ravel() == number)
+    first, which = unique_rows(clips.time_base_num[rows], clips.time_base_den[rows])
+    for number, row in enumerate(rows[first].tolist()):
+        here = np.flatnonzero(which == number)
         chosen = rows[here]
-        result[here] = function(clips.frames[chosen].astype(np.int64), clips.duration[chosen], Fraction(num, den))
+        tick = Fraction(int(clips.time_base_num[row]), int(clips.time_base_den[row]))
+        result[here] = function(clips.frames[chosen].astype(np.int64), clips.duration[chosen], tick)
     return result
 
 

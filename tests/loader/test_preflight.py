@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,31 @@ def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset) -> None:
     ((codec, why, count),) = cpu_decoded_clips(dataset)
     assert (codec, count) == ("mjpeg", 2)
     assert why
+
+
+def test_sizes_are_counted_once_for_all_sample_descriptions(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly every clip of a dataset may have a sample description of its own."""
+    asked, guarded = [], []
+    guard: Any = type("Guard", (), {"prefer": lambda self, _, sizes: guarded.append(dict(sizes)) or []})()
+    monkeypatch.setattr(preflight, "shared_guard", lambda: guard)
+    clips = dataset.clips
+    count = 50 * len(dataset)
+    rows = np.tile(np.arange(len(dataset)), 50)
+    many = {
+        name: value[rows]
+        if isinstance(value := getattr(clips, name), np.ndarray)
+        else replace(value, codes=value.codes[rows])
+        for name in ("codec", "pix_fmt", "width", "height")
+    }
+    stsds = [clips.stsds[clips.stsd_id[row]] + bytes([n % 256, n // 256]) for n, row in enumerate(rows.tolist())]
+    whole: Any = SimpleNamespace(clips=SimpleNamespace(**many, stsd_id=np.arange(count), stsds=stsds))
+
+    class Asking(Decoder):
+        def uses_dali(self, *what: object) -> bool:
+            asked.append(what)
+            return what[0] == "h264"
+
+    decoder: Any = Asking()
+    preflight._guard_sizes(whole, np.arange(count, dtype=np.int64), 0, decoder)
+    assert len(asked) == 5
+    assert guarded == [{("h264", 160, 144): 50, ("h264", 192, 144): 50, ("h264", 176, 144): 50}]
