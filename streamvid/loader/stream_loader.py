@@ -33,6 +33,7 @@ from streamvid.transform.spec import Transform, Views
 
 if TYPE_CHECKING:
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from torch.distributed.device_mesh import DeviceMesh
 
     from streamvid.loader.clip_dataset import ClipDataset
 
@@ -73,8 +74,12 @@ class StreamLoader:
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. The same clips, frames and
             order; docs/training.md says which clips it decodes.
-        rank, world_size: default: from torch.distributed, else from RANK and WORLD_SIZE, else one rank.
-        ranks_per_node: for locality; default: LOCAL_WORLD_SIZE, as torchrun sets it.
+        rank, world_size: which part of every step is this process' own; world_size=1 alone: all of it. Default: found
+            with the first batch, from a `mesh`, torch.distributed, or the launcher's environment variables; see
+            `streamvid.plan.world.find_world`.
+        mesh: a DeviceMesh: its data-parallel ranks get clips of their own, those of tensor, pipeline and context
+            parallelism the same ones (`streamvid.plan.mesh`).
+        ranks_per_node: for locality; default: as the launcher says. With a mesh, its data-parallel ranks on a node.
         num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
             the other ranks of its node. With a GPU, those beyond one for each NVDEC engine and one more decode beside
             it.
@@ -82,7 +87,8 @@ class StreamLoader:
         cache_bytes: the most that they may take.
 
     Raises:
-        InputError: an option that is invalid, by itself or for this dataset.
+        InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
+            another rank, or one of another world, since the first batch.
         DatasetError: a dataset that is missing or damaged.
     """
 
@@ -107,6 +113,7 @@ class StreamLoader:
         engine: EngineName = "default",
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         ranks_per_node: int | None = None,
         num_threads: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -117,12 +124,17 @@ class StreamLoader:
             raise InputError(f"batch_fn must be a function of a batch; it is {batch_fn!r}")
         if locality not in (None, "node"):
             raise InputError(f"locality must be 'node' or None; it is {locality!r}")
+        if locality is not None and mesh is not None and ranks_per_node is None:
+            raise InputError(
+                "locality='node' with a mesh needs ranks_per_node: the mesh's data-parallel ranks on a node"
+            )
         one_of(engine, ENGINES, "engine")
         batch_size = integer(batch_size, "batch_size")
         num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
         cache_bytes = integer(cache_bytes, "cache_bytes", most=None)
         last, order, bucket_steps = _last_batch(last_batch, drop_last), _shuffle(shuffle), _bucket_steps(group_by_size)
-        world = find_world(rank, world_size, ranks_per_node=ranks_per_node)
+        self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
+        world = self._find_world(settle=False)
         device_id = find_device(device)
         self._cache: ShardCache | None = None
         self._cache_options = (Path(cache_dir) if cache_dir is not None else user_cache_dir(), cache_bytes)
@@ -136,7 +148,7 @@ class StreamLoader:
             )  # fmt: skip
         rows = samples.pools.rows()
         check_output_sizes(samples.transform, self.dataset.clips, rows)
-        self._plan = Plan(
+        plan = Plan(
             SampleStream(samples.pools.pools, samples.source.weights, samples.spec.seed, order, _BLOCK_SHARDS),
             batch_size,
             world,
@@ -147,11 +159,7 @@ class StreamLoader:
             # Also without bucketing: the state of a run with bucketing may be resumed without it.
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
-        if len(self._plan) == 0:
-            raise InputError(
-                f"{self._plan.size} clips do not fill one step of {world.size} ranks x {batch_size} clips, "
-                "and last_batch is 'drop': give a smaller batch_size or another last_batch"
-            )
+        _check_steps(plan)
         self._engine = make_engine(
             engine,
             samples,
@@ -161,16 +169,18 @@ class StreamLoader:
             num_threads=num_threads,
             max_batch=batch_size,
         )
-        self._schedule = RunSchedule(self._plan, tuple(samples.source.checksums()), samples.spec.sampling)
+        self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats = LoaderStats()
+        self._settled = False
+        """Whether a batch was asked for: the world is final."""
         self._next = self._schedule.start(0)
         self._now: Cursor | None = None
         """The cursor of the iteration that was begun last; None before the first, and when it has ended."""
 
     def __repr__(self) -> str:
-        world = self._plan.world
+        world = self._schedule.plan.world
         return (
             f"StreamLoader({self.dataset!r}, batch_size={self._batch_size}, sampling={self._samples.spec.sampling!r}, "
             f"transform={self._samples.transform!r}, device={self._device!r}, rank={world.rank}, "
@@ -178,8 +188,9 @@ class StreamLoader:
         )
 
     def __len__(self) -> int:
-        """Batches in an epoch, the same on every rank."""
-        return len(self._plan)
+        """Batches in an epoch, the same on every rank. Before the first batch: in the world that is known now."""
+        self._meet_world()
+        return len(self._schedule.plan)
 
     @property
     def epoch(self) -> int:
@@ -197,6 +208,7 @@ class StreamLoader:
         The same on every rank at the same step; JSON-safe, under 1 KiB. It follows the protocol of torchdata's
         stateful loaders.
         """
+        self._meet_world()
         return (self._now or self._next).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,11 +242,12 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._run()
+
+    def _run(self) -> Iterator[Batch]:
+        self._meet_world(settle=True)
         cursor = self._next
         self._next, self._now = self._schedule.after(cursor), cursor
-        return self._run(cursor)
-
-    def _run(self, cursor: Cursor) -> Iterator[Batch]:
         source, columns = self._samples.source, self._samples.columns
         rendered = self._engine.run(cursor.epoch())
         try:
@@ -244,6 +257,7 @@ class StreamLoader:
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 if one is None:
                     break
+                self._meet_world(settle=True)
                 before, cursor = cursor, cursor.advanced()
                 if self._now is before:  # not if another iteration has begun since
                     self._now = cursor
@@ -254,6 +268,22 @@ class StreamLoader:
                 self._now = None
         finally:
             rendered.close()
+
+    def _meet_world(self, *, settle: bool = False) -> None:
+        """Plan for the world that this process is in now. Once settled, it must stay the same."""
+        if self._settled and not settle:
+            return
+        before = self._schedule.plan
+        schedule = self._schedule.in_world(self._find_world(settle=settle))
+        if schedule is not self._schedule:
+            if self._settled:
+                raise InputError(
+                    f"the loader's first batch was for {before.world}, but this process is {schedule.plan.world} now: "
+                    "take the first batch after init_process_group, or give the loader rank and world_size"
+                )
+            _check_steps(schedule.plan)
+            self._schedule, self._next = schedule, schedule.resume(self._next.state())
+        self._settled = settle
 
     def _open(
         self,
@@ -284,6 +314,15 @@ class StreamLoader:
             folder, limit = self._cache_options
             self._cache = ShardCache(folder, limit_bytes=limit)
         return self._cache
+
+
+def _check_steps(plan: Plan) -> None:
+    """Raises InputError if an epoch has no step."""
+    if len(plan) == 0:
+        raise InputError(
+            f"{plan.size} clips do not fill one step of {plan.world.size} ranks x {plan.batch_size} clips, "
+            "and last_batch is 'drop': give a smaller batch_size or another last_batch"
+        )
 
 
 def _bucket_steps(group_by_size: bool | int) -> int:

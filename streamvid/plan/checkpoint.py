@@ -23,6 +23,7 @@ from streamvid.checks import integer
 from streamvid.errors import InputError
 from streamvid.plan.epoch_plan import Epoch, Plan, Position, Topology, TopologyRun
 from streamvid.plan.permutation import Pool
+from streamvid.plan.world import World
 from streamvid.sampling.base import FrameSampler
 
 VERSION: Final = 1
@@ -65,6 +66,12 @@ class RunSchedule:
     checksums: tuple[str, ...]
     sampling: FrameSampler
 
+    def in_world(self, world: World) -> RunSchedule:
+        """The same epochs divided in another world; this schedule if a rank's part of them is the same there."""
+        plan = replace(self.plan, world=world)
+        same = plan.world.rank == self.plan.world.rank and plan.topology == self.plan.topology
+        return self if same else replace(self, plan=plan)
+
     def start(self, epoch: int) -> Cursor:
         """The beginning of an epoch."""
         return Cursor(self, self.plan.start(epoch))
@@ -90,7 +97,8 @@ class RunSchedule:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not position.history:
-            return Cursor(self, position) if schedule is self else self.start(position.epoch)
+            resized = replace(position, size=self.plan.size)
+            return Cursor(self, resized) if schedule is self else self.start(position.epoch)
         cursor = Cursor(schedule, position)
         return cursor if cursor.epoch().left else self.after(cursor)
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
 
 from streamvid.checks import integer
 from streamvid.errors import InputError
+from streamvid.plan import launchers
+from streamvid.plan.mesh import data_parallel_rank
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,68 +27,108 @@ class World:
         rank: this process, from 0.
         size: the world size, how many processes there are.
         nodes: machines, all with the same number of ranks; the ranks of a node are consecutive.
+        source: who said so, for messages.
     """
 
     rank: int
     size: int
     nodes: int = 1
+    source: str = field(default="the arguments", compare=False)
 
     def __post_init__(self) -> None:
-        integer(self.size, "world_size")
-        integer(self.rank, f"rank, in a world of {self.size},", least=0, most=self.size - 1)
-        if self.size % integer(self.nodes, "the number of nodes"):
-            raise InputError(f"{self.size} ranks cannot be {self.nodes} nodes of equally many ranks")
+        size = integer(self.size, "world_size")
+        rank = integer(self.rank, f"rank, in a world of {size},", least=0, most=size - 1)
+        nodes = integer(self.nodes, "the number of nodes")
+        if size % nodes:
+            raise InputError(f"{size} ranks cannot be {nodes} nodes of equally many ranks")
+        for name, value in (("rank", rank), ("size", size), ("nodes", nodes)):
+            object.__setattr__(self, name, value)
 
     @property
     def node(self) -> int:
         """Which node this rank is on."""
         return self.rank // (self.size // self.nodes)
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} (by {self.source})"
 
-def find_world(rank: int | None, world_size: int | None, *, ranks_per_node: int | None = None) -> World:
-    """Rank and world size: as given, else from torch.distributed, else from the environment variables RANK and
-    WORLD_SIZE, else a single process. Nodes: from `ranks_per_node`, else from LOCAL_WORLD_SIZE as torchrun sets it,
-    else one.
+
+def find_world(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    ranks_per_node: int | None = None,
+    settle: bool = True,
+) -> World:
+    """Rank and world size: as given, else from a mesh, from torch.distributed, from the environment variables of a
+    launcher (`streamvid.plan.launchers`), else a single process.
+
+    Args:
+        rank, world_size: both or neither; world_size=1 needs no rank.
+        mesh: whose data-parallel ranks are the world's.
+        ranks_per_node: for the number of nodes; default: as torchrun, deepspeed and Slurm say it, else all are one
+            node. Of a mesh, its data-parallel ranks on a node.
+        settle: the world is final. If the launcher may have started tasks that are no single run, that is logged, once
+            per process; if the environment does not say the rank, that is an error. Otherwise only the size is right.
 
     Raises:
-        InputError: only one of rank and world_size is given, one is out of range, or an environment variable is no
-            number.
+        InputError: only one of rank and world_size is given, one is out of range, the mesh does not say which ranks are
+            data-parallel, or an environment variable is missing or no number.
     """
+    if world_size == 1 and rank is None:
+        rank = 0
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")
     if rank is not None and world_size is not None:
-        return _on_nodes(rank, world_size, ranks_per_node)
+        return _on_nodes(rank, world_size, ranks_per_node, "the arguments")
+    if mesh is not None:
+        rank, size = data_parallel_rank(mesh)
+        return _on_nodes(rank, size, size if ranks_per_node is None else ranks_per_node, "the mesh")
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return _on_nodes(torch.distributed.get_rank(), torch.distributed.get_world_size(), ranks_per_node)
-    there = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
-    if len(there) == 1:
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return _on_nodes(rank, size, ranks_per_node, "torch.distributed's process group")
+    launch = launchers.find_launch()
+    if launch is None:
+        return _on_nodes(0, 1, ranks_per_node, "nothing that says otherwise")
+    if settle and launch.rank is None:
         raise InputError(
-            f"of the environment variables RANK and WORLD_SIZE only {there[0]} is set: set both, or neither"
+            "LOCAL_RANK and NODE_RANK do not say the rank without WORLD_SIZE and LOCAL_WORLD_SIZE: set these, or make "
+            "the process group before the first batch"
         )
-    rank, size = (_number("RANK"), _number("WORLD_SIZE")) if there else (0, 1)
-    return _on_nodes(rank, size, ranks_per_node)
+    if settle and not launch.one_run and launch.size > 1:
+        _log_launch(launch)
+    return _on_nodes(launch.rank or 0, launch.size, ranks_per_node, launch.source)
 
 
-def _on_nodes(rank: int, size: int, ranks_per_node: int | None) -> World:
+@cache
+def _log_launch(launch: launchers.Launch) -> None:
+    log.warning(
+        "%s says that this is rank %d of %d: loaders give it its part of the clips; if these tasks are not one run, "
+        "give the loaders world_size=1",
+        launch.source, launch.rank, launch.size,
+    )  # fmt: skip
+
+
+def _on_nodes(rank: int, size: int, ranks_per_node: int | None, source: str) -> World:
     size = integer(size, "world_size")
     if ranks_per_node is None:
-        ranks_per_node = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else size
-    per_node = integer(ranks_per_node, "ranks_per_node")
+        ranks_per_node = launchers.ranks_per_node(size)
+    per_node = size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node")
     # Nodes of unequal size count as one: only locality="node" needs nodes, and it needs equal ones.
-    return World(rank, size, size // per_node if size % per_node == 0 else 1)
+    return World(rank, size, size // per_node if size % per_node == 0 else 1, source)
 
 
 def find_cores() -> int:
-    """CPU cores for this process: those of its CPU affinity, divided by the ranks on its node (LOCAL_WORLD_SIZE, which
-    torchrun sets; one if it is unset).
+    """CPU cores for this process: those of its CPU affinity, divided by the ranks on its node as torchrun and deepspeed
+    say it; Slurm and MPI set affinities.
 
     Raises:
         InputError: LOCAL_WORLD_SIZE is no number.
     """
-    ranks = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else 1
-    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+    return max(1, len(os.sched_getaffinity(0)) // (launchers.local_world_size() or 1))
 
 
 def find_device(device: str | int | None) -> int | None:
@@ -99,7 +149,9 @@ def find_device(device: str | int | None) -> int | None:
     if device is None and count == 0:
         return None
     if text in ("cuda", "gpu"):
-        local = _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else torch.cuda.current_device() if count else 0
+        # LOCAL_RANK, else the device that the program has set, else the launcher's number.
+        current = torch.cuda.current_device() if count and "LOCAL_RANK" not in os.environ else 0
+        local = current or launchers.local_rank()
         number = local % max(count, 1)
     else:
         digits = text.removeprefix("cuda:")
@@ -111,10 +163,3 @@ def find_device(device: str | int | None) -> int | None:
             f"there is no device {text}: torch sees {count} GPUs; use device='cpu', or install torch for CUDA"
         )
     return number
-
-
-def _number(name: str) -> int:
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise InputError(f"the environment variable {name} must be a number, it is {os.environ[name]!r}") from None

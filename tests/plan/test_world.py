@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
 
 from streamvid.errors import InputError
 from streamvid.plan.world import World, find_cores, find_device, find_world
+from tests.support.launch import deepspeed, mpirun, srun, torchrun, use
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+    use(monkeypatch)
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0) -> None:
@@ -49,6 +50,32 @@ def test_torch_distributed_comes_before_the_environment(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 5)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
     assert find_world(None, None) == World(5, 6)
+
+
+def test_the_nodes_of_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What started it says how many ranks a node has; of another number of ranks, it says nothing."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 5)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    for environment, nodes in ((torchrun(5, 8, 2), 4), (deepspeed(5, 8, 4), 2), (srun(5, 8, 4), 2), (srun(0, 2, 1), 1)):
+        use(monkeypatch, environment)
+        assert find_world() == World(5, 8, nodes)
+        assert find_world(ranks_per_node=8) == World(5, 8)
+
+
+def test_one_process_alone_needs_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, srun(3, 8, 8))
+    assert find_world(None, 1) == World(0, 1)
+    assert find_world(world_size=np.int64(1)) == World(0, 1)  # type: ignore[arg-type]
+    for wrong in (True, 1.0, "1"):
+        with pytest.raises(InputError):
+            find_world(world_size=wrong)  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_become_pythons() -> None:
+    """A state made of them is JSON."""
+    world = World(np.int64(1), np.int32(4), np.uint8(2))  # type: ignore[arg-type]
+    assert {type(value) for value in (world.rank, world.size, world.nodes, world.node)} == {int}
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, None), (None, 2)])
@@ -97,6 +124,17 @@ def test_each_rank_of_a_node_has_its_own(local: str, number: int, monkeypatch: p
     assert find_device(None) == number
     assert find_device("cuda") == number
     assert find_device("cuda:2") == 2
+
+
+def test_each_task_of_slurm_and_mpi_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for launcher in (srun, mpirun):
+        gpus(monkeypatch, 4)
+        use(monkeypatch, launcher(6, 8, 4))
+        assert find_device(None) == 2
+        gpus(monkeypatch, 4, current=3)  # the program has chosen
+        assert find_device(None) == 3
+        gpus(monkeypatch, 1)  # each task sees its own alone
+        assert find_device(None) == 0
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:-1", "cuda:x", -1, "", "cuda:4", 4, True])

@@ -1,0 +1,173 @@
+"""Rank and world size from the environment variables that launchers set: torchrun, Lightning, srun, mpirun."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from streamvid.errors import InputError
+
+_NODE_VARIABLES: Final = {"LOCAL_RANK", "NODE_RANK"}
+_MPI: Final = {
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPICH or Intel MPI": ("PMI_RANK", "PMI_SIZE"),
+}
+_LARGEST_STEP: Final = 0xFFFFFFF0
+"""Steps of Slurm with greater numbers are no parallel programs: batch shells, interactive shells and the like
+(SLURM_MAX_NORMAL_STEP_ID in slurm.h)."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says of this process.
+
+    Attributes:
+        rank: None if the variables do not say it without the process group.
+        size: the world size; 1 if it is not said.
+        source: where that is from, for messages.
+        one_run: False for launchers that also start tasks which have nothing to do with each other.
+    """
+
+    rank: int | None
+    size: int
+    source: str
+    one_run: bool = True
+
+
+def find_launch() -> Launch | None:
+    """What the environment says of this process; None if it names no rank.
+
+    In this order: RANK and WORLD_SIZE (torchrun, accelerate, deepspeed); LOCAL_RANK and NODE_RANK, which Lightning sets
+    with WORLD_SIZE for the processes that it starts; a step of Slurm; MPI.
+
+    Raises:
+        InputError: a variable is missing or no number, or they contradict each other.
+    """
+    return _torchrun() or _lightning() or _slurm() or _mpi()
+
+
+def number_of(name: str) -> int:
+    """The whole number in an environment variable.
+
+    Raises:
+        InputError: it is none.
+    """
+    text = os.environ[name].strip()
+    if not text.isdecimal():
+        raise InputError(f"the environment variable {name} must be a whole number, it is {os.environ[name]!r}")
+    return int(text)
+
+
+def local_world_size() -> int | None:
+    """Ranks on this node as torchrun (LOCAL_WORLD_SIZE) or deepspeed (LOCAL_SIZE) say it; None if neither does.
+
+    Raises:
+        InputError: it is no number, or 0.
+    """
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        if name in os.environ:
+            if number_of(name) == 0:
+                raise InputError(f"the environment variable {name} is 0: it must be at least 1")
+            return number_of(name)
+    return None
+
+
+def local_rank() -> int:
+    """This process' number on its node; 0 if no launcher says it."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if name in os.environ:
+            return number_of(name)
+    return 0
+
+
+def ranks_per_node(size: int) -> int | None:
+    """Ranks on every node; None if they are not known to be as many on each.
+
+    All ranks of a world get the same answer, and so divide clips among nodes alike.
+
+    Args:
+        size: the world size.
+
+    Raises:
+        InputError: as `local_world_size`.
+    """
+    per_node = local_world_size()
+    if per_node is None:
+        # "4(x2)": four tasks on each of two nodes.
+        equal = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        if equal is None or int(equal[1]) * int(equal[2] or 1) != size:
+            return None
+        return int(equal[1])
+    nodes = os.environ.get("GROUP_WORLD_SIZE", "")  # torchrun's word for their number
+    unequal = size % per_node if not nodes.isdecimal() else per_node * int(nodes) != size
+    return None if unequal else per_node
+
+
+def _torchrun() -> Launch | None:
+    there = [name for name in ("RANK", "WORLD_SIZE") if name in os.environ]
+    if not there or ("RANK" not in there and os.environ.keys() >= _NODE_VARIABLES):
+        return None
+    return _launch("RANK", "WORLD_SIZE", "the environment variables RANK and WORLD_SIZE")
+
+
+def _lightning() -> Launch | None:
+    if not os.environ.keys() >= _NODE_VARIABLES:
+        return None
+    local, node, per_node = number_of("LOCAL_RANK"), number_of("NODE_RANK"), local_world_size()
+    size = number_of("WORLD_SIZE") if "WORLD_SIZE" in os.environ else None
+    if per_node is not None and local >= per_node:
+        raise InputError(f"the environment contradicts itself: LOCAL_RANK is {local} of {per_node} ranks on the node")
+    source = "the environment variables LOCAL_RANK, NODE_RANK and WORLD_SIZE"
+    if size is None or (node and per_node is None):
+        return Launch(None, size or 1, source)
+    return Launch(_checked(node * (per_node or 0) + local, size, source), size, source)
+
+
+def _slurm() -> Launch | None:
+    step = os.environ.get("SLURM_STEP_ID", os.environ.get("SLURM_STEPID", ""))
+    if not step.isdecimal() or int(step) > _LARGEST_STEP or _is_interactive():
+        return None
+    tasks = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in os.environ), "SLURM_NTASKS")
+    nodes = os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES"))
+    if nodes == os.environ.get(tasks) and _mpi() is not None:
+        return None  # The step's tasks are mpirun's daemons, one on each node.
+    return _launch("SLURM_PROCID", tasks, "Slurm's step", one_run=False)
+
+
+def _is_interactive() -> bool:
+    """Whether this is in the shell that `srun --pty` gave. Tasks that srun starts from there inherit its variables, but
+    not its terminal."""
+    if "SLURM_PTY_PORT" not in os.environ:
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _mpi() -> Launch | None:
+    for name, (rank, size) in _MPI.items():
+        if rank in os.environ or size in os.environ:
+            return _launch(rank, size, name, one_run=False)
+    return None
+
+
+def _launch(rank: str, size: str, source: str, *, one_run: bool = True) -> Launch:
+    missing = [name for name in (rank, size) if name not in os.environ]
+    if missing:
+        there = rank if missing == [size] else size if missing == [rank] else "SLURM_STEP_ID"
+        raise InputError(
+            f"the environment variable {there} is set, and {' and '.join(missing)} not: set both, unset both, or give "
+            "the loader rank and world_size"
+        )
+    whole = number_of(size)
+    return Launch(_checked(number_of(rank), whole, f"{source}, {rank} and {size}"), whole, source, one_run)
+
+
+def _checked(rank: int, size: int, source: str) -> int:
+    if rank >= size:
+        raise InputError(f"rank {rank} of {size} cannot be: the numbers are from {source}")
+    return rank

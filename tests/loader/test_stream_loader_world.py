@@ -1,0 +1,292 @@
+"""The world that a StreamLoader divides its clips in: found with the first batch, and never another one after it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+import torch.multiprocessing
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.plan import world as world_module
+from tests.support.clips import write
+from tests.support.launch import LAUNCHERS, Environment, is_launchers, lightning, sbatch, srun, torchrun, use
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+CLIPS = 14
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "videos").mkdir()
+    for n in range(CLIPS):
+        write(
+            Recipe(codec="vp9", container="webm", width=64, height=64, frames=4, seed=n),
+            folder / "videos" / f"{n:02}.webm",
+        )
+    pack([folder / "videos"], folder / "set", shard_size=10_000, options=PackOptions("any"), progress=False)
+    return str(folder / "set")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch)
+    world_module._log_launch.cache_clear()
+
+
+def loader(dataset: str, **options: Any) -> sv.StreamLoader:
+    return sv.StreamLoader(
+        dataset, **{"batch_size": 2, "sampling": sv.Window(2), "device": "cpu", "num_threads": 1, "seed": 5, **options}
+    )
+
+
+def rows(batch: sv.Batch) -> list[int]:
+    return batch["clip"][batch["valid"]].tolist()
+
+
+def take(source: sv.StreamLoader) -> list[int]:
+    """The rows of an epoch."""
+    return [row for batch in source for row in rows(batch)]
+
+
+def joins(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    """The process group comes to be."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: size)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("locality", [None, "node"])
+def test_every_clip_once_over_the_ranks_of_every_launcher(
+    dataset: str, launcher: Callable[..., Environment], locality: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Counter[int] = Counter()
+    steps = set()
+    for rank in range(4):
+        use(monkeypatch, launcher(rank, 4, 2))
+        with loader(dataset, locality=locality) as source:
+            seen.update(take(source))
+            steps.add(len(source))
+    assert seen == Counter(range(CLIPS))
+    assert len(steps) == 1
+
+
+def test_a_loader_made_before_the_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """len() and state_dict() answer for the world that is known, and leave it open."""
+    seen: Counter[int] = Counter()
+    for rank in range(2):
+        with monkeypatch.context() as patch, loader(dataset) as source:
+            assert len(source) == 7
+            state = source.state_dict()
+            joins(patch, rank, 2)
+            assert len(source) == 4
+            assert source.state_dict() == state
+            seen.update(take(source))
+            assert source.epoch == 1
+    assert seen == Counter(range(CLIPS))
+
+
+@pytest.mark.parametrize("last_batch", ["partial", "drop", "fill"])
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_state_loaded_before_the_process_group(
+    dataset: str, last_batch: Any, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was left of the epoch is divided among the ranks that there are then."""
+    with loader(dataset, rank=0, world_size=1, last_batch=last_batch) as first:
+        done = [row for _, batch in zip(range(before), first, strict=False) for row in rows(batch)]
+        state = first.state_dict()
+    seen = Counter(done)
+    for rank in range(2):
+        with monkeypatch.context() as patch, loader(dataset, last_batch=last_batch) as source:
+            source.load_state_dict(state)
+            joins(patch, rank, 2)
+            assert source.epoch == 0
+            seen.update(take(source))
+    assert set(seen.values()) == {1}
+    if last_batch != "drop":
+        assert sorted(seen) == list(range(CLIPS))
+
+
+def test_nothing_left_for_the_ranks_that_there_are_then(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clips fill a step of one rank, but not of two: with "drop" the next epoch comes."""
+    with loader(dataset, rank=0, world_size=1, last_batch="drop") as first:
+        for _ in zip(range(6), first, strict=False):
+            state = first.state_dict()
+    with monkeypatch.context() as patch, loader(dataset, last_batch="drop") as source:
+        source.load_state_dict(state)
+        joins(patch, 1, 2)
+        batches = list(source)
+        assert len(batches) == 3
+        assert {epoch for batch in batches for epoch in batch["epoch"].tolist()} == {1}
+
+
+def test_steps_per_epoch_of_the_ranks_that_there_are_then(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, loader(dataset, steps_per_epoch=3) as source:
+        source.state_dict()
+        joins(patch, 1, 4)
+        assert [len(list(source)) for _ in range(3)] == [3, 3, 3]
+
+
+def test_another_world_after_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader(dataset) as source:
+        batches = iter(source)
+        next(batches)
+        joins(monkeypatch, 0, 2)
+        assert len(source) == 7
+        with pytest.raises(sv.InputError, match=r"rank 0 of 1 .*rank 0 of 2 .*process group.*init_process_group"):
+            next(batches)
+        with pytest.raises(sv.InputError, match="rank 0 of 2"):
+            next(iter(source))
+
+
+def test_another_rank_after_the_first_epoch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, torchrun(0, 2, 2))
+    with loader(dataset) as source:
+        take(source)
+        joins(monkeypatch, 0, 2)  # the same world, said by another
+        take(source)
+        joins(monkeypatch, 1, 2)
+        with pytest.raises(sv.InputError, match=r"rank 0 of 2 .*rank 1 of 2"):
+            take(source)
+
+
+def test_given_ranks_are_final(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader(dataset, rank=1, world_size=2) as source:
+        take(source)
+        joins(monkeypatch, 0, 4)
+        take(source)
+
+
+def test_a_step_that_cannot_be_filled_in_the_world_that_comes(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader(dataset, last_batch="drop") as source:
+        joins(monkeypatch, 0, 8)
+        with pytest.raises(sv.InputError, match="8 ranks x 2 clips"):
+            next(iter(source))
+
+
+def test_the_rank_must_be_known_with_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's launcher on the second node: the process group says the rank, and if there is none, nobody does."""
+    use(monkeypatch, {"NODE_RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
+    with loader(dataset) as source:
+        assert len(source) == 2
+        with pytest.raises(sv.InputError, match="LOCAL_WORLD_SIZE"):
+            next(iter(source))
+        joins(monkeypatch, 2, 4)
+        assert len(list(source)) == 2
+
+
+def test_ranks_of_tasks_that_may_be_independent_are_logged_once(
+    dataset: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use(monkeypatch, srun(1, 2, 2))
+    with caplog.at_level(logging.INFO):
+        with loader(dataset) as source:
+            len(source)
+            source.state_dict()
+            assert caplog.text == ""
+            take(source)
+        with loader(dataset) as source:
+            take(source)
+    assert caplog.text.count("rank 1 of 2") == 1
+    assert "world_size=1" in caplog.text
+
+
+def test_independent_tasks(dataset: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A sweep under srun: each task streams all clips. So does a batch script, and each rank torchrun is told of
+    without a word."""
+    for environment, options in [(srun(1, 8, 8), {"world_size": 1}), (sbatch(8), {})]:
+        use(monkeypatch, environment)
+        with loader(dataset, **options) as source:
+            assert sorted(take(source)) == list(range(CLIPS))
+    for launcher in (torchrun, lightning):
+        use(monkeypatch, launcher(1, 2, 2))
+        with loader(dataset) as source:
+            assert len(take(source)) < CLIPS
+    assert caplog.text == ""
+
+
+def test_a_mesh_with_locality_needs_the_ranks_of_a_node(dataset: str) -> None:
+    with pytest.raises(sv.InputError, match="ranks_per_node"):
+        loader(dataset, locality="node", mesh=object())
+    with pytest.raises(sv.InputError, match="DeviceMesh"):
+        loader(dataset, mesh=object())
+
+
+def spawned(rank: int, dataset: str, folder: str) -> None:
+    """A process of `mp.spawn`, which makes its loaders before the process group."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    found: dict[str, Any] = {}
+    with loader(dataset) as early, loader(dataset) as too_early, loader(dataset, engine="dali") as dali:
+        next(iter(too_early))
+        found["steps"] = len(early)
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+        found["early"], found["dali"] = [take(early), take(early)], take(dali)
+        try:
+            next(iter(too_early))
+        except sv.InputError as error:
+            found["error"] = str(error)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name, part in (("mesh", mesh), ("dp", mesh["dp"])):
+        with loader(dataset, mesh=part) as source:
+            found[name] = take(source)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_mp_spawn_with_loaders_made_before_the_process_group(dataset: str, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(spawned, (dataset, str(tmp_path)), nprocs=4)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    assert [rank["steps"] for rank in ranks] == [7] * 4
+    for parts in ([r["early"][0] for r in ranks], [r["early"][1] for r in ranks], [r["dali"] for r in ranks]):
+        assert Counter(row for part in parts for row in part) == Counter(range(CLIPS))
+    assert all(f"rank {number} of 4" in rank["error"] for number, rank in enumerate(ranks))
+    for name in ("mesh", "dp"):
+        assert ranks[0][name] == ranks[1][name]
+        assert ranks[2][name] == ranks[3][name]
+        assert Counter(ranks[0][name] + ranks[2][name]) == Counter(range(CLIPS))
+
+
+UNDER_TORCHRUN = """
+import json, sys
+import torch.distributed
+import streamvid as sv
+with sv.StreamLoader(sys.argv[1], batch_size=2, sampling=sv.Window(2), device="cpu", num_threads=1) as loader:
+    batches = iter(loader)
+    rows = next(batches)["clip"].tolist()
+    torch.distributed.init_process_group("gloo")
+    rows += [row for batch in batches for row in batch["clip"][batch["valid"]].tolist()]
+with open(f"{sys.argv[2]}/{torch.distributed.get_rank()}.json", "w") as file:
+    json.dump(rows, file)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_torchrun_is_known_before_the_process_group(dataset: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(UNDER_TORCHRUN)
+    environment = {name: value for name, value in os.environ.items() if not is_launchers(name)}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(tmp_path / "rank.py"), dataset, str(tmp_path)],
+        capture_output=True, text=True, timeout=200, env=environment | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert Counter(row for part in parts for row in part) == Counter(range(CLIPS))
