@@ -41,7 +41,10 @@ def add_transcode_options(command: argparse.ArgumentParser) -> None:
         "--crf", type=int, metavar="N", help="quality, smaller is better; the default depends on codec"
     )
     command.add_argument(
-        "--fps", type=parse_rate, metavar="RATE", help="frame rate of image folders without a file of timestamps"
+        "--fps",
+        type=parse_rate,
+        metavar="RATE",
+        help="frame rate of image folders without a file of timestamps, and of raw streams without one in their header",
     )
 
 

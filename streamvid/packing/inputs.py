@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import glob
 import itertools
+import logging
 import os
 import posixpath
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,10 +26,20 @@ from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.url import is_local, local_path, redact
 
+log = logging.getLogger(__name__)
+
 VIDEO_EXTENSIONS: Final = (
-    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".3gp",
+    ".mp4", ".m4v", ".mov", ".qt", ".mj2", ".f4v", ".ismv", ".insv", ".3gp", ".3g2", ".3gpp", ".mkv", ".mk3d",
+    ".webm", ".avi", ".divx", ".amv", ".flv", ".kux", ".wmv", ".asf", ".dvr-ms", ".wtv", ".ts", ".m2ts", ".mts",
+    ".m2t", ".tod", ".trp", ".mpg", ".mpeg", ".mpe", ".m2p", ".mod", ".vob", ".evo", ".mxf", ".gxf", ".lxf",
+    ".nut", ".ogv", ".ogg", ".ogm", ".rm", ".rmvb", ".ivr", ".nsv", ".nuv", ".swf", ".gif", ".apng", ".y4m",
+    ".ivf", ".dv", ".dif", ".dav", ".h264", ".264", ".avc", ".h265", ".265", ".hevc", ".h266", ".266", ".vvc",
+    ".obu", ".av1", ".m1v", ".m2v", ".mpv", ".m4e", ".vc1", ".rcv", ".avs2", ".avs3", ".cavs", ".drc", ".vc2",
+    ".dnxhd", ".dnxhr", ".apv", ".h261", ".h263", ".mjpeg", ".mjpg", ".smk", ".bik", ".bk2", ".fli", ".flc",
+    ".flic", ".roq", ".thp", ".viv", ".cine", ".ser", ".mlv", ".r3d",
 )  # fmt: skip
 """Extensions searched for in folders and by globs. Files that are named one by one may have any."""
+_EXTENSIONS_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
@@ -162,16 +173,20 @@ def _walk(folder: str) -> list[str]:
 
 def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
     root = _parts(folder)
-    found = [_Found(path, _parts(path), len(root)) for path in files if _is_video(path)]
-    found += _sequences(files, root, {video.parts[:-1] for video in found})
     # Hidden files are skipped: macOS writes a "._clip.mp4" beside each clip.mp4 that it copies.
-    found = [video for video in found if not any(part.startswith(".") for part in video.parts[len(root) :])]
-    if not found:
+    parts = {path: _parts(path) for path in files}
+    files = [path for path in files if not any(part.startswith(".") for part in parts[path][len(root) :])]
+    found = [_Found(path, parts[path], len(root)) for path in files if _is_video(path)]
+    sequences = _sequences(files, root, {video.parts[:-1] for video in found})
+    folders = {sequence.parts for sequence in sequences}
+    others = [path for path in files if not _is_video(path) and parts[path][:-1] not in folders]
+    if not found and not sequences:
         raise InputError(
-            f"no videos in {shown}: looked for files that end in {', '.join(VIDEO_EXTENSIONS)}, "
-            "and for folders of nothing but numbered images"
+            f"no videos in {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all are "
+            f"in docs/packing.md), and for folders of nothing but numbered images{_counted(others, '; found ')}"
         )
-    return found
+    _tell_left_out(others, shown)
+    return found + sequences
 
 
 def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[_Found]:
@@ -193,14 +208,37 @@ def _is_video(path: str) -> bool:
     return path.lower().endswith(VIDEO_EXTENSIONS)
 
 
+def _tell_left_out(files: Sequence[str], shown: str) -> None:
+    """Log how many files of an input are taken for no videos."""
+    if files:
+        log.warning(
+            "%s: files without an extension of a video are left out%s; to pack one, name it", shown, _counted(files)
+        )
+
+
+def _counted(files: Sequence[str], before: str = ": ") -> str:
+    """The number of files by extension, the most frequent first, behind `before`; empty without files."""
+    counted = Counter(posixpath.splitext(path)[1].lower() or "without one" for path in files)
+    counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
+    if len(counts) > len(words):
+        words.append(f"{sum(count for _, count in counts[len(words) :]):,} others")
+    return before + ", ".join(words) if words else ""
+
+
 def _globbed(pattern: str, shown: str) -> list[_Found]:
     if is_local(pattern):
         matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
+    others = [path for path in matches if not _is_video(path)]
     matches = [path for path in matches if _is_video(path)]
     if not matches:
-        raise InputError(f"no videos match {shown}: looked for files that end in {', '.join(VIDEO_EXTENSIONS)}")
+        raise InputError(
+            f"no videos match {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all "
+            f"are in docs/packing.md){_counted(others, '; found ')}"
+        )
+    _tell_left_out(others, shown)
     fixed = []  # the components before the first with a wildcard
     for part in _parts(pattern)[:-1]:
         if glob.has_magic(part):

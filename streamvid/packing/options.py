@@ -71,7 +71,8 @@ class PackOptions:
         exact_cuts: re-encode videos that are not cut at key frames, with key frames where clips begin, so that no clip
             stores non-displayed packets. False: copy packets, along with the non-displayed ones that they depend on.
         transcode: transcode all clips with these options; None: only the incompatible ones, at their size and rate.
-        fps: images per second of image sequences without a file of timestamps.
+        fps: frames per second of image sequences without a file of timestamps, and of raw streams without a rate in
+            their header.
     """
 
     compatible_with: Purpose = "gpu"

@@ -58,12 +58,12 @@ def remux_or_build(
         )
     else:
         try:
-            return remux_with_ffmpeg(video, folder, moov_first=not cut_only), False
+            return remux_with_ffmpeg(video, folder, moov_first=not cut_only, fps=options.fps), False
         except OtherCodecError:
             if options.transcode is None and options.compatible_with == "any":
                 raise
         made, transcoded = folder / "transcoded-source.mp4", True
-        transcode(video, made, options.transcode or TranscodeOptions())
+        transcode(video, made, options.transcode or TranscodeOptions(), fps=options.fps)
     clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()

@@ -17,6 +17,7 @@ import av
 
 from streamvid.errors import VideoError
 from streamvid.mp4.reader import VideoTrack
+from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -66,22 +67,31 @@ class FrameFormat:
 
 
 def open_video(source: Path, *, apply_edits: bool = True) -> InputContainer:
-    """Open a local file, and nothing that it may refer to: playlists and the like could name any URL.
+    """Open a local file by its content, and nothing that it may refer to: playlists and the like could name any URL.
 
     Args:
         source: the file.
         apply_edits: let FFmpeg apply the edit lists of an MP4.
+
+    Raises:
+        ValueError: it is of none of the formats in `streamvid.video.containers`.
     """
-    options = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
-    return av.open(
-        f"file:{source.absolute()}",
-        "r",
-        options=options if apply_edits else {**options, "ignore_editlist": "1"},
-        metadata_errors="replace",
-    )
-
-
-_FORMATS: Final = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
+    options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
+    try:
+        with nameless(source) as url:
+            return av.open(
+                url,
+                "r",
+                options=options if apply_edits else {**options, "ignore_editlist": "1"},
+                metadata_errors="replace",
+            )
+    except (av.error.ArgumentError, av.error.InvalidDataError) as error:
+        kind = kind_of_refused(source)
+        if not kind and isinstance(error, av.error.InvalidDataError):
+            raise
+        # FFmpeg's "invalid argument" is a format that is not on the list.
+        what = f"it is {kind}" if kind else "it is of no video format that is read (docs/packing.md lists them)"
+        raise ValueError(f"{what}: convert it to one video file, such as an MP4, first") from error
 
 
 def video_stream(container: InputContainer) -> VideoStream:
@@ -100,10 +110,11 @@ def read_stream_info(source: Path) -> StreamInfo:
     """Read the headers of a file's video stream.
 
     Raises:
-        ValueError: no video track.
+        ValueError: no video track, or a part of a split MXF clip.
         OtherCodecError: a codec that is not stored.
     """
     with closing(open_video(source)) as container:
+        check_pattern(container.metadata.get("operational_pattern_ul", ""))
         stream = video_stream(container)
         context = stream.codec_context
         codec = context.codec.canonical_name

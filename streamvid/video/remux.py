@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -69,13 +70,16 @@ def try_ingest(source: Path, *, cut_only: bool = False) -> StoredClip | None:
         return None
 
 
-def remux_with_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True) -> StoredClip:
+def remux_with_ffmpeg(
+    source: Path, folder: Path, *, moov_first: bool = True, fps: Fraction | None = None
+) -> StoredClip:
     """The same as `store_clip`, always through FFmpeg's demuxer and muxer.
 
     Args:
         source, folder: as for `store_clip`.
         moov_first: put the header before the packets, as docs/format.md demands of stored clips. FFmpeg writes the
             file twice for that, which is not needed where the clip is only cut afterwards.
+        fps: frames per second of a stream that states neither times nor a rate.
 
     Raises:
         VideoError: as for `store_clip`.
@@ -83,7 +87,7 @@ def remux_with_ffmpeg(source: Path, folder: Path, *, moov_first: bool = True) ->
     with as_video_error():
         about = read_stream_info(source)
         first = probe_first_frame(source)
-        times = scan_packet_times(source, about.codec, trust_times=about.container != "avi")
+        times = scan_packet_times(source, about, fps)
 
         def store(times: PacketTimes) -> StoredClip:
             target = folder / "clip.mp4"
@@ -136,14 +140,14 @@ def _mux(
     ):
         stream = video_stream(container)
         track = output.add_stream_from_template(stream, opaque=True)
-        track.time_base = stream.time_base
+        track.time_base = Fraction(*times.time_base)
         track.codec_context.width, track.codec_context.height = first.width, first.height
         if about.codec == "hevc" and not about.annex_b:
             track.codec_context.codec_tag = "hvc1"
         for number, packet in enumerate(islice(demux(container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
                 break
-            packet.stream = track
+            packet.stream, packet.time_base = track, Fraction(*times.time_base)
             packet.pts, packet.dts = int(pts[number]), int(dts[number])
             packet.duration = times.last_frame_ticks() if number == last else 0
             output.mux(packet)

@@ -1,4 +1,7 @@
-"""Presentation times, sizes and visibility of a file's packets, through FFmpeg's demuxer."""
+"""Presentation times, sizes and visibility of a file's packets, through FFmpeg's demuxer.
+
+Where a container has no times for frames, or wrong ones, the video is decoded once for the order of its pictures.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.mp4.edit_list import Edit, read_edit
-from streamvid.video.probe import demux, open_video, video_stream
+from streamvid.video.containers import RAW_STREAMS, TRUSTED_TIMES
+from streamvid.video.probe import StreamInfo, demux, open_video, video_stream
+from streamvid.video.raw_rate import frame_rate
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -97,17 +102,18 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
     return stated if 0 < stated <= 10 * longest else max(typical, 1)
 
 
-def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketTimes:
+def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = None) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
     Args:
         source: the file.
-        codec: its codec, as in `probe.CODECS`.
-        trust_times: the container's presentation times are right where frames are reordered, too.
+        about: its stream.
+        fps: frames per second, where neither container nor header state times.
 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
+    codec = about.codec
     demuxed = _demux_all(source, codec)
     found = demuxed.packets
     if not len(found.pts):
@@ -119,10 +125,33 @@ def scan_packet_times(source: Path, codec: str, *, trust_times: bool) -> PacketT
         restored = _restore_lost(found, whole, read_edit(source, demuxed.track))
         if restored is not None:
             return restored
-    if (found.pts == _NO_PTS).any() or (codec in _REORDERED and not trust_times):
-        pts = _pts_by_decoding(source, codec, demuxed.clock)
-        return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
-    return found
+    missing, undated = found.pts == _NO_PTS, demuxed.clock == _NO_PTS
+    if about.container not in RAW_STREAMS and not (missing & undated).all():
+        if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
+            return found
+        if missing.any() and undated.any():
+            order = output_order(source, codec, len(missing))
+            return _shown(found, order, fill_times(found.pts[order], found.time_base))
+        clock = demuxed.clock if not undated.any() else found.pts
+        return _shown(found, output_order(source, codec, len(clock)), _distinct(clock))
+    rate = frame_rate(source, fps)
+    found = replace(found, time_base=(rate.denominator, rate.numerator), last_duration=1)
+    return _shown(found, output_order(source, codec, len(missing)), np.arange(len(missing), dtype=np.int64))
+
+
+def decode_clock(source: Path, codec: str) -> Int64 | None:
+    """int64 [frames], rising, the times of all frames of a container that dates packets for decoding, not for display;
+    None if each packet has a presentation time, which its frame then has.
+
+    Raises:
+        ValueError: packets without any time, or two with the same.
+    """
+    demuxed = _demux_all(source, codec)
+    if not (demuxed.packets.pts == _NO_PTS).any():
+        return None
+    if (demuxed.clock == _NO_PTS).any():
+        raise ValueError("some of its frames have no times")
+    return _distinct(demuxed.clock)
 
 
 @dataclass(frozen=True)
@@ -131,7 +160,7 @@ class _Demuxed:
 
     Attributes:
         packets: its packets; `_NO_PTS` for those without a presentation time.
-        clock: int64 [packets], decode times in ticks; the packet's number if it has none.
+        clock: int64 [packets], decode times in ticks; `_NO_PTS` for those without.
         expected: number of packets that the container's header promises; 0 if it does not say.
         track: the track's number in the container.
     """
@@ -152,13 +181,13 @@ def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Demuxe
             (
                 (
                     _NO_PTS if packet.pts is None else packet.pts,
-                    number if packet.dts is None else packet.dts,
+                    _NO_PTS if packet.dts is None else packet.dts,
                     packet.size,
                     packet.is_keyframe,
                     packet.is_discard,
                     packet.duration or 0,
                 )
-                for number, packet in enumerate(demux(container, stream, codec))
+                for packet in demux(container, stream, codec)
             ),
             dtype=_ROW,
         )
@@ -212,21 +241,24 @@ def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes
     Raises:
         ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.
     """
-    if len(np.unique(found.pts)) != len(found.pts):
-        raise ValueError("some of its frames are shown at the same time")
-    pts = _pts_by_decoding(source, codec, found.pts, apply_edits=found.edits_applied, num_skipped=found.num_skipped)
+    ordered = _distinct(found.pts)
+    order = output_order(source, codec, len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped)
+    by_time = np.argsort(found.pts, kind="stable")
     hidden = np.empty_like(found.hidden)
-    hidden[np.argsort(pts, kind="stable")] = found.hidden[np.argsort(found.pts, kind="stable")]
-    return replace(found, pts=pts, hidden=hidden)
+    hidden[order] = found.hidden[by_time]
+    return replace(_shown(found, order, ordered), hidden=hidden)
 
 
-def _pts_by_decoding(
-    source: Path, codec: str, times: Int64, *, apply_edits: bool = True, num_skipped: int = 0
-) -> Int64:
-    """int64 [packets], presentation times for a container that has none, or only decode times, or wrong ones: the
-    sorted `times`, given to the packets in the decoder's output order.
+def output_order(source: Path, codec: str, count: int, *, apply_edits: bool = True, num_skipped: int = 0) -> Int64:
+    """int64 [packets], the numbers of the packets in the order in which a decoder outputs their pictures.
 
-    AVI stores no presentation times, and those that demuxers make up for it are wrong where frames are reordered.
+    Args:
+        source, codec: as for `scan_packet_times`.
+        count: how many packets there are.
+        apply_edits, num_skipped: as of `PacketTimes`.
+
+    Raises:
+        ValueError: packets and frames do not match.
     """
     with closing(open_video(source, apply_edits=apply_edits)) as container:
         stream = video_stream(container)
@@ -237,17 +269,53 @@ def _pts_by_decoding(
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
-    if len(order) != len(times) or len(set(order)) != len(order):
+    if len(order) != count or len(set(order)) != len(order):
         raise ValueError(
-            f"its {len(times)} packets decode to {len(order)} frames, "
+            f"its {count} packets decode to {len(order)} frames, "
             "and its container holds no times to match them: transcode it first"
         )
-    clock = np.sort(times)
-    if len(np.unique(clock)) != len(clock):
-        clock = np.arange(len(clock), dtype=np.int64)
+    return np.array(order, dtype=np.int64)
+
+
+def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
+    """The packets at other times: int64 [packets], rising, in the order of their pictures."""
     pts = np.empty(len(order), dtype=np.int64)
-    pts[np.array(order)] = clock
-    return pts
+    pts[order] = times
+    return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
+
+
+def _distinct(clock: Int64) -> Int64:
+    """The times in order. Raises ValueError if two are equal, so that a frame would be lost."""
+    ordered: Int64 = np.unique(clock)
+    if len(ordered) != len(clock):
+        raise ValueError("some of its frames are shown at the same time")
+    return ordered
+
+
+def fill_times(times: Int64, time_base: tuple[int, int]) -> Int64:
+    """Times of all frames, where a container has those of some: MPEG program streams date packs, not frames.
+
+    Args:
+        times: int64 [frames], in display order, in ticks; -2**63 for those without.
+        time_base: seconds per tick.
+
+    Returns:
+        int64 [frames]. Frames between two with times are evenly spaced; those before the first and behind the last are
+        as far from each other as frames usually are.
+
+    Raises:
+        ValueError: the times that there are do not rise.
+    """
+    at = np.flatnonzero(times != _NO_PTS)
+    known = times[at]
+    if len(at) < 2 or (np.diff(known) < np.diff(at)).any():
+        raise ValueError("most of its frames have no times, and those that there are do not rise: transcode it first")
+    step = float(np.median(np.diff(known) / np.diff(at)))
+    number = np.arange(len(times))
+    inside = np.interp(number, at, known)
+    before, behind = known[0] + (number - at[0]) * step, known[-1] + (number - at[-1]) * step
+    filled = np.where(number < at[0], before, np.where(number > at[-1], behind, inside))
+    return np.round(filled).astype(np.int64)
 
 
 def _number(frame: VideoFrame) -> int:

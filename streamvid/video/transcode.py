@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 import av
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.edit_list import read_edit
+from streamvid.video.containers import RAW_STREAMS
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import MAX_SIDE, frame_rotation, open_video, video_stream
+from streamvid.video.raw_rate import frame_rate
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.timestamps import last_frame_duration
+from streamvid.video.timestamps import decode_clock, last_frame_duration
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -92,7 +95,12 @@ class TimedFrames:
 
 
 def transcode(
-    source: Path | StoredClip, target: Path, options: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
+    source: Path | StoredClip,
+    target: Path,
+    options: TranscodeOptions,
+    *,
+    keyframes: Sequence[Fraction | float] = (),
+    fps: Fraction | None = None,
 ) -> None:
     """Decode a video and encode its visible frames into an MP4, at exactly the same times.
 
@@ -102,6 +110,7 @@ def transcode(
         target: the MP4 to write.
         options: how to encode.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
+        fps: frames per second of a file that states neither times nor a rate.
 
     Raises:
         VideoError: a frame is missing or damaged, or the times do not rise: nothing is concealed.
@@ -110,16 +119,7 @@ def transcode(
         if isinstance(source, StoredClip):
             encode(_frames_of_clip(source), target, options, keyframes=keyframes)
             return
-        with closing(open_video(source)) as container:
-            stream = video_stream(container)
-            stream.codec_context.thread_count = 1
-            first = next(iter(container.decode(stream)), None)
-            base, rate = stream.time_base, stream.average_rate
-            if first is None or base is None:
-                raise ValueError("not one frame of it can be decoded")
-            rotation = frame_rotation(first)
-        frames = TimedFrames(_decode_file(source), base, rate or Fraction(25), rotation)
-        encode(frames, target, options, keyframes=keyframes)
+        encode(_frames_of_file(source, fps), target, options, keyframes=keyframes)
 
 
 def encode(
@@ -285,6 +285,58 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
             yield frame, int(times[frame.pts])
     if expected != len(wanted):
         raise ValueError(f"frame {expected} of it is damaged or missing")
+
+
+def _frames_of_file(source: Path, fps: Fraction | None) -> TimedFrames:
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        stream.codec_context.thread_count = 1
+        first = next(iter(container.decode(stream)), None)
+        base, rate = stream.time_base, stream.average_rate
+        codec, is_raw = stream.codec_context.codec.canonical_name, container.format.name in RAW_STREAMS
+        if first is None or base is None:
+            raise ValueError("not one frame of it can be decoded")
+        rotation = frame_rotation(first)
+    if is_raw:
+        rate = frame_rate(source, fps)
+        return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)
+    clock = decode_clock(source, codec)
+    frames = _decode_file(source) if clock is None else _decode_dated(source, clock)
+    return TimedFrames(frames, base, rate or Fraction(25), rotation)
+
+
+def _decode_stream(source: Path, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
+    """The frames of a file without times, at a rate, with their times in halves of a frame.
+
+    MPEG-2 may show a frame for one and a half or more (repeat_first_field), as film at 24 frames per second is stored
+    at 30. FFmpeg's parser adds that to the duration.
+    """
+    ticks = 0
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        stream.codec_context.thread_count = 1
+        repeats = stream.codec_context.codec.canonical_name == "mpeg2video"
+        for number, frame in enumerate(container.decode(stream)):
+            if frame.is_corrupt:
+                raise ValueError(f"frame {number} of it is damaged")
+            # Before the frame is given away, as the encoder sets its times.
+            shown = round(2 * rate * frame.duration * frame.time_base) if repeats and frame.time_base else 2
+            yield frame, ticks
+            ticks += max(shown, 2)
+
+
+def _decode_dated(source: Path, clock: Int64) -> Iterator[tuple[VideoFrame, int]]:
+    """All frames of a file, in order, at the times of `clock`, int64 [frames]."""
+    number = 0
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        stream.codec_context.thread_count = 1
+        for number, frame in enumerate(container.decode(stream), start=1):
+            if frame.is_corrupt or number > len(clock):
+                raise ValueError(f"frame {number - 1} of it is damaged or has no time")
+            yield frame, int(clock[number - 1])
+    if number != len(clock):
+        raise ValueError(f"its {len(clock)} packets decode to {number} frames, and it holds no times to match them")
 
 
 def _decode_file(source: Path) -> Iterator[tuple[VideoFrame, int]]:

@@ -27,6 +27,23 @@ def test_folders_are_searched_to_the_bottom_in_natural_order(tmp_path: Path) -> 
     assert names(tmp_path) == ["clip2.MP4", "clip10.mp4", "deep/er/x.webm"]
 
 
+def test_files_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touch(tmp_path, "a.mp4", "b.IVF", "c.vob", "d.h264", "e.txt", "sub/f.TXT", "sub/g.xyz", "README", ".hidden.xyz")
+    touch(tmp_path, "images/1.png", "images/2.png", "images/timestamps.csv", "mixed/1.png", "mixed/x.gif")
+    assert names(tmp_path) == ["a.mp4", "b.IVF", "c.vob", "d.h264", "images", "mixed/x.gif"]
+    assert "left out: 2 .txt, 1 .png, 1 .xyz, 1 without one; to pack one, name it" in caplog.text
+    with pytest.raises(InputError, match=r"no videos in .*found 1 \.txt, 1 \.xyz"):
+        names(tmp_path / "sub")
+
+
+def test_a_glob_counts_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touch(tmp_path, "a.mp4", "a.json", "b.ts", "b.json")
+    assert names(f"{tmp_path}/*") == ["a.mp4", "b.ts"]
+    assert "left out: 2 .json" in caplog.text
+    with pytest.raises(InputError, match=r"no videos match .*found 2 \.json"):
+        names(f"{tmp_path}/*.json")
+
+
 def test_natural_order_does_not_depend_on_the_order_of_inputs(tmp_path: Path) -> None:
     touch(tmp_path, "a1.mp4", "a01.mp4", "a001.mp4")
     files = [tmp_path / "a1.mp4", tmp_path / "a01.mp4", tmp_path / "a001.mp4"]

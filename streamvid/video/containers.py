@@ -1,0 +1,97 @@
+"""Which containers are opened: those that FFmpeg reads from one file, chosen by content, never by a name.
+
+The list names demuxers that are allowed. What may refer to other files or to URLs is not among them: playlists (hls,
+dash, imf, concat, sdp), image patterns (image2), scripts (avisynth, vapoursynth, lavfi), recordings that are split over
+files (mlv, vobsub), text (tty). Nor are audio, single pictures (the `_pipe` formats, fits), and raw pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+RAW_STREAMS: Final = frozenset({
+    "apv", "av1", "avs2", "avs3", "cavsvideo", "dirac", "dnxhd", "evc", "h261", "h263", "h264", "hevc",
+    "ingenient", "ipu", "m4v", "mjpeg", "mjpeg_2000", "mpegvideo", "obu", "vc1", "vvc",
+})  # fmt: skip
+"""FFmpeg's demuxers of streams without a container, and so without times. FFmpeg takes 25 frames a second for them."""
+TRUSTED_TIMES: Final = frozenset({"flv", "ivf", "matroska", "mov", "mpeg", "mpegts", "nut", "wtv"})
+"""Demuxers whose presentation times are right where frames are reordered, too."""
+FORMATS: Final = (
+    # what cameras, broadcasters, editors and the web use
+    "apng", "asf", "avi", "cine", "dhav", "dv", "flv", "gif", "gxf", "hxvs", "ifv", "iv8", "ivf", "kux",
+    "lmlm4", "luodat", "lxf", "matroska", "webm", "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "mpeg", "mpegts",
+    "mpjpeg", "mtv", "mxf", "mxg", "nc", "nsv", "nut", "nuv", "ogg", "pmp", "pva", "rm", "ivr", "r3d", "ser",
+    "siff", "smjpeg", "swf", "ty", "vc1test", "vividas", "vivo", "wtv", "yuv4mpegpipe",
+    # games and animations
+    "4xm", "anm", "avs", "bethsoftvid", "bfi", "bink", "bmv", "c93", "cdxl", "dfa", "dsicin", "dxa", "ea",
+    "film_cpk", "flic", "gdv", "hnm", "idcin", "ipmovie", "jv", "mm", "mods", "moflex", "mv", "mvi", "paf",
+    "pdv", "psxstr", "rl2", "roq", "rpl", "sga", "smk", "smush", "thp", "tiertexseq", "tmv", "usm", "vmd",
+    "wc3movie", "wsvqa", "xmv", "yop",
+    *sorted(RAW_STREAMS),
+)  # fmt: skip
+"""Names of the demuxers that may read a file."""
+
+_KINDS: Final[Mapping[bytes, str]] = {
+    b"#EXTM3U": "an HLS playlist, which names other files",
+    b"ffconcat version": "an ffconcat script, which names other files",
+    b"<MPD": "a DASH manifest, which names other files",
+    b"<CompositionPlaylist": "an IMF playlist, which names other files",
+    b"v=0": "an SDP description of a network stream",
+    b"# VobSub index": "an index of VobSub subtitles",
+    b"MLVI": "a Magic Lantern recording, which may go on in other files",
+    b"\x89PNG": "a single picture",
+    b"\xff\xd8\xff": "a single picture",
+    b"BM": "a single picture",
+    b"ID3": "audio",
+    b"fLaC": "audio",
+}
+"""What files begin with that are refused, and what they are."""
+_HEAD_BYTES: Final = 4096
+
+
+def kind_of_refused(source: Path) -> str:
+    """What a file is that no demuxer of `FORMATS` takes; empty if that is not known."""
+    with source.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head[8:12] == b"WEBP":
+        return "a picture, or an animation that FFmpeg does not decode"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"<?xml"):
+        text = text[max(0, *(text.find(tag) for tag in _KINDS if tag.startswith(b"<"))) :]
+    return next((kind for start, kind in _KINDS.items() if text.startswith(start)), "")
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse an MXF file that is a part of a clip, by its operational pattern (SMPTE ST 377-1, 8.3.3).
+
+    Args:
+        pattern: the universal label in hex, as FFmpeg's metadata have it.
+
+    Raises:
+        ValueError: it is OP-Atom, or its essence is in other files.
+    """
+    label = bytes.fromhex(pattern.replace(".", ""))
+    if len(label) == 16 and (label[12] == _OP_ATOM or label[14] & _EXTERNAL):
+        raise ValueError("it is a part of a split MXF clip (OP-Atom, or essence in other files): wrap it as OP1a first")
+
+
+_OP_ATOM: Final = 0x10
+_EXTERNAL: Final = 2
+"""Bit of the qualifiers that says that essence is in other files."""
+
+
+@contextmanager
+def nameless(source: Path) -> Iterator[str]:
+    """A URL of a local file without its name, valid inside the `with`.
+
+    FFmpeg takes names for hints, and some, such as `%03d.gif`, for patterns of names.
+    """
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"file:/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

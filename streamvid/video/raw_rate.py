@@ -1,0 +1,61 @@
+"""The frame rate of streams without times, such as raw H.264: their header's, else the one that the user gives."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import av
+
+from streamvid.video.probe import demux, open_video, video_stream
+
+if TYPE_CHECKING:
+    from av.video.stream import VideoStream
+
+_STATES_RATE: Final = frozenset({"h264", "hevc", "av1", "mpeg1video", "mpeg2video", "vc1", "vvc", "dirac", "cavs"})
+"""Codecs whose headers may state a frame rate that decoders read. For others FFmpeg's make one up: MPEG-4 states the
+resolution of its clock, H.261 and H.263 the rate of a camera that may leave out pictures."""
+_FASTEST: Final = 500
+"""Frames per second above which a header gives the resolution of its clock and not a rate."""
+
+
+def frame_rate(source: Path, fps: Fraction | None) -> Fraction:
+    """Frames per second of a file whose frames have no times.
+
+    Args:
+        source: the file.
+        fps: the rate if its header states none.
+
+    Raises:
+        ValueError: it states none, and none is given.
+    """
+    rate = _stated_rate(source) or fps
+    if rate is None:
+        raise ValueError("its frames have no times, and its header states no frame rate: give --fps")
+    return rate
+
+
+def _stated_rate(source: Path) -> Fraction | None:
+    """What a decoder that sees the stream alone reads in its header; FFmpeg's demuxers make up a rate of 25."""
+    with closing(open_video(source)) as container:
+        stream = video_stream(container)
+        codec = stream.codec_context.codec
+        if codec.canonical_name not in _STATES_RATE:
+            return None
+        bare = _bare_context(stream)
+        for packet in demux(container, stream, codec.canonical_name):
+            with suppress(av.error.FFmpegError):
+                if bare.decode(packet):
+                    break
+        rate = bare.framerate
+    return rate if rate and 0 < rate <= _FASTEST else None
+
+
+def _bare_context(stream: VideoStream) -> av.VideoCodecContext:
+    context = av.CodecContext.create(stream.codec_context.codec.name, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = stream.codec_context.extradata
+    context.thread_count = 1
+    return context

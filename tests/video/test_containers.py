@@ -1,0 +1,328 @@
+"""Every container is opened by its content: the right frames at the right times, and no other file or URL."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from fractions import Fraction
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from streamvid.errors import VideoError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
+from streamvid.video.containers import FORMATS, RAW_STREAMS
+from streamvid.video.probe import open_video
+from streamvid.video.remux import remux_with_ffmpeg
+from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
+from tools.clips import Recipe, read_frame_number
+from tools.pictures import draw_frame_number
+
+FRAMES, RATE, WIDTH, HEIGHT = 14, 30, 352, 288
+_X264 = {"x264-params": "keyint=6:min-keyint=6:bframes=2:scenecut=0:log-level=none"}
+_X265 = {"x265-params": "keyint=6:min-keyint=6:bframes=2:log-level=none:pools=1:frame-threads=1"}
+_MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
+
+
+def encode(
+    path: Path, muxer: str, codec: str, pix_fmt: str = "yuv420p", *, rate: int = RATE, frames: int = FRAMES,
+    options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT),
+) -> Path:  # fmt: skip
+    """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know."""
+    with av.open(str(path), "w", format=muxer, options={"fflags": "+bitexact"}) as output:
+        stream: Any = output.add_stream(codec, rate=rate, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
+        stream.codec_context.thread_count = 1
+        for number in range(frames):
+            picture = np.full((size[1], size[0], 3), 40 + 8 * (number % 8), dtype=np.uint8)
+            draw_frame_number(picture, number)
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
+            frame.pts, frame.time_base = number, Fraction(1, rate)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+def prepare(source: Path, folder: Path, **options: Any) -> tuple[StoredClip, bool]:
+    folder.mkdir()
+    clip, transcoded = remux_or_build(str(source), source, folder, PackOptions(**options), cut_only=False)
+    return clip.as_file(folder / "stored.mp4"), transcoded
+
+
+def decoded(path: Path) -> list[np.ndarray[Any, Any]]:
+    with open_video(path) as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def check(source: Path, folder: Path, *, copied: bool, rate: int = RATE, frames: int = FRAMES, **options: Any) -> None:
+    """The frames of a sequential decode, bit for bit where packets are copied, a frame's duration apart."""
+    clip, transcoded = prepare(source, folder, **options)
+    assert transcoded is not copied
+    expected, stored = decoded(source), decoded(clip.mp4)
+    assert [read_frame_number(picture) for picture in stored] == list(range(frames))
+    if copied:
+        assert len(stored) == len(expected)
+        assert all(np.array_equal(a, b) for a, b in zip(stored, expected, strict=True))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(frames) / rate, atol=0.0011)  # FLV, ASF and RealMedia count in ms
+
+
+COPIED = {
+    "h264.mpg": ("mpeg", "libx264", _X264),
+    "hevc.vob": ("vob", "libx265", _X265),
+    "h264.flv": ("flv", "libx264", _X264),
+    "hevc.flv": ("flv", "libx265", _X265),
+    "h264.asf": ("asf", "libx264", _X264),
+    "mpeg4.asf": ("asf", "mpeg4", _MPEG),
+    "h264.mxf": ("mxf", "libx264", _X264),
+    "h264.nut": ("nut", "libx264", _X264),
+    "mpeg4.nut": ("nut", "mpeg4", _MPEG),
+    "vp9.ivf": ("ivf", "libvpx-vp9", {"deadline": "realtime"}),
+    "vp8.ivf": ("ivf", "libvpx", {"deadline": "realtime"}),
+    "vp8.ogv": ("ogg", "libvpx", {"deadline": "realtime"}),
+    "raw.h264": ("h264", "libx264", _X264),
+    "raw.h265": ("hevc", "libx265", _X265),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_packets_are_copied_out_of(name: str, tmp_path: Path) -> None:
+    muxer, codec, options = COPIED[name]
+    # The name says nothing: the content decides.
+    source = encode(tmp_path / "%03d.png", muxer, codec, options=options)
+    check(source, tmp_path / "clip", copied=True)
+
+
+TRANSCODED: dict[str, tuple[str, str, str, dict[str, str]]] = {
+    "mpeg2.mpg": ("mpeg", "mpeg2video", "yuv420p", _MPEG),
+    "mpeg1.mpg": ("mpeg", "mpeg1video", "yuv420p", _MPEG),
+    "mpeg2.vob": ("dvd", "mpeg2video", "yuv420p", _MPEG),
+    "raw.m2v": ("mpeg2video", "mpeg2video", "yuv420p", _MPEG),
+    "raw.m1v": ("mpeg1video", "mpeg1video", "yuv420p", _MPEG),
+    "mpeg2.mxf": ("mxf", "mpeg2video", "yuv420p", _MPEG),
+    "mpeg2.wtv": ("wtv", "mpeg2video", "yuv420p", _MPEG),
+    "sorenson.flv": ("flv", "flv", "yuv420p", {}),
+    "wmv2.wmv": ("asf", "wmv2", "yuv420p", {}),
+    "rv20.rm": ("rm", "rv20", "yuv420p", {}),
+    "flash.swf": ("swf", "flv", "yuv420p", {}),
+    "a.gif": ("gif", "gif", "rgb8", {}),
+    "a.apng": ("apng", "apng", "rgb24", {}),
+    "a.y4m": ("yuv4mpegpipe", "wrapped_avframe", "yuv420p", {}),
+    "ffv1.nut": ("nut", "ffv1", "yuv420p", {}),
+}
+
+
+@pytest.mark.parametrize("name", TRANSCODED)
+def test_frames_are_transcoded_out_of(name: str, tmp_path: Path) -> None:
+    muxer, codec, pix_fmt, options = TRANSCODED[name]
+    rate = 25 if name == "a.gif" else RATE  # GIF counts in hundredths
+    source = encode(tmp_path / name, muxer, codec, pix_fmt, options=options, rate=rate)
+    check(source, tmp_path / "clip", copied=False, rate=rate)
+
+
+def test_dv(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.dv", "dv", "dvvideo", rate=25, frames=5, size=(720, 576))
+    check(source, tmp_path / "clip", copied=False, rate=25, frames=5)
+
+
+# Raw streams
+
+
+@pytest.mark.parametrize(("muxer", "codec"), [("mjpeg", "mjpeg"), ("h263", "h263"), ("obu", "libsvtav1")])
+def test_a_stream_without_a_rate_wants_one(muxer: str, codec: str, tmp_path: Path) -> None:
+    pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    options = {"preset": "12", "svtav1-params": "lp=1"} if muxer == "obu" else {}
+    source = encode(tmp_path / "raw", muxer, codec, pix_fmt, options=options)
+    with pytest.raises(VideoError, match="its frames have no times, and its header states no frame rate: give --fps"):
+        prepare(source, tmp_path / "refused")
+    check(source, tmp_path / "clip", copied=codec != "h263", rate=12, fps=Fraction(12))
+
+
+@pytest.mark.parametrize("rate", [24, 50])
+@pytest.mark.parametrize("name", ["raw.h264", "raw.h265"])
+def test_the_rate_in_the_header_wins(name: str, rate: int, tmp_path: Path) -> None:
+    muxer, codec, options = COPIED[name]
+    source = encode(tmp_path / name, muxer, codec, options=options, rate=rate)
+    check(source, tmp_path / "clip", copied=True, rate=rate, fps=Fraction(12))
+
+
+def test_a_clock_is_no_rate(tmp_path: Path) -> None:
+    """An encoder that was fed milliseconds writes 1000 into the header."""
+    source = encode(tmp_path / "raw.h264", "h264", "libx264", options=_X264, rate=1000)
+    with pytest.raises(VideoError, match="give --fps"):
+        prepare(source, tmp_path / "refused")
+
+
+def test_pulldown(tmp_path: Path) -> None:
+    """repeat_first_field shows a frame for three fields: 24 frames take the time of 30."""
+    data = bytearray(encode(tmp_path / "a.m2v", "mpeg2video", "mpeg2video", options={"g": "6"}).read_bytes())
+    at, pictures = data.find(b"\0\0\1\xb5"), 0
+    while at >= 0:
+        if data[at + 4] >> 4 == 8:  # picture_coding_extension: top_field_first, repeat_first_field, progressive_frame
+            data[at + 7] |= 0x82 if pictures % 2 else 0x80
+            data[at + 8] |= 0x80
+            pictures += 1
+        elif data[at + 4] >> 4 == 1:
+            data[at + 5] &= ~0x08  # sequence_extension: not progressive_sequence
+        at = data.find(b"\0\0\1\xb5", at + 4)
+    (tmp_path / "a.m2v").write_bytes(data)
+    clip, _ = prepare(tmp_path / "a.m2v", tmp_path / "clip")
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    fields = np.diff(np.round(seconds * 2 * RATE))
+    assert sorted(set(fields.tolist())) == [2, 3]
+    assert fields.sum() == round(2.5 * (FRAMES - 1))
+
+
+# What is refused
+
+PLAYLISTS = {
+    "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n",
+    "ffconcat": "ffconcat version 1.0\nfile {target}\n",
+    "concat": "ffconcat version 1.0\nfile '{target}'\n",
+    "dash": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" '
+    'mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-live:2011"><Period><AdaptationSet '
+    'mimeType="video/mp4"><Representation id="1" bandwidth="1"><BaseURL>{target}</BaseURL></Representation>'
+    "</AdaptationSet></Period></MPD>",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
+    "imf": '<?xml version="1.0"?><CompositionPlaylist xmlns="http://www.smpte-ra.org/schemas/2067-3/2016"/>',
+    "vobsub": "# VobSub index file, v7\nid: en, index: 0\ntimestamp: 00:00:00:000, filepos: 0\n",
+    "avisynth": 'DirectShowSource("{target}")\n',
+    "subtitles": "1\n00:00:00,000 --> 00:00:01,000\n{target}\n",
+}
+
+
+@pytest.fixture
+def requests() -> Iterator[tuple[str, list[str]]]:
+    """A server's URL, and the paths that it was asked for."""
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Be quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/secret.ts", seen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", PLAYLISTS)
+def test_playlists_are_refused(kind: str, tmp_path: Path, requests: tuple[str, list[str]]) -> None:
+    secret = write(Recipe(container="ts", frames=4), tmp_path / "secret.ts")
+    url, seen = requests
+    for number, target in enumerate([secret, secret.name, url]):
+        for extension in ("mp4", "m3u8", "mpd", "idx", "avs"):
+            source = tmp_path / f"list{number}.{extension}"
+            source.write_text(PLAYLISTS[kind].format(target=target))
+            shutil.copy(secret, source.with_suffix(".sub"))
+            with pytest.raises(VideoError):
+                prepare(source, tmp_path / source.name.replace(".", "-"))
+    assert not seen
+
+
+@pytest.mark.parametrize("kind", ["ffconcat", "dash", "imf", "sdp", "vobsub", "hls"])
+def test_the_reason_says_what_it_is(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "a.mp4"
+    source.write_text(PLAYLISTS[kind].format(target="secret.ts"))
+    with pytest.raises(VideoError, match=r"it is an? .*(playlist|script|manifest|description|index)"):
+        prepare(source, tmp_path / "clip")
+
+
+NAMES = ["-a.mp4", "concat:b.ts", "subfile,,start,0,end,9,,:a.mp4", "data:video", "http:a", "%03d.gif", "a*?[b].gif"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_mean_nothing(name: str, tmp_path: Path) -> None:
+    source = encode(tmp_path / "source", "gif", "gif", "rgb8", rate=25, frames=4).rename(tmp_path / name)
+    encode(tmp_path / "001.gif", "gif", "gif", "rgb8", rate=25, frames=2)
+    check(source, tmp_path / "clip", copied=False, rate=25, frames=4)
+
+
+def test_a_track_in_another_file_is_not_read(tmp_path: Path) -> None:
+    """An MOV whose data reference names a file, as QuickTime's reference movies have."""
+    source = write(Recipe(container="mov", frames=4), tmp_path / "a.mov")
+    data = source.read_bytes()
+    at = data.index(b"dref") - 4
+    # A reference by path: an alias record (QuickTime File Format, dref) of type 2, absolute path.
+    path = str(tmp_path / "secret.mov").encode()
+    shutil.copy(source, tmp_path / "secret.mov")
+    record = bytes(150) + (2).to_bytes(2, "big") + len(path).to_bytes(2, "big") + path + bytes(len(path) % 2)
+    record += b"\xff\xff\0\0"
+    alias = (12 + len(record)).to_bytes(4, "big") + b"alis" + bytes(4) + record
+    dref = (16 + len(alias)).to_bytes(4, "big") + b"dref" + bytes(4) + (1).to_bytes(4, "big") + alias
+    old = int.from_bytes(data[at : at + 4], "big")
+    edited = bytearray(data[:at] + dref + data[at + old :])
+    for box in (b"moov", b"trak", b"mdia", b"minf", b"dinf"):
+        place = data.index(box) - 4
+        size = int.from_bytes(edited[place : place + 4], "big") + len(dref) - old
+        edited[place : place + 4] = size.to_bytes(4, "big")
+    source.write_bytes(edited)
+    # FFmpeg would follow it if it were allowed to.
+    with av.open(str(source), options={"enable_drefs": "1", "use_absolute_path": "1"}) as container:
+        assert sum(packet.size > 0 for packet in container.demux(video=0)) == 4
+    with pytest.raises(VideoError):
+        prepare(source, tmp_path / "clip")
+
+
+def test_split_mxf_is_refused(tmp_path: Path) -> None:
+    options = {"b": "36M"}
+    source = encode(
+        tmp_path / "a.mxf", "mxf_opatom", "dnxhd", "yuv422p", rate=25, frames=2, options=options, size=(1920, 1080)
+    )
+    with pytest.raises(VideoError, match="a part of a split MXF clip"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_no_demuxer_on_the_list_opens_other_files() -> None:
+    names = {name for entry in FORMATS for name in entry.split(",")}
+    refused = {
+        "hls", "dash", "concat", "sdp", "imf", "image2", "image2pipe", "avisynth", "vapoursynth", "lavfi",
+        "tty", "vobsub", "mlv", "rtsp", "rtp", "rawvideo", "webm_dash_manifest", "alsa", "fbdev", "v4l2",
+        "x11grab", "kmsgrab",
+    }  # fmt: skip
+    assert not names & refused
+    assert names >= RAW_STREAMS
+    assert names <= {name for entry in av.formats_available for name in entry.split(",")}
+
+
+def test_audio_and_pictures_are_refused(tmp_path: Path) -> None:
+    picture = encode(tmp_path / "a.mp4", "image2pipe", "png", "rgb24", frames=1)
+    with pytest.raises(VideoError, match="it is a single picture"):
+        prepare(picture, tmp_path / "picture")
+    with av.open(str(tmp_path / "b.mp4"), "w", format="flac") as output:
+        stream: Any = output.add_stream("flac", rate=48000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 4800), np.int16), format="s16", layout="mono")
+        sound.sample_rate, sound.pts = 48000, 0
+        output.mux([*stream.encode(sound), *stream.encode(None)])
+    with pytest.raises(VideoError, match="it is audio"):
+        prepare(tmp_path / "b.mp4", tmp_path / "audio")
+
+
+# Times
+
+
+def test_times_between_dated_packs_are_filled_in(tmp_path: Path) -> None:
+    """MPEG program streams date packs, in which several frames may begin."""
+    source = encode(tmp_path / "a.mpg", "mpeg", "libx264", options=_X264)
+    with open_video(source) as container:
+        undated = [packet.pts is None for packet in container.demux(video=0) if packet.size]
+    assert any(undated)
+    assert not all(undated)
+    clip = remux_with_ffmpeg(source, tmp_path)
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(FRAMES) / RATE, atol=1e-4)
