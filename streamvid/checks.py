@@ -9,6 +9,7 @@ import difflib
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
@@ -65,8 +66,22 @@ def one_of(value: object, allowed: Sequence[str], name: str) -> None:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}{hint}")
 
 
+def plain(value: Any) -> Any:
+    """NumPy's scalars as Python's, also those in lists and tuples; anything else as it is.
+
+    Options are hashed by their repr and written as JSON: 8 and np.int64(8) must come out alike.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        items = [plain(item) for item in value]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    return value
+
+
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Answer a keyword that the function does not have with the nearest that it has.
+    """Answer a keyword that the function does not have with the nearest that it has. NumPy's scalars come to it as
+    Python's.
 
     Raises:
         TypeError: at the call, as Python itself would; with the name that was probably meant.
@@ -85,7 +100,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
                 owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{owner} has no argument {name!r}{hint}")
-        return function(*args, **kwargs)
+        return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
     return checked
 

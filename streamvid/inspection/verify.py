@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.checks import suggest_keywords
 from streamvid.dataset.clip_table import ClipTable, ShardIndex, clip_table, read_index, read_scalars
 from streamvid.dataset.dataset import read_manifest
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
@@ -113,6 +114,7 @@ class _Checked:
     foreign: bool = False
 
 
+@suggest_keywords
 def verify(
     path: str | os.PathLike[str],
     *,

@@ -199,7 +199,8 @@ class StreamLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
-        if integer(epoch, "epoch", least=0, most=None) != self.epoch:
+        epoch = integer(epoch, "epoch", least=0, most=None)
+        if epoch != self.epoch:
             self._next = self._schedule.start(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from streamvid.checks import suggesting
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
@@ -15,6 +16,7 @@ CutUnit = Literal["seconds", "frames"]
 TailPolicy = Literal["keep", "drop", "merge"]
 
 
+@suggesting
 @dataclass(frozen=True)
 class FixedLength:
     """Cut videos into consecutive clips of one length.
@@ -31,6 +33,7 @@ class FixedLength:
     tail: TailPolicy = "keep"
 
 
+@suggesting
 @dataclass(frozen=True)
 class Scenes:
     """Cut videos at the scene changes that PySceneDetect's content detector finds.
@@ -60,6 +63,7 @@ class Cut:
     meta: str = "{}"
 
 
+@suggesting
 @dataclass(frozen=True)
 class PackOptions:
     """How every video is cut and transcoded. Together with the sources these options decide every byte of a dataset.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
+from streamvid.checks import suggest_keywords
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
@@ -56,6 +57,7 @@ Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 
 
+@suggest_keywords
 def pack(
     inputs: Sequence[str | os.PathLike[str]],
     destination: str | os.PathLike[str],

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.checks import integer
+from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
 from streamvid.plan.epoch_plan import Epoch, Plan, Position, Topology, TopologyRun
 from streamvid.plan.permutation import Pool
@@ -93,7 +93,7 @@ class RunSchedule:
         """
         schedule = self
         shards = state.get("shards") if isinstance(state, Mapping) else None
-        if isinstance(shards, int) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
+        if is_integer(shards) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not position.history:
@@ -120,7 +120,7 @@ class RunSchedule:
         pool = stream.pools[0]
         if len(stream.pools) > 1 or pool.weights is not None or self.plan.steps is not None:
             epoch = state.get("epoch")
-            following = epoch + 1 if isinstance(epoch, int) else "n"
+            following = epoch + 1 if is_integer(epoch) else "n"
             raise InputError(
                 f"the state is of {shards} shards, and there are {len(self.checksums)} now: after shards were appended "
                 "a run resumes within an epoch only without Mix, weights and steps_per_epoch; leave the state out, and "

@@ -19,6 +19,7 @@ import av
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checks import suggesting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import RAW_STREAMS
@@ -39,6 +40,7 @@ GOP: Final = 30
 """Default distance of key frames, in frames: docs/packing.md has the measurements."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class TranscodeOptions:
     """How to encode a video.

@@ -1,0 +1,125 @@
+"""NumPy's numbers in the place of Python's: the same options, the same hashes, states that are JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.checks import plain
+from tests.support.clips import write
+from tests.support.packed import digests
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+
+def in_numpy(value: Any) -> Any:
+    """The same value with NumPy's scalars, in lists and tuples, too."""
+    if isinstance(value, dict):
+        return {name: in_numpy(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(in_numpy(item) for item in value)
+    kinds: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, str: np.str_}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+def test_plain_leaves_all_else_alone() -> None:
+    for value in (
+        1,
+        2.5,
+        "a",
+        None,
+        [1, "b"],
+        (1, (2, 3)),
+        {"a": np.int64(1)},
+        np.arange(3),
+        np.array(3),
+        torch.tensor(3),
+    ):
+        assert plain(value) is value
+    assert repr(plain((np.int64(1), [np.float32(0.5), (np.bool_(True), np.str_("s"))]))) == "(1, [0.5, (True, 's')])"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (sv.Window, {"frames": 4, "stride": 2, "windows": 3, "start": "even", "jitter": 1}),
+        (sv.Window, {"frames": 4, "fps": 7.5}),
+        (sv.Window, {"frames": 4, "span": (1, 2.5)}),
+        (sv.TiledWindows, {"frames": 4, "step": 3, "stride": 2}),
+        (sv.MultiRate, {"parts": [(4, 2.5), (2, 10)]}),
+        (sv.Uniform, {"frames": 4}),
+        (sv.Keyframes, {"frames": 4}),
+        (sv.RandomFrames, {"frames": 4}),
+        (sv.Frames, {"numbers": [1, 5]}),
+        (sv.ByClip, {"num_frames": 4, "frames": "times"}),
+        (sv.Transform, {"resize": 40, "crop": (24, 32), "horizontal_flip": 0.5, "mean": [0.4, 0.5, 0.6], "std": 0.2}),
+        (sv.Transform, {"random_short_side": (40, 50), "crop": 32, "rotate": 5, "brightness": (0.5, 2)}),
+        (sv.FixedLength, {"length": 12, "unit": "frames"}),
+        (sv.Scenes, {"min_length": 0.5}),
+        (sv.TranscodeOptions, {"gop": 8, "crf": 30, "max_fps": 12.5, "short_side": 64}),
+    ],
+)  # fmt: skip
+def test_options_in_numpy_are_those_in_python(kind: Any, options: dict[str, Any]) -> None:
+    assert repr(kind(**in_numpy(options))) == repr(kind(**options))
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checks") / "videos"
+    folder.mkdir()
+    for n in range(5):
+        write(Recipe(width=64, height=64, frames=12, gop=4, seed=n), folder / f"{n}.mp4")
+    return folder
+
+
+def test_pack_verify_and_stream_with_numpys_numbers(videos: Path, tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"shard_size": 20_000, "workers": 2, "progress": False}
+    for name, change in (("python", lambda value: value), ("numpy", in_numpy)):
+        cutting = sv.FixedLength(**change({"length": 4, "unit": "frames"}))
+        sv.pack([videos], tmp_path / name, name="same", options=sv.PackOptions(cutting=cutting), **change(numbers))
+    assert digests(tmp_path / "python") == digests(tmp_path / "numpy")
+    assert sv.verify(tmp_path / "numpy", **in_numpy({"workers": 1, "seed": 3, "sample": 0.5, "progress": False})).ok
+    options = {
+        "batch_size": 2, "seed": 3, "steps_per_epoch": 4, "rank": 1, "world_size": 2, "num_threads": 1,
+        "group_by_size": 2, "shuffle": "block", "drop_last": True, "cache_bytes": 1 << 30,
+    }  # fmt: skip
+    states, seen = [], []
+    for change in (lambda value: value, in_numpy):
+        sampling = sv.Window(**change({"frames": 2, "stride": 2}))
+        with sv.StreamLoader(tmp_path / "python", sampling=sampling, device="cpu", **change(options)) as loader:
+            loader.set_epoch(change(2))
+            states.append(json.dumps(loader.state_dict()))
+            batches = iter(loader)
+            seen.append(next(batches)["clip"].tolist())
+            states.append(json.dumps(loader.state_dict()))
+            loader.load_state_dict(in_numpy(loader.state_dict()))
+            states.append(json.dumps(loader.state_dict()))
+    assert states[:3] == states[3:]
+    assert states[1] == states[2]
+    assert seen[0] == seen[1]
+
+
+def test_random_access_with_numpys_numbers(videos: Path, tmp_path: Path) -> None:
+    sv.pack([videos], tmp_path / "set", progress=False)
+    clips = sv.ClipDataset(tmp_path / "set", sampling=sv.Window(2), seed=np.uint32(4))  # type: ignore[arg-type]
+    clips.set_epoch(np.int16(1))  # type: ignore[arg-type]
+    assert clips[np.int64(-1)]["key"] == clips.get(np.int32(4), frames=np.arange(2))["key"] == "4"  # type: ignore[arg-type]
+    options: dict[str, Any] = in_numpy({"batch_size": 2, "num_workers": 0, "num_threads": 1, "drop_last": True})
+    with sv.GpuDataLoader(clips, device="cpu", **options) as loader:
+        loader.set_epoch(np.int64(3))  # type: ignore[arg-type]
+        assert len(loader) == len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("wrong", [np.bool_(True), np.float64(2), np.array(2), torch.tensor(2), "2", True])
+def test_what_is_no_whole_number(wrong: Any, videos: Path, tmp_path: Path) -> None:
+    sv.pack([videos], tmp_path / "set", progress=False)
+    for options in ({"batch_size": wrong}, {"batch_size": 1, "seed": wrong}):
+        with pytest.raises(sv.InputError, match="whole number"):
+            sv.StreamLoader(tmp_path / "set", sampling=sv.Window(2), **options)
