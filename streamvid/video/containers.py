@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from streamvid.errors import VideoError
+
 RAW_STREAMS: Final = frozenset({
     "apv", "av1", "avs2", "avs3", "cavsvideo", "dirac", "dnxhd", "evc", "h261", "h263", "h264", "hevc",
     "ingenient", "ipu", "m4v", "mjpeg", "mjpeg_2000", "mpegvideo", "obu", "vc1", "vvc",
@@ -89,8 +91,14 @@ def nameless(source: Path) -> Iterator[str]:
     """A URL of a local file without its name, valid inside the `with`.
 
     FFmpeg takes names for hints, and some, such as `%03d.gif`, for patterns of names.
+
+    Raises:
+        VideoError: it cannot be opened.
     """
-    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise VideoError(f"it cannot be opened: {error.strerror}") from error
     try:
         yield f"file:/proc/self/fd/{descriptor}"
     finally:
