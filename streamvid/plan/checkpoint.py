@@ -44,12 +44,14 @@ class Identity:
         sampling: hash of the frame sampler.
         order: hash of the options that the order of samples depends on.
         shards: number of shards. A dataset that was appended to begins with the same ones.
+        parts: datasets that are mixed; 1 for one alone.
     """
 
     dataset: str
     sampling: str
     order: str
     shards: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class RunSchedule:
             InputError: this is no state, it is damaged, or it belongs to another dataset, sampling or order.
         """
         schedule = self
+        _check_parts(state, len(self.plan.stream.pools))
         shards = state.get("shards") if isinstance(state, Mapping) else None
         if is_integer(shards) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
             schedule = self._before_append(shards, state)
@@ -112,7 +115,9 @@ class RunSchedule:
             if pool.weights is not None:
                 content.update(np.ascontiguousarray(pool.weights).data)
         order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
-        return Identity(content.hexdigest()[:16], _digest(self.sampling), _digest(order), len(self.checksums))
+        return Identity(
+            content.hexdigest()[:16], _digest(self.sampling), _digest(order), len(self.checksums), len(stream.pools)
+        )
 
     def _before_append(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
         """The schedule as it was when the dataset had only its first `shards` shards."""
@@ -122,9 +127,9 @@ class RunSchedule:
             epoch = state.get("epoch")
             following = epoch + 1 if is_integer(epoch) else "n"
             raise InputError(
-                f"the state is of {shards} shards, and there are {len(self.checksums)} now: after shards were appended "
-                "a run resumes within an epoch only without Mix, weights and steps_per_epoch; leave the state out, and "
-                f"begin the next epoch with set_epoch({following})"
+                f"the state is of {shards} shards, and there are {len(self.checksums)} here: it belongs to a run with "
+                "another dataset, or shards were appended since, and then a run resumes within an epoch only without "
+                f"Mix, weights and steps_per_epoch; leave it out, and begin the next epoch with set_epoch({following})"
             )
         upto = int(np.searchsorted(pool.shards, shards))
         first = Pool(pool.sample_ids[:upto], pool.shards[:upto])
@@ -162,6 +167,17 @@ class Cursor:
                 for run in self.position.history
             ],
         }
+
+
+def _check_parts(state: Mapping[str, Any], parts: int) -> None:
+    """Raises InputError if the state is of one dataset and the loader streams a `Mix`, or the other way round."""
+    theirs = state.get("parts", parts) if isinstance(state, Mapping) else parts
+    if is_integer(theirs) and theirs != parts:
+        belongs, streams = ("one dataset" if count == 1 else f"a Mix of {count}" for count in (theirs, parts))
+        raise InputError(
+            f"the state belongs to a run over {belongs}, and this loader streams {streams}: make the loader the same, "
+            "or leave the state out"
+        )
 
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:

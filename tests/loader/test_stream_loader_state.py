@@ -251,3 +251,18 @@ def test_samples_of_a_clip_are_items_of_their_own(datasets: tuple[str, str], tmp
     assert len(starts) == sum(-(-count // 4) for count in frames) == len(set(starts))
     assert Counter(clip for clip, _ in starts) == {n: -(-count // 4) for n, count in enumerate(frames)}
     assert np.all(np.diff([second for clip, second in starts if clip == 0]) > 0)
+
+
+def test_a_state_of_one_dataset_is_none_of_a_mix(datasets: tuple[str, str]) -> None:
+    """Although the mixture has the dataset's shards and more, as if some were appended."""
+    mix = sv.Mix([(datasets[0], 1), (datasets[1], 1)])
+    with loader(datasets[0]) as one, loader(mix) as both:
+        states = []
+        for source in (one, both):
+            next(iter(source))
+            states.append(json.loads(json.dumps(source.state_dict())))
+        with pytest.raises(sv.InputError, match="over one dataset, and this loader streams a Mix of 2"):
+            both.load_state_dict(states[0])
+        with pytest.raises(sv.InputError, match="over a Mix of 2, and this loader streams one dataset"):
+            one.load_state_dict(states[1])
+        both.load_state_dict(states[1])

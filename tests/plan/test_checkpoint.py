@@ -148,6 +148,24 @@ def test_what_was_not_appended_to_is_refused() -> None:
             schedule([4, 3, 5]).resume({**state, "shards": damaged})
 
 
+def test_one_dataset_and_a_mix_are_told_apart() -> None:
+    """Whatever the numbers of shards: nothing was appended."""
+    alone, longer = schedule([4, 3]), schedule([4, 3, 5])
+    two, three = schedule([4, 3, 5], pools=2), schedule([4, 3, 5, 6], pools=3)
+    for one, other, words in (
+        (alone, two, "over one dataset, and this loader streams a Mix of 2"),
+        (longer, two, "over one dataset, and this loader streams a Mix of 2"),
+        (two, alone, "over a Mix of 2, and this loader streams one dataset"),
+        (two, schedule([4, 3, 5, 6]), "over a Mix of 2, and this loader streams one dataset"),
+        (two, three, "over a Mix of 2, and this loader streams a Mix of 3"),
+    ):
+        for state in (one.start(1).state(), one.start(1).advanced().state()):
+            with pytest.raises(InputError, match=words) as error:
+                other.resume(state)
+            assert "appended" not in str(error.value)
+    assert two.resume(two.start(1).state()) == two.start(1)
+
+
 def test_where_it_cannot_be_it_says_what_to_do() -> None:
     before, after = [4, 3], [4, 3, 5]
     for what in ("steps", "pools", "weights"):
