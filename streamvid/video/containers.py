@@ -8,6 +8,7 @@ files (mlv, vobsub), text (tty). Nor are audio, single pictures (the `_pipe` for
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +17,21 @@ from typing import Final
 from streamvid.errors import VideoError
 
 RAW_STREAMS: Final = frozenset({
-    "apv", "av1", "avs2", "avs3", "cavsvideo", "dirac", "dnxhd", "evc", "h261", "h263", "h264", "hevc",
-    "ingenient", "ipu", "m4v", "mjpeg", "mjpeg_2000", "mpegvideo", "obu", "vc1", "vvc",
+    "apv", "av1", "avs2", "avs3", "cavsvideo", "cdxl", "dirac", "dnxhd", "evc", "h261", "h263", "h264", "hevc",
+    "ingenient", "ipu", "lmlm4", "m4v", "mjpeg", "mjpeg_2000", "mpegvideo", "mpjpeg", "nc", "obu", "ser", "vc1", "vvc",
 })  # fmt: skip
-"""FFmpeg's demuxers of streams without a container, and so without times. FFmpeg takes 25 frames a second for them."""
+"""FFmpeg's demuxers of streams without a container, or of containers without times. FFmpeg makes up 25 frames a second
+for most of them."""
 TRUSTED_TIMES: Final = frozenset({"flv", "ivf", "matroska", "mov", "mpeg", "mpegts", "nut", "wtv"})
 """Demuxers whose presentation times are right where frames are reordered, too."""
 FORMATS: Final = (
     # what cameras, broadcasters, editors and the web use
     "apng", "asf", "avi", "cine", "dhav", "dv", "flv", "gif", "gxf", "hxvs", "ifv", "iv8", "ivf", "kux",
-    "lmlm4", "luodat", "lxf", "matroska", "webm", "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "mpeg", "mpegts",
-    "mpjpeg", "mtv", "mxf", "mxg", "nc", "nsv", "nut", "nuv", "ogg", "pmp", "pva", "rm", "ivr", "r3d", "ser",
+    "luodat", "lxf", "matroska", "webm", "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "mpeg", "mpegts",
+    "mtv", "mxf", "mxg", "nsv", "nut", "nuv", "ogg", "pmp", "pva", "rm", "ivr", "r3d",
     "siff", "smjpeg", "swf", "ty", "vc1test", "vividas", "vivo", "wtv", "yuv4mpegpipe",
     # games and animations
-    "4xm", "anm", "avs", "bethsoftvid", "bfi", "bink", "bmv", "c93", "cdxl", "dfa", "dsicin", "dxa", "ea",
+    "4xm", "anm", "avs", "bethsoftvid", "bfi", "bink", "bmv", "c93", "dfa", "dsicin", "dxa", "ea",
     "film_cpk", "flic", "gdv", "hnm", "idcin", "ipmovie", "jv", "mm", "mods", "moflex", "mv", "mvi", "paf",
     "pdv", "psxstr", "rl2", "roq", "rpl", "sga", "smk", "smush", "thp", "tiertexseq", "tmv", "usm", "vmd",
     "wc3movie", "wsvqa", "xmv", "yop",
@@ -53,6 +55,20 @@ _KINDS: Final[Mapping[bytes, str]] = {
 }
 """What files begin with that are refused, and what they are."""
 _HEAD_BYTES: Final = 4096
+
+
+def is_timed(container: str, source: Path) -> bool:
+    """Whether a file says when its frames are shown, or how many there are per second.
+
+    Args:
+        container: the first of the names of its format, such as "mov".
+        source: the file.
+    """
+    if container == "yuv4mpegpipe":
+        with source.open("rb") as file:
+            header = file.readline(_HEAD_BYTES).split()  # YUV4MPEG2 W352 H288 F30:1 …
+        return any(re.fullmatch(rb"F[1-9]\d*:[1-9]\d*", word) for word in header)
+    return container not in RAW_STREAMS
 
 
 def kind_of_refused(source: Path) -> str:

@@ -5,7 +5,7 @@ Where a container has no times for frames, or wrong ones, the video is decoded o
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
@@ -16,8 +16,9 @@ import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
+from streamvid.bitstream.mpeg4 import VopClock
 from streamvid.mp4.edit_list import Edit, read_edit
-from streamvid.video.containers import RAW_STREAMS, TRUSTED_TIMES
+from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.probe import StreamInfo, demux, open_video, video_stream
 from streamvid.video.raw_rate import frame_rate
 
@@ -126,17 +127,28 @@ def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = No
         if restored is not None:
             return restored
     missing, undated = found.pts == _NO_PTS, demuxed.clock == _NO_PTS
-    if about.container not in RAW_STREAMS and not (missing & undated).all():
-        if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
-            return found
-        if missing.any() and undated.any():
-            order = output_order(source, codec, len(missing))
-            return _shown(found, order, fill_times(found.pts[order], found.time_base))
-        clock = demuxed.clock if not undated.any() else found.pts
-        return _shown(found, output_order(source, codec, len(clock)), _distinct(clock))
+    if not is_timed(about.container, source) or (missing & undated).all():
+        return _count_times(source, found, codec, fps)
+    if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
+        return found
+    order = output_order(source, codec, len(missing))
+    if missing.any() and undated.any():
+        return _shown(found, order, _fill_times(found.pts[order]))
+    return _shown(found, order, _distinct(found.pts if undated.any() else demuxed.clock))
+
+
+def _count_times(source: Path, found: PacketTimes, codec: str, fps: Fraction | None) -> PacketTimes:
+    """The times of a stream whose container has none: its pictures' own, which MPEG-4 has, else those of its rate."""
+    order = output_order(source, codec, len(found.pts))
+    if codec == "mpeg4":
+        clock = VopClock()
+        with closing(open_video(source)) as container, suppress(ValueError):
+            pts = np.array([clock.time(bytes(packet)) for packet in demux(container, video_stream(container), codec)])
+            if (np.diff(pts[order]) > 0).all():
+                return replace(found, pts=pts, time_base=(1, clock.resolution), last_duration=0)
     rate = frame_rate(source, fps)
     found = replace(found, time_base=(rate.denominator, rate.numerator), last_duration=1)
-    return _shown(found, output_order(source, codec, len(missing)), np.arange(len(missing), dtype=np.int64))
+    return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
 def decode_clock(source: Path, codec: str) -> Int64 | None:
@@ -292,12 +304,11 @@ def _distinct(clock: Int64) -> Int64:
     return ordered
 
 
-def fill_times(times: Int64, time_base: tuple[int, int]) -> Int64:
+def _fill_times(times: Int64) -> Int64:
     """Times of all frames, where a container has those of some: MPEG program streams date packs, not frames.
 
     Args:
         times: int64 [frames], in display order, in ticks; -2**63 for those without.
-        time_base: seconds per tick.
 
     Returns:
         int64 [frames]. Frames between two with times are evenly spaced; those before the first and behind the last are

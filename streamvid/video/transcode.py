@@ -22,7 +22,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import suggesting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.edit_list import read_edit
-from streamvid.video.containers import RAW_STREAMS
+from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.pixel_format import EncoderFormat
@@ -295,11 +295,11 @@ def _frames_of_file(source: Path, fps: Fraction | None) -> TimedFrames:
         stream.codec_context.thread_count = 1
         first = next(iter(container.decode(stream)), None)
         base, rate = stream.time_base, stream.average_rate
-        codec, is_raw = stream.codec_context.codec.canonical_name, container.format.name in RAW_STREAMS
+        codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
             raise ValueError("not one frame of it can be decoded")
         rotation = frame_rotation(first)
-    if is_raw:
+    if not is_timed(name, source):
         rate = frame_rate(source, fps)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)
     clock = decode_clock(source, codec)

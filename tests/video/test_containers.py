@@ -146,6 +146,20 @@ def test_a_stream_without_a_rate_wants_one(muxer: str, codec: str, tmp_path: Pat
     check(source, tmp_path / "clip", copied=codec != "h263", rate=12, fps=Fraction(12))
 
 
+def test_mpeg4_states_times_and_not_a_rate(tmp_path: Path) -> None:
+    """Its pictures count full seconds and fractions; B-VOPs from another one than the others do."""
+    source = encode(tmp_path / "a.m4v", "m4v", "mpeg4", options=_MPEG, rate=5)
+    check(source, tmp_path / "clip", copied=True, rate=5, fps=Fraction(12))
+
+
+def test_y4m_without_a_rate_wants_one(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.y4m", "yuv4mpegpipe", "wrapped_avframe", frames=3)
+    source.write_bytes(source.read_bytes().replace(b" F30:1", b" F0:0", 1))
+    with pytest.raises(VideoError, match="give --fps"):
+        prepare(source, tmp_path / "refused")
+    check(source, tmp_path / "clip", copied=False, frames=3, rate=12, fps=Fraction(12))
+
+
 @pytest.mark.parametrize("rate", [24, 50])
 @pytest.mark.parametrize("name", ["raw.h264", "raw.h265"])
 def test_the_rate_in_the_header_wins(name: str, rate: int, tmp_path: Path) -> None:
