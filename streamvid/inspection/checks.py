@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
 import av
 import numpy as np
@@ -17,9 +18,8 @@ import pyarrow as pa
 
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
-from streamvid.errors import InputError
 from streamvid.mp4.sample_entry import sample_description
-from streamvid.packing.typed_columns import typed_columns
+from streamvid.packing.typed_columns import dump_json
 from streamvid.video.frame_index import HIDDEN, FrameIndex
 
 Finding = tuple[str, int | None]
@@ -29,6 +29,7 @@ Read = Callable[[int, int], bytes]
 """Reads bytes of the tar: (offset, size) → bytes, fewer at the end of the tar."""
 
 _USTAR_MAGIC = b"ustar\x0000"
+_ROWS_AT_ONCE: Final = 1024
 
 
 def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
@@ -96,20 +97,44 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
         table: the shard's scalar columns.
         clips: the same as a ClipTable.
     """
-    names = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
-    if not names:
+    typed = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
+    if not typed.num_columns:
         return
-    columns = pa.schema([(name.removeprefix(FIELD_PREFIX), table.schema.field(name).type) for name in names])
-    try:
-        wanted = typed_columns(clips.meta, columns, clips.key)
-    except (InputError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        yield f"the meta of its clips does not fit the columns of the parquet ({error})", None
-        return
-    for name in names:
-        if not table[name].equals(wanted[name]):
-            pairs = zip(table[name], wanted[name], strict=True)
-            row = next((row for row, (found, right) in enumerate(pairs) if not found.equals(right)), 0)
-            yield f"its {name!r} in the parquet does not agree with its meta there", row
+    names = [name.removeprefix(FIELD_PREFIX) for name in typed.column_names]
+    dates = {name for name, field in zip(names, typed.schema, strict=True) if pa.types.is_temporal(field.type)}
+    sound = set(names)  # a damaged column is reported once
+    row = 0
+    for batch in typed.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        for stored in batch.rename_columns(names).to_pylist():
+            try:
+                document = json.loads(clips.meta[row])
+                beyond = document.keys() - set(names)
+                # An empty date of a CSV is null in its column, and empty text in the JSON.
+                document = {name: None if value == "" and name in dates else value for name, value in document.items()}
+                wrong = [name for name in names if name in sound and not _agrees(stored[name], document.get(name))]
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                yield f"its meta does not fit the columns of the parquet ({error})", row
+                return
+            if beyond:
+                yield f"its meta has {min(beyond)!r}, which the parquet has no column for", row
+                return
+            for name in wrong:
+                sound.remove(name)
+                yield f"its {FIELD_PREFIX + name!r} in the parquet does not agree with its meta there", row
+            row += 1
+
+
+def _agrees(stored: Any, value: Any) -> bool:
+    """Whether a value of a Parquet column, as a Python object, is the one that the JSON has."""
+    if stored is None or value is None:
+        return stored is value
+    if isinstance(stored, list):
+        return len(value) == len(stored) and all(map(_agrees, stored, value))
+    if hasattr(stored, "isoformat"):
+        return bool(type(stored).fromisoformat(value) == stored)
+    if isinstance(stored, str) and not isinstance(value, str):
+        return stored == dump_json(value)
+    return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
 
 
 def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.labels import match_videos
-from streamvid.packing.lists import TEXT_COLUMNS, meta_columns, other_columns, raw_labels, read_list, video_column
+from streamvid.packing.lists import TEXT_COLUMNS, raw_labels, read_list, video_column
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
 from streamvid.packing.scenes import need_scenedetect
-from streamvid.packing.typed_columns import unify_schemas
 from streamvid.storage.url import redact
 
 COLUMNS: Final = pa.schema(
@@ -31,7 +32,7 @@ _PAIRS: Final[tuple[tuple[CutUnit, str, str], ...]] = (
 _CLOCK: Final = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d*)?)")
 
 
-def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], int]:
+def attach_cuts(sources: Sequence[SourceVideo], path: str, lists: MetadataLists) -> tuple[list[SourceVideo], int]:
     """Add the cuts of a list to the sources, and drop the sources without any.
 
     Args:
@@ -40,6 +41,7 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
             `streamvid.packing.labels.attach_labels` takes them, and columns `start` and `end` in seconds (or as
             h:m:s) after the first frame, or `start_frame` and `end_frame`, numbered from 0. The end is exclusive; an
             empty one is the end of the video. A column `label` labels the clips; all others become metadata.
+        lists: takes these.
 
     Returns:
         The sources that have cuts, in the order given, and how many have none.
@@ -49,7 +51,8 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
             is missing, negative, or not before its end.
     """
     shown = redact(path)
-    table = read_list(path).table
+    parsed = read_list(path)
+    table = parsed.table
     column, cells = video_column(table, TEXT_COLUMNS, shown)
     if not cells:
         raise InputError(f"{shown} lists no cuts: add rows to it")
@@ -57,22 +60,22 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceV
     starts = _numbers(table[start_column], start_column, unit, shown)
     ends = _numbers(table[end_column], end_column, unit, shown)
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)
-    metas = other_columns(table, (column, start_column, end_column, "label", "key"), shown)
     matches = match_videos(sources, column, cells, path)
+    first_row = lists.add(parsed, (column, start_column, end_column, "label", "key"), shown)
     cuts: dict[int, list[Cut]] = defaultdict(list)
-    for row, (video, start, end) in enumerate(zip(matches, starts, ends, strict=True)):
+    for row, (video, start, end) in enumerate(zip(matches.tolist(), starts, ends, strict=True)):
         where = f"row {row + 1} of {shown}"
         if start is None:
             raise InputError(f"{where} has nothing in the column {start_column!r}: fill it in or drop the row")
         if end is not None and end <= start:
             raise InputError(f"{where} cuts from {start:g} to {end:g} ({unit}): the end must come after the start")
-        if video is not None:
-            cuts[video].append(Cut(start, end, unit, labels[row], metas[row]))
-    unmatched = [cell for cell, video in zip(cells, matches, strict=True) if video is None]
-    if unmatched:
+        if video >= 0:
+            cuts[video].append(Cut(start, end, unit, labels[row], (first_row + row,)))
+    unmatched = np.flatnonzero(matches < 0)
+    if len(unmatched):
         others = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
         raise InputError(
-            f"{shown} cuts {unmatched[0][:200]!r}{others}, not among the {len(sources)} videos: "
+            f"{shown} cuts {cells[unmatched[0]][:200]!r}{others}, not among the {len(sources)} videos: "
             "correct the paths or drop the rows"
         )
     found = [
@@ -109,25 +112,6 @@ def check_cutting(options: PackOptions, *, listed: bool) -> None:
         if not (math.isfinite(rule.min_length) and rule.min_length >= 0):
             raise InputError(f"a shortest scene of {rule.min_length:g} s: give 0 or more")
         need_scenedetect()
-
-
-def cut_columns(lists: Sequence[str], cuts: str | None) -> pa.Schema:
-    """Names and types of the metadata columns of a pack that cuts videos.
-
-    Args:
-        lists: paths of all other lists.
-        cuts: path of the cut list, if there is one.
-
-    Raises:
-        InputError: another list has a column of the same name as one of `COLUMNS`.
-    """
-    columns = meta_columns(lists)
-    for taken in columns.names:
-        if taken in COLUMNS.names:
-            raise InputError(f"a list has a column {taken!r}, which says where a clip was cut out: rename it")
-    if cuts is not None:
-        columns = unify_schemas([columns, meta_columns([cuts])])
-    return pa.schema([*COLUMNS, *(field for field in columns if field.name not in COLUMNS.names)])
 
 
 def _columns(table: pa.Table, shown: str) -> tuple[CutUnit, str, str]:

@@ -9,7 +9,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from typing import Final, TypeVar
@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.metadata import Metadata
+from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
 from streamvid.storage.url import is_local, local_path
 
@@ -148,6 +150,7 @@ def versions() -> dict[str, str]:
 def job_fingerprint(
     sources: Iterable[SourceVideo],
     fingerprints: Iterable[SourceFingerprint],
+    metadata: Metadata,
     *,
     settings: Mapping[str, object],
     versions: Mapping[str, str],
@@ -158,16 +161,26 @@ def job_fingerprint(
     Args:
         sources: in order, with class numbers as labels. Their paths do not count: moved videos are the same videos.
         fingerprints: of the sources.
+        metadata: the rows of the sources and their cuts.
         settings: everything else that the bytes depend on.
         versions: of the libraries, see `versions`.
         base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
     """
     content = hashlib.sha256()
     for source, version in zip(sources, fingerprints, strict=True):
-        row = {**_fields(source), "path": "", "size": version.size, "mark": version.mark}
+        row = _described(replace(source, path="", cuts=None), metadata)
+        if source.cuts is not None:
+            row["cuts"] = [_described(cut, metadata) for cut in source.cuts]
+        row |= {"size": version.size, "mark": version.mark}
         content.update(json.dumps(row).encode())
     others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
     return "-".join([content.hexdigest(), *(digest[:16] for digest in others)])
+
+
+def _described(value: SourceVideo | Cut, metadata: Metadata) -> dict[str, Json]:
+    """The fields of a source or cut, with its metadata in place of the numbers of its rows."""
+    text = metadata.json(value.rows)
+    return {"meta" if name == "rows" else name: text if name == "rows" else one for name, one in _fields(value).items()}
 
 
 def differing_parts(first: str, second: str) -> str:

@@ -20,7 +20,8 @@ from natsort import natsort_keygen
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.images import find_sequence
 from streamvid.packing.keys import duplicates, make_keys
-from streamvid.packing.lists import is_list, other_columns, raw_labels, read_list, video_column
+from streamvid.packing.lists import is_list, raw_labels, read_list, video_column
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
@@ -51,7 +52,7 @@ class SourceVideo:
         name: its path below the input folder, with '/'. Unique.
         key: its name in the dataset: ``[A-Za-z0-9_-]{1,80}``, unique also if case is ignored.
         label: class name or number; None if it has no label.
-        meta: a JSON object with its other columns from lists.
+        rows: numbers of its rows in lists, which are its metadata; see `streamvid.packing.metadata`.
         cuts: its rows in the cut list, in order; None without a cut list.
     """
 
@@ -59,7 +60,7 @@ class SourceVideo:
     name: str
     key: str
     label: int | str | None = None
-    meta: str = "{}"
+    rows: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] | None = None
 
 
@@ -74,16 +75,17 @@ class _Found:
     parts: tuple[str, ...]
     depth: int
     label: int | str | None = None
-    meta: str = "{}"
+    rows: tuple[int, ...] = ()
 
 
-def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
+def find_sources(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
     Args:
         inputs: files, folders (searched recursively), globs, or lists (.csv, .jsonl, .parquet with a column `path` or
             `video`; relative paths are relative to the list), local or on an object store. A video that is given more
             than once is packed once.
+        lists: takes the other columns of the lists.
 
     Raises:
         InputError: an input does not exist or holds no video, or a list cannot be used.
@@ -93,14 +95,17 @@ def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
     found: dict[tuple[str, ...], _Found] = {}
     for given in inputs:
         try:
-            videos = _find(given)
+            videos = _find(given, lists)
         except StorageUnavailable:
             raise
         except DatasetError as error:
             raise InputError(str(error)) from error
         for video in videos:
             known = found.setdefault(video.parts, video)
-            if is_list(given) and (known.label, known.meta) != (video.label, video.meta):
+            if is_list(given) and (known.label, *map(lists.json, known.rows)) != (
+                video.label,
+                *map(lists.json, video.rows),
+            ):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
     chosen = list(found.values())
     names = _names(chosen)
@@ -109,9 +114,14 @@ def find_sources(inputs: Sequence[str]) -> list[SourceVideo]:
     order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
     keys = make_keys([names[i] for i in order])
     return [
-        SourceVideo(chosen[i].path, names[i], key, chosen[i].label, chosen[i].meta)
+        SourceVideo(chosen[i].path, names[i], key, chosen[i].label, chosen[i].rows)
         for i, key in zip(order, keys, strict=True)
     ]
+
+
+def _columns(video: _Found, lists: MetadataLists) -> tuple[int | str | None, ...]:
+    """The label and the other columns of a video in lists."""
+    return video.label, *map(lists.json, video.rows)
 
 
 def _names(videos: list[_Found]) -> list[str]:
@@ -126,7 +136,7 @@ def _names(videos: list[_Found]) -> list[str]:
             depths[i] -= 1
 
 
-def _find(given: str) -> list[_Found]:
+def _find(given: str, lists: MetadataLists) -> list[_Found]:
     shown = redact(given)
     local = is_local(given)
     if local:
@@ -134,13 +144,13 @@ def _find(given: str) -> list[_Found]:
     if local and os.path.isdir(given):
         return _below(given, _walk(given), shown)
     if local and os.path.isfile(given):
-        return _listed(given) if is_list(given) else [_single(given)]
+        return _listed(given, lists) if is_list(given) else [_single(given)]
     if glob.has_magic(given):
         return _globbed(given, shown)
     if local:
         raise InputError(f"no such file or folder: {shown}")
     if is_list(given):
-        return _listed(given)
+        return _listed(given, lists)
     files = filesystem.list_files(given, recursive=True)
     if [_parts(file) for file in files] == [_parts(given)]:
         return [_single(given)]
@@ -247,9 +257,10 @@ def _globbed(pattern: str, shown: str) -> list[_Found]:
     return [_Found(path, _parts(path), len(fixed)) for path in matches]
 
 
-def _listed(path: str) -> list[_Found]:
+def _listed(path: str, lists: MetadataLists) -> list[_Found]:
     shown = redact(path)
-    table = read_list(path).table
+    parsed = read_list(path)
+    table = parsed.table
     column, cells = video_column(table, ("path", "video"), shown)
     if not cells:
         raise InputError(f"{shown} lists no videos: add rows to it")
@@ -265,8 +276,11 @@ def _listed(path: str) -> list[_Found]:
         levels = zip(*(p[:-1] for p in parts), strict=False)
         root = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)
-    meta = other_columns(table, (column, "label"), shown)
-    return [_Found(video, p, root, label, m) for video, p, label, m in zip(videos, parts, labels, meta, strict=True)]
+    first = lists.add(parsed, (column, "label"), shown)
+    return [
+        _Found(video, p, root, label, (first + i,))
+        for i, (video, p, label) in enumerate(zip(videos, parts, labels, strict=True))
+    ]
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from streamvid.packing.append import BaseDataset, extend_classes, new_sources
-from streamvid.packing.cut_list import attach_cuts, check_cutting, cut_columns
+from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name
 from streamvid.packing.fingerprints import job_fingerprint, source_fingerprints, versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.labels import Join, attach_labels, attach_metadata, class_names
-from streamvid.packing.lists import is_list, meta_columns
+from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.scenes import scene_versions
@@ -33,14 +33,12 @@ class PackJob:
         fingerprint: of everything that the dataset's bytes depend on.
         shard_size: the most bytes of a tar, unless a single clip is larger.
         options: how every video is cut and transcoded.
-        columns: names and types of the metadata columns, the same in every shard.
         versions: of the libraries; a machine with others must not take part.
     """
 
     fingerprint: str
     shard_size: int
     options: PackOptions
-    columns: pa.Schema
     versions: Mapping[str, str]
 
 
@@ -53,12 +51,14 @@ class GroupTask:
         cursor: where packing it begins or resumes.
         sources: from `cursor.source` on; labels are class numbers.
         sizes: bytes of each source, 0 if unknown.
+        metadata: the rows of these sources and their cuts.
     """
 
     group: Group
     cursor: GroupCursor
     sources: tuple[SourceVideo, ...]
     sizes: tuple[int, ...]
+    metadata: Metadata
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class JobSpec:
         job: what all groups have in common.
         sources: in order, with class numbers as labels.
         sizes: bytes of each source, 0 if unknown.
+        metadata: the rows of all sources and cuts.
         groups: the partition of the sources.
         name, classes: for dataset.json.
         base: the dataset that is appended to.
@@ -81,6 +82,7 @@ class JobSpec:
     job: PackJob
     sources: list[SourceVideo]
     sizes: list[int]
+    metadata: Metadata
     groups: list[Group]
     name: str
     classes: tuple[str, ...] | None
@@ -93,7 +95,9 @@ class JobSpec:
     def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
         """A group from a cursor on."""
         rest = slice(cursor.source, group.stop)
-        return GroupTask(group, cursor, tuple(self.sources[rest]), tuple(self.sizes[rest]))
+        sources = tuple(self.sources[rest])
+        rows = (row for s in sources for numbers in (s.rows, *(cut.rows for cut in s.cuts or ())) for row in numbers)
+        return GroupTask(group, cursor, sources, tuple(self.sizes[rest]), self.metadata.part(rows))
 
 
 def plan_job(
@@ -118,21 +122,22 @@ def plan_job(
         InputError: an input or list cannot be used.
     """
     check_cutting(options, listed=cuts is not None)
-    sources = find_sources(inputs)
+    lists = MetadataLists()
+    sources = find_sources(inputs, lists)
     check_rate((source.path for source in sources), options.fps)
     found = len(sources)
     joins: list[Join] = []
     if labels is not None:
-        sources, join = attach_labels(sources, labels)
+        sources, join = attach_labels(sources, labels, lists)
         joins.append(join)
     for path in metadata:
-        sources, join = attach_metadata(sources, path)
+        sources, join = attach_metadata(sources, path, lists)
         joins.append(join)
     for join in joins:
         for sentence in join.sentences():
             log.warning("%s", sentence)
     if cuts is not None:
-        sources, uncut = attach_cuts(sources, cuts)
+        sources, uncut = attach_cuts(sources, cuts, lists)
         if uncut:
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cuts))
         found -= uncut
@@ -143,9 +148,8 @@ def plan_job(
     if base is not None:
         classes = extend_classes(classes, base, labelled=unlabelled < len(sources))
     sources = _numbered(sources, classes)
-    lists = [path for path in (*inputs, *([] if labels is None else [labels]), *metadata) if is_list(path)]
     cutting = cuts is not None or options.cutting is not None
-    columns = cut_columns(lists, cuts) if cutting else meta_columns(lists)
+    columns = lists.finish(COLUMNS if cutting else pa.schema([]))
     fingerprints = source_fingerprints([source.path for source in sources])
     sizes = [version.size for version in fingerprints]
     groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
@@ -155,14 +159,16 @@ def plan_job(
     fingerprint = job_fingerprint(
         sources,
         fingerprints,
-        settings={**settings, "columns": columns, "classes": classes, "scenes": scene_versions(options)},
+        columns,
+        settings={**settings, "columns": columns.schema, "classes": classes, "scenes": scene_versions(options)},
         versions=versions(),
         base="" if base is None else base.sha256,
     )
     return JobSpec(
-        PackJob(fingerprint, shard_size, options, columns, versions()),
+        PackJob(fingerprint, shard_size, options, versions()),
         sources,
         sizes,
+        columns,
         groups,
         name,
         classes,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import pyarrow as pa
+import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.lists import dump_json, other_columns, raw_labels, read_list, video_column
+from streamvid.packing.lists import ParsedList, raw_labels, read_list, video_column
+from streamvid.packing.metadata import MetadataLists
 from streamvid.storage.url import is_local, local_path, redact
 
 _EXAMPLES: Final = 3
@@ -78,7 +79,7 @@ class Join:
         return warnings
 
 
-def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
+def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataLists) -> tuple[list[SourceVideo], Join]:
     """Add the labels and other columns of a list to the sources.
 
     A row that matches no video is an error: the label was meant for some clip, which would silently go without.
@@ -88,6 +89,7 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
         path: a .csv, .jsonl or .parquet with a column `path` (or `video`: a path below the input folder, the path that
             was given, also relative to the list's folder, a file name or a key, with or without extension) or `key`,
             and a column `label` (integers or text).
+        lists: takes the other columns.
 
     Returns:
         The sources, in the same order, and how the rows matched them.
@@ -97,13 +99,14 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
             match the same.
     """
     shown = redact(path)
-    table = read_list(path).table
-    if "label" not in table.schema.names:
+    rows = read_list(path)
+    names = rows.table.schema.names
+    if "label" not in names:
         raise InputError(
-            f"{shown} has no column 'label' but {', '.join(table.schema.names) or 'none'}: name one so, or give the "
+            f"{shown} has no column 'label' but {', '.join(names) or 'none'}: name one so, or give the "
             "list as --metadata"
         )
-    joined, join = _join(sources, table, path, labels=raw_labels(table, shown))
+    joined, join = _join(sources, rows, path, lists, labels=raw_labels(rows.table, shown))
     if join.surplus:
         others = f" and {join.surplus - 1} more" if join.surplus > 1 else ""
         raise InputError(
@@ -113,7 +116,7 @@ def attach_labels(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sourc
     return joined, join
 
 
-def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[SourceVideo], Join]:
+def attach_metadata(sources: Sequence[SourceVideo], path: str, lists: MetadataLists) -> tuple[list[SourceVideo], Join]:
     """Add the columns of a list to the sources.
 
     Rows that match no video are counted: such lists often describe more videos than are packed. A list without any
@@ -122,6 +125,7 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
     Args:
         sources: all videos of the pack.
         path: as of `attach_labels`, but without a column `label`.
+        lists: takes the other columns.
 
     Returns:
         The sources, in the same order, and how the rows matched them.
@@ -131,10 +135,10 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
             several videos, two rows match the same, or no row matches any.
     """
     shown = redact(path)
-    table = read_list(path).table
-    if "label" in table.schema.names:
+    rows = read_list(path)
+    if "label" in rows.table.schema.names:
         raise InputError(f"{shown} has a column 'label': give the list as --labels, or name the column otherwise")
-    joined, join = _join(sources, table, path)
+    joined, join = _join(sources, rows, path, lists)
     if not join.joined:
         raise InputError(
             f"none of the {join.rows} rows of {shown} names one of the {len(sources)} videos"
@@ -144,25 +148,30 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str) -> tuple[list[Sou
 
 
 def _join(
-    sources: Sequence[SourceVideo], table: pa.Table, path: str, *, labels: Sequence[int | str | None] | None = None
+    sources: Sequence[SourceVideo],
+    rows: ParsedList,
+    path: str,
+    lists: MetadataLists,
+    *,
+    labels: Sequence[int | str | None] | None = None,
 ) -> tuple[list[SourceVideo], Join]:
-    """The sources with the metadata of their rows, and the `labels` of these if given; and how the rows matched."""
+    """The sources with their rows, and the `labels` of these if given; and how the rows matched."""
     shown = redact(path)
-    column, cells = video_column(table, ("path", "video", "key"), shown)
-    extra = other_columns(table, (column, "label", "key"), shown)
+    column, cells = video_column(rows.table, ("path", "video", "key"), shown)
     joined = list(sources)
     missing = {source.name: None for source in sources}  # a dict keeps their order
     matches = match_videos(sources, column, cells, path)
-    for row, i in enumerate(matches):
-        if i is None:
-            continue
+    matched = np.flatnonzero(matches >= 0)
+    first = lists.add(rows.take(matched), (column, "label", "key"), shown)
+    for number, row in enumerate(matched.tolist(), first):
+        i = int(matches[row])
         source = sources[i]
         if source.name not in missing:
             raise InputError(f"{shown} names {source.name!r} more than once: keep one row")
         del missing[source.name]
         label = source.label if labels is None else labels[row]
-        joined[i] = replace(source, label=label, meta=_merged(source.meta, extra[row]))
-    surplus = [cell for cell, i in zip(cells, matches, strict=True) if i is None]
+        joined[i] = replace(source, label=label, rows=(*source.rows, number))
+    surplus = np.flatnonzero(matches < 0).tolist()
     join = Join(
         path=shown,
         rows=len(cells),
@@ -170,7 +179,7 @@ def _join(
         missing=len(missing),
         missing_names=tuple(missing)[:_EXAMPLES],
         surplus=len(surplus),
-        surplus_names=tuple(surplus[:_EXAMPLES]),
+        surplus_names=tuple(cells[row] for row in surplus[:_EXAMPLES]),
     )
     return joined, join
 
@@ -179,14 +188,8 @@ def _examples(names: Sequence[str]) -> str:
     return f", such as {', '.join(repr(name[:100]) for name in names)}" if names else ""
 
 
-def _merged(first: str, second: str) -> str:
-    if first == "{}":
-        return second
-    return dump_json(json.loads(first) | json.loads(second))
-
-
-def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[str], path: str) -> list[int | None]:
-    """The source that each row of a list means: its index, or None.
+def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[str], path: str) -> Int64:
+    """The source that each row of a list means: its index, or -1.
 
     Args:
         sources: all videos of the pack.
@@ -199,13 +202,14 @@ def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[st
     """
     shown = redact(path)
     find = _Finder(sources, posixpath.dirname(path))
-    matched: list[int | None] = []
-    for cell in cells:
+    matched = np.full(len(cells), -1)
+    for row, cell in enumerate(cells):
         found = find.by_key(cell) if column == "key" else find.by_path(cell)
         if len(found) > 1:
             names = " and ".join(sources[i].name for i in found[:2])
             raise InputError(f"{cell[:200]!r} in {shown} may be {names}: write the path below the packed folder")
-        matched.append(found[0] if found else None)
+        if found:
+            matched[row] = found[0]
     return matched
 
 

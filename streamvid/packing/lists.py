@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +11,10 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from streamvid.arrays import Int64
+from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import InputError, StreamvidError
-from streamvid.packing.typed_columns import unify_schemas
+from streamvid.packing.typed_columns import dump_json, is_text, json_value, to_type, usable_type
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.url import redact
@@ -33,36 +32,32 @@ _ROWS_AT_ONCE: Final = 4096
 
 @dataclass(frozen=True)
 class ParsedList:
-    """The content of a list.
+    """Rows of a list.
 
     Attributes:
-        table: its rows. Columns that name videos are text, as are dates and times of a CSV or JSONL, which JSON stores
+        table: its columns. Those that name videos are text, as are dates and times of a CSV or JSONL, which JSON stores
             as they were written. Other types are inferred.
-        types: its columns with their inferred types, for Parquet; dates and times included.
+        typed: the same, for Parquet: dates and times as such.
     """
 
     table: pa.Table
-    types: pa.Schema
+    typed: pa.Table
+
+    def take(self, rows: Int64) -> ParsedList:
+        """Some of the rows."""
+        return ParsedList(self.table.take(rows), self.typed.take(rows))
+
+    def column_as(self, name: str, kind: pa.DataType) -> list[pa.Array]:
+        """A column in chunks, in the type that it has in all shards of the pack; nulls if there is none."""
+        if name not in self.table.schema.names:
+            return [pa.nulls(self.table.num_rows, kind)]
+        column = (self.table if is_text(kind) else self.typed)[name]
+        return [to_type(chunk, kind) for chunk in column.chunks]
 
 
 def is_list(path: str) -> bool:
     """Whether the path is that of a list file, by its extension."""
     return path.lower().endswith(LIST_EXTENSIONS)
-
-
-def meta_columns(lists: Iterable[str]) -> pa.Schema:
-    """Names and Parquet types of the metadata columns of lists, given by their paths.
-
-    Raises:
-        InputError: a list cannot be read.
-    """
-    return unify_schemas([_metadata_fields(read_list(path).types) for path in dict.fromkeys(lists)])
-
-
-def _metadata_fields(types: pa.Schema) -> pa.Schema:
-    """The metadata columns of a list: those that neither name videos nor label them."""
-    named = next((name for name in TEXT_COLUMNS if name in types.names), "")
-    return pa.schema([field for field in types if field.name not in (named, "key", "label")])
 
 
 def read_list(path: str) -> ParsedList:
@@ -79,61 +74,71 @@ def read_list(path: str) -> ParsedList:
     except StreamvidError as error:
         raise InputError(str(error)) from error
     try:
-        table = _parse(path.lower(), data, {})
-        types = table.schema.remove_metadata()
+        table = _parse(path.lower(), data, [])
+        names = table.schema.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
         # "2024-01-01" is inferred to be a date, which JSON has no type for: such columns are read again, as text.
-        text: dict[str, pa.DataType] = {
-            field.name: pa.string()
-            for field in table.schema
-            if field.name in TEXT_COLUMNS or pa.types.is_temporal(field.type)
-        }
+        text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+        inferred = table
+        table = typed = table.cast(pa.schema([(f.name, usable_type(f.type)) for f in table.schema]), safe=False)
         if text and not path.lower().endswith(".parquet"):
-            table = _parse(path.lower(), data, text)
+            written = _parse(path.lower(), data, text)
+            for name in text:
+                table = table.set_column(names.index(name), name, written[name])
+                if pa.types.is_timestamp(typed[name].type):  # nanoseconds are cut off as in the text, also before 1970
+                    floored = pc.floor_temporal(inferred[name], unit="microsecond").cast(typed[name].type)
+                    typed = typed.set_column(names.index(name), name, floored)
+        if path.lower().endswith(".jsonl"):  # names and dates come first in the JSON of a clip
+            table = table.select(sorted(names, key=lambda name: name not in (*TEXT_COLUMNS, *text)))
+    except InputError:
+        raise
     except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"cannot read the list {shown}: {first_line(error)}") from error
-    names = table.schema.names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
-    return ParsedList(table, types)
+    return ParsedList(table, typed)
 
 
-def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, list[str]]:
+def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, StringColumn]:
     """The column that names videos, the first of `choices` that the table has: its name, and its cells, none empty.
 
     Raises:
         InputError: there is none, it is not text, or a cell of it is empty.
     """
-    for name in choices:
-        if name in table.schema.names:
-            return name, _text_column(table[name], name, shown)
-    wanted = " or ".join(repr(name) for name in choices)
-    raise InputError(f"{shown} has no column {wanted} but {', '.join(table.schema.names) or 'none'}: name one so")
+    name = next((name for name in choices if name in table.schema.names), None)
+    if name is None:
+        wanted = " or ".join(repr(name) for name in choices)
+        raise InputError(f"{shown} has no column {wanted} but {', '.join(table.schema.names) or 'none'}: name one so")
+    column = table[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (is_text(kind) or pa.types.is_null(kind)):
+        raise InputError(f"the column {name!r} of {shown} holds {kind}, not text: name videos by their paths")
+    cells = column.cast(pa.large_string()).combine_chunks()
+    empty = pc.index(pc.equal(pc.utf8_trim_whitespace(pc.fill_null(cells, "")), ""), True).as_py()
+    if empty >= 0:
+        raise InputError(f"row {empty + 1} of {shown} has nothing in the column {name!r}: fill it in or drop the row")
+    return name, StringColumn(cells)
 
 
-def other_columns(table: pa.Table, consumed: tuple[str, ...], shown: str) -> list[str]:
-    """All columns except `consumed` as one JSON object per row, keys in column order; NaN becomes null.
+def json_rows(table: pa.Table, shown: str) -> pa.Array:
+    """Each row as a JSON object, large_string [rows], keys in column order; NaN becomes null.
 
     Raises:
         InputError: a column has a name of `RESERVED_COLUMNS`, or a type that JSON lacks, such as binary.
     """
-    names = [name for name in table.schema.names if name not in consumed]
     for name in RESERVED_COLUMNS:
-        if name in names:
+        if name in table.schema.names:
             raise InputError(f"{shown} has a column {name!r}, a name that packing itself uses: rename it")
-    if not names:
-        return ["{}"] * table.num_rows
-    # datetime has no nanoseconds.
-    coarse = [pa.timestamp("us", f.type.tz) if pa.types.is_timestamp(f.type) else f.type for f in table.schema]
-    table = table.cast(pa.schema(list(zip(table.schema.names, coarse, strict=True))), safe=False).select(names)
+    if not table.num_columns:
+        return pa.array(["{}"] * table.num_rows, type=pa.large_string())
+    texts = [pa.array([], type=pa.large_string())]
     try:
-        return [
-            dump_json({name: _json_value(value) for name, value in row.items()})
-            for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-            for row in batch.to_pylist()
-        ]
-    except TypeError as error:
+        for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+            rows = [dump_json({name: json_value(v) for name, v in row.items()}) for row in batch.to_pylist()]
+            texts.append(pa.array(rows, type=pa.large_string()))
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{shown} holds {error}, which JSON cannot: turn them into text or leave them out") from error
+    return pa.concat_arrays(texts)
 
 
 def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
@@ -163,50 +168,25 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
     return labels
 
 
-def dump_json(value: Mapping[str, Any]) -> str:
-    """JSON as shards store it: no spaces, no escapes of non-ASCII characters, keys in the given order."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _parse(path: str, data: bytes, text: dict[str, pa.DataType]) -> pa.Table:
+def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
+    """The columns of a list; if `text` is given, these alone, as text."""
     if path.endswith(".csv"):
         return pa.csv.read_csv(
             arrow_reader(data),
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(column_types=text, strings_can_be_null=False),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys((*TEXT_COLUMNS, *text), pa.string()),
+                include_columns=text,
+                strings_can_be_null=False,
+            ),
         )
     if path.endswith(".jsonl"):
-        schema = pa.schema(list(text.items())) if text else None
         return pa.json.read_json(
             arrow_reader(data),
             read_options=pa.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),
-            parse_options=pa.json.ParseOptions(explicit_schema=schema),
+            parse_options=pa.json.ParseOptions(
+                explicit_schema=pa.schema(dict.fromkeys(text, pa.string())) if text else None,
+                unexpected_field_behavior="ignore" if text else "infer",
+            ),
         )
     return pq.read_table(arrow_reader(data))
-
-
-def _text_column(column: pa.ChunkedArray, name: str, shown: str) -> list[str]:
-    values: list[str] = []
-    for row, value in enumerate(column.to_pylist()):
-        if value is None or (isinstance(value, str) and not value.strip()):
-            raise InputError(f"row {row + 1} of {shown} has nothing in the column {name!r}: fill it in or drop the row")
-        if not isinstance(value, str):
-            raise InputError(
-                f"the column {name!r} of {shown} holds {column.type}, not text: name videos by their paths"
-            )
-        values.append(value)
-    return values
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_json_value(inner) for inner in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} values")

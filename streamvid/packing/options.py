@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -53,14 +54,14 @@ class Cut:
         start, end: in `unit`; an `end` of None is the end of the video.
         unit: of both. Frame numbers are whole.
         label: of the clip, as the list has it; None: the clip gets its video's label.
-        meta: the row's other columns as a JSON object.
+        rows: the number of the row; see `streamvid.packing.metadata`.
     """
 
     start: float
     end: float | None
     unit: CutUnit = "seconds"
     label: int | str | None = None
-    meta: str = "{}"
+    rows: tuple[int, ...] = ()
 
 
 @suggesting
@@ -93,13 +94,15 @@ class PreparedClip:
     Attributes:
         clip: the MP4 and its frame index.
         suffix: appended to the source's key: "" for a whole video, ``_000012`` for a cut.
-        meta: a JSON object: the columns of its video, of its cut, and where it was cut.
+        rows: of lists: of its video, then of its cut.
+        span: metadata columns that say where it was cut out; empty for a whole video.
         label: of its cut, or of its video.
     """
 
     clip: StoredClip
     suffix: str
-    meta: str
+    rows: tuple[int, ...]
+    span: Mapping[str, float | int]
     label: int | str | None = None
 
 

@@ -4,7 +4,6 @@ modules are imported."""
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.packing.frame_spans import FrameSpan, cut_spans, fixed_spans, scene_spans, seconds_at, span_columns
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.lists import dump_json
 from streamvid.packing.options import FixedLength, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.storage import filesystem
@@ -74,11 +72,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
             options = replace(options, transcode=None)
         if cutting:
             return _cut(source, whole, folder, options)
-        return [
-            PreparedClip(
-                _check_size(transcode_if_needed(whole, folder / "transcoded", options)), "", source.meta, source.label
-            )
-        ]
+        clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
+        return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in _MACHINE_ERRORS:
@@ -108,13 +103,11 @@ def _cut(
         with as_video_error():
             clip = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
             clip = transcode_if_needed(clip, folder / f"clip-{number:06d}", options, reencode=reencode)
-        columns = json.loads(source.meta)
-        label = source.label
+        rows, label = source.rows, source.label
         if span.cut is not None:
-            columns |= json.loads(span.cut.meta)
-            label = source.label if span.cut.label is None else span.cut.label
-        meta = dump_json(columns | span_columns(video, span))
-        clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", meta, label))
+            rows += span.cut.rows
+            label = label if span.cut.label is None else span.cut.label
+        clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", rows, span_columns(video, span), label))
     _discard(whole.mp4, folder)
     return clips
 

@@ -95,11 +95,13 @@ class _GroupWriter:
                 continue
             key = clip_key(source.key, prepared.suffix)
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
-            described = ClipMetadata(key, source.name, prepared.label, prepared.meta)
+            meta = self._task.metadata.json(prepared.rows, prepared.span)
+            described = ClipMetadata(key, source.name, prepared.label, meta, prepared.rows, prepared.span)
             if self._is_full(prepared, described):
                 yield self.commit((number, clip))
             if self._writer is None:
-                self._writer = ShardWriter(self._task.group.first + self._part, self._folder, columns=self._job.columns)
+                shard = self._task.group.first + self._part
+                self._writer = ShardWriter(shard, self._folder, metadata=self._task.metadata)
             self._writer.add(prepared.clip, described)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 

@@ -6,8 +6,8 @@ import hashlib
 import io
 import math
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final
@@ -28,8 +28,8 @@ from streamvid.dataset.schema import (
     SCHEMA,
     idx_text,
 )
-from streamvid.packing.lists import dump_json
-from streamvid.packing.typed_columns import typed_columns
+from streamvid.packing.metadata import Metadata
+from streamvid.packing.typed_columns import dump_json
 from streamvid.storage import filesystem
 from streamvid.storage.url import join
 from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIndex
@@ -53,12 +53,16 @@ class ClipMetadata:
         source: the name of its video.
         label: class number; None without a label.
         meta: its other columns as a JSON object.
+        rows: of lists, which these columns are from.
+        span: columns that say where it was cut out of its video.
     """
 
     key: str
     source: str
     label: int | None
     meta: str
+    rows: tuple[int, ...] = ()
+    span: Mapping[str, float | int] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The ``<key>.json`` of the clip."""
@@ -100,23 +104,23 @@ class ShardWriter:
     MP4s are copied in chunks, so that memory does not grow with their size.
     """
 
-    def __init__(self, number: int, folder: Path, *, columns: pa.Schema) -> None:
+    def __init__(self, number: int, folder: Path, *, metadata: Metadata) -> None:
         """Begin a shard.
 
         Args:
             number: its number in the dataset.
             folder: an existing local folder for its files until `commit`.
-            columns: names and types of all metadata columns of the pack, also of those that no clip of this shard
-                has; see `streamvid.packing.lists.meta_columns`.
+            metadata: the rows of the clips, with all columns of the pack, also those that no clip of this shard has.
         """
         self.name = f"{number:08d}"
-        self._columns = columns
+        self._metadata = metadata
         self._folder = folder
         self._path = folder / f"{self.name}.tar"
         self._hashed = _HashingFile(self._path.open("wb", buffering=1 << 20))
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
         self._indexes: list[FrameIndex] = []
+        self._described: list[ClipMetadata] = []
 
     @property
     def clips(self) -> int:
@@ -144,6 +148,7 @@ class ShardWriter:
         self._hashed.write(_small_members(described.key, files))
         self._content = int(ends[-1])
         self._indexes.append(clip.index)
+        self._described.append(described)
         self._rows.append(
             {
                 "key": described.key,
@@ -186,15 +191,14 @@ class ShardWriter:
         """Finish the shard and move its files to `destination`: tar, idx, parquet, in this order, each atomically.
 
         Raises:
-            StreamvidError: the destination cannot be written, or a clip's metadata do not fit the columns.
+            StreamvidError: the destination cannot be written.
         """
         self.close()
         self._check()
         paths = {kind: self._folder / f"{self.name}.{kind}" for kind in SHARD_EXTENSIONS}
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         paths["idx"].write_bytes(index.encode())
-        metas, keys = ([str(row[name]) for row in self._rows] for name in ("meta", "key"))
-        fields = typed_columns(metas, self._columns, keys)
+        fields = self._metadata.columns([one.rows for one in self._described], [one.span for one in self._described])
         write_parquet(self._rows, self._indexes, paths["parquet"], fields)
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written
@@ -246,7 +250,7 @@ def write_parquet(
         rows: the scalar columns of each clip.
         indexes: the frame index of each clip, which become list columns.
         path: of the file.
-        fields: the metadata columns, see `streamvid.packing.typed_columns.typed_columns`.
+        fields: the metadata columns, see `streamvid.packing.metadata.Metadata.columns`.
     """
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCALAR_SCHEMA]
     ends = pa.array(np.concatenate([[0], np.cumsum([len(index) for index in indexes])]), type=pa.int32())

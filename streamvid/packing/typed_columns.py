@@ -1,21 +1,14 @@
-"""Metadata columns in Parquet: their types, from the schemas of the lists, and their values, from the clips' JSON.
-
-A clip's metadata are one JSON object, the text of its `.json` file, merged from any number of lists. JSON has fewer
-types than lists, so the types are passed along as a schema, the same for all shards of a pack; none is inferred again.
-`verify` checks shards with the same conversion. docs/format.md specifies the types.
-"""
+"""The values of lists in the types that Parquet columns have, and as JSON has them. docs/format.md specifies both."""
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-
-from streamvid.dataset.schema import FIELD_PREFIX
-from streamvid.errors import InputError
+import pyarrow.compute as pc
 
 
 def column_type(kind: pa.DataType) -> pa.DataType:
@@ -27,14 +20,13 @@ def column_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date(kind):
         return pa.date32()
     if pa.types.is_timestamp(kind):
-        # Parquet has no seconds, and datetime, from which the JSON is written, no nanoseconds.
-        return pa.timestamp({"s": "ms", "ns": "us"}.get(kind.unit, kind.unit), kind.tz)
+        return pa.timestamp("ms" if kind.unit == "s" else kind.unit, kind.tz)  # Parquet has no seconds
     if pa.types.is_time(kind):
         return pa.time64("us")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = column_type(kind.value_type)
         # A list of structs is one JSON text, not a list of JSON texts.
-        return pa.string() if pa.types.is_string(inner) and not _is_text(kind.value_type) else pa.list_(inner)
+        return pa.string() if pa.types.is_string(inner) and not is_text(kind.value_type) else pa.list_(inner)
     plain = (
         pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     )
@@ -55,78 +47,68 @@ def unify_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema(list(types.items()))
 
 
-def typed_columns(metas: Sequence[str], columns: pa.Schema, keys: Sequence[str]) -> pa.Table:
-    """Convert the metadata of clips from JSON to Parquet columns.
+def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of a list's column in its Parquet type, or in one of `unify_schemas`.
+
+    NaN and infinity become null, and what has no type of its own becomes text, as in the JSON.
 
     Args:
-        metas: a JSON object per clip.
-        columns: names and types of the columns.
-        keys: the clips' keys, for messages.
+        column: of a list.
+        kind: a type that `column_type` gives; large_string counts as string.
+    """
+    if pa.types.is_dictionary(column.type):
+        return to_type(column.dictionary_decode(), kind)
+    if is_text(kind) and not is_text(column.type):
+        values = map(json_value, column.to_pylist())
+        texts = [value if value is None or isinstance(value, str) else dump_json(value) for value in values]
+        return pa.array(texts, type=kind)
+    if pa.types.is_list(kind) and not pa.types.is_null(column.type):
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0)).cast(pa.int32())
+        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+        return pa.ListArray.from_arrays(
+            offsets, to_type(pc.list_flatten(column), kind.value_type), mask=column.is_null()
+        )
+    column = column.cast(kind, safe=False)
+    return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(kind) else column
 
-    Returns:
-        One row per clip, null where it has no value; column names begin with `FIELD_PREFIX`.
+
+def usable_type(kind: pa.DataType) -> pa.DataType:
+    """A type that Python and Arrow's functions take: no nanoseconds, which datetime lacks, and no views of strings."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+    if kind == pa.string_view():
+        return pa.large_string()
+    return pa.list_(usable_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def json_value(value: Any) -> Any:
+    """A value of a list as JSON has it; NaN and infinity become null.
 
     Raises:
-        InputError: a value cannot be converted to the type of its column.
-        ValueError: a clip has a column that is not in `columns`, or its metadata are not JSON.
+        TypeError: JSON has no such type.
     """
-    values: dict[str, list[Any]] = {name: [None] * len(metas) for name in columns.names}
-    for row, text in enumerate(metas):
-        if text == "{}":
-            continue
-        document: Mapping[str, Any] = json.loads(text)
-        for name, value in document.items():
-            if name not in values:
-                raise ValueError(f"the column {name!r} of clip {keys[row]!r} is not among those of the pack")
-            values[name][row] = value
-    arrays = [_array(field, values[field.name], keys) for field in columns]
-    return pa.table(dict(zip((FIELD_PREFIX + name for name in columns.names), arrays, strict=True)))
-
-
-def _array(field: pa.Field[Any], values: list[Any], keys: Sequence[str]) -> pa.Array:
-    load_type = _load_type(field.type)
-    try:
-        return pa.array([_load_value(value, load_type) for value in values], type=load_type).cast(field.type)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        pass
-    for key, value in zip(keys, values, strict=True):
-        try:
-            pa.array([_load_value(value, load_type)], type=load_type).cast(field.type)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise InputError(
-                f"the column {field.name!r} holds {field.type}, but clip {key!r} has {str(value)[:100]!r} there: "
-                "write all its values alike"
-            ) from error
-    raise AssertionError("values fit their column one by one, but not together")
-
-
-def _load_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type that JSON values are loaded as, before the cast: text for dates, which Arrow parses itself."""
-    if pa.types.is_list(kind):
-        return pa.list_(_load_type(kind.value_type))
-    return pa.string() if pa.types.is_temporal(kind) and not pa.types.is_time(kind) else kind
-
-
-def _load_value(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value as Arrow accepts it for a column of that type."""
-    if value is None:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    if pa.types.is_string(kind) and not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if pa.types.is_floating(kind) and not isinstance(value, bool):
-        return float(value)
-    if pa.types.is_integer(kind) and (isinstance(value, bool) or value != int(value)):
-        raise TypeError("no whole number")  # Arrow would truncate it
-    if pa.types.is_time(kind):
-        return datetime.time.fromisoformat(value)
-    if pa.types.is_list(kind):
-        return [_load_value(one, kind.value_type) for one in value]
-    return value
+    if isinstance(value, dict):
+        return {key: json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [json_value(inner) for inner in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} values")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def dump_json(value: Any) -> str:
+    """JSON as shards store it: no spaces, no escapes of non-ASCII characters, keys in the given order."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is one of strings."""
     if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return is_text(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from streamvid.cli.cut_options import parse_length
 from streamvid.errors import InputError, VideoError
-from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting, cut_columns
+from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.frame_spans import (
     ROUNDING,
     FrameSpan,
@@ -28,6 +28,8 @@ from streamvid.packing.frame_spans import (
     span_columns,
 )
 from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.labels import attach_labels
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes, TailPolicy
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.stored_clip import StoredClip
@@ -151,23 +153,29 @@ SOURCES = [
 
 def listed(tmp_path: Path, text: str, name: str = "cuts.csv") -> list[SourceVideo]:
     (tmp_path / name).write_text(text)
-    return attach_cuts(SOURCES, str(tmp_path / name))[0]
+    return attach_cuts(SOURCES, str(tmp_path / name), MetadataLists())[0]
+
+
+def columns_of(sources: list[SourceVideo], lists: MetadataLists) -> list[list[str]]:
+    return [[lists.json(*cut.rows) for cut in source.cuts or ()] for source in sources]
 
 
 def test_lists(tmp_path: Path) -> None:
-    one, three = listed(
-        tmp_path,
-        "video,start,end,label,note\nc,3,4.5,run,x\na/one.mp4,0.5,1.5,jump,\none.mp4,0,00:01:02.5,,y\nc.mkv,1,,run,z\n",
+    (tmp_path / "cuts.csv").write_text(
+        "video,start,end,label,note\nc,3,4.5,run,x\na/one.mp4,0.5,1.5,jump,\none.mp4,0,00:01:02.5,,y\nc.mkv,1,,run,z\n"
     )
+    lists = MetadataLists()
+    (one, three), _ = attach_cuts(SOURCES, str(tmp_path / "cuts.csv"), lists)
     assert (one.name, three.name) == ("a/one.mp4", "c.mkv")
-    assert one.cuts == (Cut(0, 62.5, label=None, meta='{"note":"y"}'), Cut(0.5, 1.5, label="jump", meta='{"note":""}'))
-    assert three.cuts == (Cut(1, None, label="run", meta='{"note":"z"}'), Cut(3, 4.5, label="run", meta='{"note":"x"}'))
+    assert one.cuts == (Cut(0, 62.5, label=None, rows=(2,)), Cut(0.5, 1.5, label="jump", rows=(1,)))
+    assert three.cuts == (Cut(1, None, label="run", rows=(3,)), Cut(3, 4.5, label="run", rows=(0,)))
+    assert columns_of([one, three], lists) == [['{"note":"y"}', '{"note":""}'], ['{"note":"z"}', '{"note":"x"}']]
     (two,) = listed(tmp_path, '{"key": "b", "start_frame": 5, "end_frame": 9, "rank": 2}\n', "cuts.jsonl")
-    assert two.cuts == (Cut(5, 9, "frames", meta='{"rank":2}'),)
+    assert two.cuts == (Cut(5, 9, "frames", rows=(0,)),)
     table = pa.table({"path": ["b.mp4", "b.mp4"], "start": [1.0, 0.5], "end": [2.0, float("nan")], "label": [3, 4]})
     pq.write_table(table, tmp_path / "cuts.parquet")
-    (two,), left_out = attach_cuts(SOURCES, str(tmp_path / "cuts.parquet"))
-    assert two.cuts == (Cut(0.5, None, label=4), Cut(1.0, 2.0, label=3))
+    (two,), left_out = attach_cuts(SOURCES, str(tmp_path / "cuts.parquet"), MetadataLists())
+    assert two.cuts == (Cut(0.5, None, label=4, rows=(1,)), Cut(1.0, 2.0, label=3, rows=(0,)))
     assert left_out == 2
 
 
@@ -198,11 +206,15 @@ def test_columns(tmp_path: Path) -> None:
     (tmp_path / "cuts.csv").write_text("video,start,end,rank\nb,1,2,3\n")
     (tmp_path / "labels.csv").write_text("video,label,caption\nb,1,x\n")
     (tmp_path / "bad.csv").write_text("video,label,end\nb,1,x\n")
-    lists = [str(tmp_path / "labels.csv")]
-    assert cut_columns(lists, str(tmp_path / "cuts.csv")).names == [*COLUMNS.names, "caption", "rank"]
-    assert cut_columns([], str(tmp_path / "cuts.csv")).field("start").type == pa.float64()
+    lists = MetadataLists()
+    attach_labels(SOURCES, str(tmp_path / "labels.csv"), lists)
+    attach_cuts(SOURCES, str(tmp_path / "cuts.csv"), lists)
+    schema = lists.finish(COLUMNS).schema
+    assert schema.names == [*COLUMNS.names, "caption", "rank"]
+    assert schema.field("start").type == pa.float64()
+    attach_labels(SOURCES, str(tmp_path / "bad.csv"), lists)
     with pytest.raises(InputError, match="a column 'end'"):
-        cut_columns([str(tmp_path / "bad.csv")], None)
+        lists.finish(COLUMNS)
 
 
 def test_options() -> None:

@@ -19,15 +19,17 @@ from streamvid.packing.fingerprints import (
     versions,
 )
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import FixedLength, PackOptions
+from streamvid.packing.options import Cut, FixedLength, PackOptions
 from streamvid.storage import filesystem
+from tests.support.tables import metadata_of
 
-SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, '{"x":1}')
+SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, (0,))
+METADATA = metadata_of(pa.table({"x": [1, 2]}))
 STAMP = SourceFingerprint(5, "t")
 
 
 def print_of(source: SourceVideo = SOURCE, stamp: SourceFingerprint = STAMP, base: str = "", **settings: object) -> str:
-    return job_fingerprint([source], [stamp], settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
+    return job_fingerprint([source], [stamp], METADATA, settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
 
 
 def test_a_fingerprint_tells_what_differs() -> None:
@@ -35,17 +37,19 @@ def test_a_fingerprint_tells_what_differs() -> None:
     for changed in (
         print_of(replace(SOURCE, key="b")),
         print_of(replace(SOURCE, label=2)),
-        print_of(replace(SOURCE, meta="{}")),
+        print_of(replace(SOURCE, rows=())),
         print_of(stamp=SourceFingerprint(6, "t")),
         print_of(stamp=SourceFingerprint(5, "u")),
     ):
         assert differing_parts(print_of(), changed) == "videos"
+    cut = replace(SOURCE, cuts=(Cut(0, 1, rows=(0,)),))
+    assert differing_parts(print_of(cut), print_of(replace(cut, cuts=(Cut(0, 1, rows=(1,)),)))) == "videos"
     assert differing_parts(print_of(), print_of(options=PackOptions())) == "options"
     one, other = (print_of(options=PackOptions(cutting=FixedLength(n))) for n in (1, 2))
     assert differing_parts(one, other) == "options"
     assert "dataset" in differing_parts(print_of(), print_of(base="x"))
     assert differing_parts(print_of(), "") == "inputs or options"
-    assert job_fingerprint([SOURCE], [MISSING], settings={}, versions=versions(), base="").count("-") == 3
+    assert job_fingerprint([SOURCE], [MISSING], METADATA, settings={}, versions=versions(), base="").count("-") == 3
 
 
 def test_only_plain_values_have_a_fingerprint() -> None:

@@ -19,6 +19,7 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.images import find_sequence, sequence_video
 from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.video.stored_clip import StoredClip
@@ -229,16 +230,19 @@ def test_a_tree_of_sequences_and_videos(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in/films", ["1.jpg", "2.jpg"])
     (tmp_path / "in/films/film.mp4").write_bytes(b"x")
     write_jpegs(tmp_path / "in/.trash", ["1.jpg", "2.jpg"])
-    sources = find_sources([str(tmp_path / "in")])
+    sources = find_sources([str(tmp_path / "in")], MetadataLists())
     assert [(source.name, source.path.removeprefix(str(tmp_path))) for source in sources] == [
         ("cats/walk", "/in/cats/walk/"),
         ("dogs.v2/run", "/in/dogs.v2/run/"),
         ("films/film.mp4", "/in/films/film.mp4"),
     ]
-    (single,) = find_sources([str(tmp_path / "in/cats/walk")])
+    (single,) = find_sources([str(tmp_path / "in/cats/walk")], MetadataLists())
     assert (single.name, single.key) == ("walk", "walk")
     (tmp_path / "list.csv").write_text("path\nin/cats/walk\nin/films/film.mp4\n")
-    assert [source.path[-5:] for source in find_sources([str(tmp_path / "list.csv")])] == ["walk/", "m.mp4"]
+    assert [source.path[-5:] for source in find_sources([str(tmp_path / "list.csv")], MetadataLists())] == [
+        "walk/",
+        "m.mp4",
+    ]
 
 
 def test_remote_folders(tmp_path: Path) -> None:
@@ -249,7 +253,7 @@ def test_remote_folders(tmp_path: Path) -> None:
     for n, data in enumerate(files):
         memory.pipe_file(f"/images-test/walk/img{n}.jpg", data)
     try:
-        (source,) = find_sources(["memory://images-test"])
+        (source,) = find_sources(["memory://images-test"], MetadataLists())
         assert source.name == "walk"
         (piece,) = process_source(source, tmp_path / "out", PackOptions(fps=Fraction(24)))
     finally:

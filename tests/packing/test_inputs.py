@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,11 +13,12 @@ import pytest
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
+from streamvid.packing.metadata import MetadataLists
 from tests.support.packed import touch
 
 
 def names(*inputs: object) -> list[str]:
-    return [source.name for source in find_sources([str(given) for given in inputs])]
+    return [source.name for source in find_sources([str(given) for given in inputs], MetadataLists())]
 
 
 # Inputs
@@ -82,7 +84,7 @@ def test_the_same_file_given_twice_counts_once(tmp_path: Path, monkeypatch: pyte
 
 def test_equal_names_from_several_inputs_are_told_apart(tmp_path: Path) -> None:
     touch(tmp_path, "p/train/x.mp4", "q/train/x.mp4", "q/train/y.mp4")
-    found = find_sources([str(tmp_path / "p/train"), str(tmp_path / "q/train")])
+    found = find_sources([str(tmp_path / "p/train"), str(tmp_path / "q/train")], MetadataLists())
     assert [source.name for source in found] == ["p/train/x.mp4", "q/train/x.mp4", "y.mp4"]
     assert len({source.key for source in found}) == 3
 
@@ -90,7 +92,7 @@ def test_equal_names_from_several_inputs_are_told_apart(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     bad = tmp_path / "caf\udce9.mp4"
     bad.write_bytes(b"")
-    (source,) = find_sources([str(tmp_path)])
+    (source,) = find_sources([str(tmp_path)], MetadataLists())
     assert source.path == str(bad)
     source.name.encode("utf-8")
 
@@ -102,59 +104,61 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 def test_inputs_that_hold_nothing(tmp_path: Path, given: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=said):
-        find_sources([str(tmp_path / given)])
+        find_sources([str(tmp_path / given)], MetadataLists())
 
 
 def test_no_inputs() -> None:
     with pytest.raises(InputError, match="nothing to pack"):
-        find_sources([])
+        find_sources([], MetadataLists())
 
 
 # Lists
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The metadata of the videos that a list names."""
+    lists = MetadataLists()
+    return {source.name: json.loads(lists.json(*source.rows)) for source in find_sources([str(path)], lists)}
 
 
 def test_a_csv_list(tmp_path: Path) -> None:
     touch(tmp_path, "v/x.mp4", "v/007")
     table = 'video,caption,seen\nv/x.mp4,"two\nlines, and a comma",2024-01-02\nv/007,,2024-01-03\n'
     (tmp_path / "list.csv").write_text(table)
-    found = {source.name: source for source in find_sources([str(tmp_path / "list.csv")])}
+    found = described(tmp_path / "list.csv")
     assert list(found) == ["v/007", "v/x.mp4"]
-    assert json.loads(found["v/x.mp4"].meta) == {"caption": "two\nlines, and a comma", "seen": "2024-01-02"}
+    assert found["v/x.mp4"] == {"caption": "two\nlines, and a comma", "seen": "2024-01-02"}
 
 
 def test_a_csv_of_more_than_one_block_with_line_breaks_in_cells(tmp_path: Path) -> None:
     text = "line\n" * 150_000
     (tmp_path / "list.csv").write_text("path,text\n" + "".join(f'{n}.mp4,"{text}"\n' for n in range(4)))
-    assert [json.loads(s.meta)["text"] == text for s in find_sources([str(tmp_path / "list.csv")])] == [True] * 4
+    assert list(described(tmp_path / "list.csv").values()) == [{"text": text}] * 4
 
 
 def test_a_csv_whose_paths_are_numbers(tmp_path: Path) -> None:
     touch(tmp_path, "001", "002")
     (tmp_path / "list.csv").write_text("path,n\n001,1\n002,2.5\n")
-    assert [(s.name, json.loads(s.meta)) for s in find_sources([str(tmp_path / "list.csv")])] == [
-        ("001", {"n": 1.0}),
-        ("002", {"n": 2.5}),
-    ]
+    assert described(tmp_path / "list.csv") == {"001": {"n": 1.0}, "002": {"n": 2.5}}
 
 
 def test_a_jsonl_list_keeps_types(tmp_path: Path) -> None:
     rows = [{"path": "a.mp4", "tags": ["x", "y"], "score": 0.5, "box": {"w": 3}, "ok": True, "day": "2024-01-01"}]
     (tmp_path / "list.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    (source,) = find_sources([str(tmp_path / "list.jsonl")])
-    assert json.loads(source.meta) == {k: v for k, v in rows[0].items() if k != "path"}
+    assert described(tmp_path / "list.jsonl") == {"a.mp4": {k: v for k, v in rows[0].items() if k != "path"}}
 
 
 def test_a_parquet_list_with_labels_and_absolute_paths(tmp_path: Path) -> None:
     table = pa.table({"path": [f"{tmp_path}/far/p/a.mp4", f"{tmp_path}/far/q/a.mp4"], "label": ["cat", "dog"]})
     (tmp_path / "lists").mkdir()
     pq.write_table(table, tmp_path / "lists/list.parquet")
-    found = find_sources([str(tmp_path / "lists/list.parquet")])
+    found = find_sources([str(tmp_path / "lists/list.parquet")], MetadataLists())
     assert [(s.name, s.label) for s in found] == [("p/a.mp4", "cat"), ("q/a.mp4", "dog")]
 
 
 def test_nan_and_empty_cells_become_null(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a.mp4", "b.mp4"], "x": [float("nan"), 1.0]}), tmp_path / "l.parquet")
-    assert [json.loads(s.meta) for s in find_sources([str(tmp_path / "l.parquet")])] == [{"x": None}, {"x": 1.0}]
+    assert described(tmp_path / "l.parquet") == {"a.mp4": {"x": None}, "b.mp4": {"x": 1.0}}
 
 
 @pytest.mark.parametrize(
@@ -175,14 +179,14 @@ def test_nan_and_empty_cells_become_null(tmp_path: Path) -> None:
 def test_lists_that_cannot_be_used(tmp_path: Path, file: str, content: str, said: str) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(InputError, match=said) as caught:
-        find_sources([str(tmp_path / file)])
+        find_sources([str(tmp_path / file)], MetadataLists())
     assert "\n" not in str(caught.value)
 
 
 def test_binary_columns_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a.mp4"], "thumb": [b"\xff"]}), tmp_path / "l.parquet")
     with pytest.raises(InputError, match="bytes values, which JSON cannot"):
-        find_sources([str(tmp_path / "l.parquet")])
+        find_sources([str(tmp_path / "l.parquet")], MetadataLists())
 
 
 def test_logging_is_not_touched() -> None:

@@ -14,6 +14,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.labels import attach_labels, attach_metadata, class_names
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
 from tests.support.packed import NATURAL_ORDER, make_videos, touch
 
@@ -24,8 +25,9 @@ SOURCES = [SourceVideo(f"/in/{name}.mp4", f"{name}.mp4", name) for name in ("a",
 
 def test_missing_and_surplus_rows_of_metadata_are_counted(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,n\nb.mp4,1\nx.mp4,2\ny.mp4,3\n")
-    found, join = attach_metadata(SOURCES, str(tmp_path / "l.csv"))
-    assert [json.loads(source.meta) for source in found] == [{}, {"n": 1}, {}]
+    lists = MetadataLists()
+    found, join = attach_metadata(SOURCES, str(tmp_path / "l.csv"), lists)
+    assert [[json.loads(lists.json(row)) for row in source.rows] for source in found] == [[], [{"n": 1}], []]
     assert (join.rows, join.joined, join.missing, join.surplus) == (3, 1, 2, 2)
     assert join.missing_names == ("a.mp4", "c.mp4")
     assert join.surplus_names == ("x.mp4", "y.mp4")
@@ -36,17 +38,18 @@ def test_missing_and_surplus_rows_of_metadata_are_counted(tmp_path: Path) -> Non
 
 def test_nothing_to_say_where_all_meet(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"key": s.key, "n": i}) + "\n" for i, s in enumerate(SOURCES)))
-    found, join = attach_metadata(SOURCES, str(tmp_path / "l.jsonl"))
-    assert [json.loads(source.meta)["n"] for source in found] == [0, 1, 2]
+    lists = MetadataLists()
+    found, join = attach_metadata(SOURCES, str(tmp_path / "l.jsonl"), lists)
+    assert [json.loads(lists.json(*source.rows))["n"] for source in found] == [0, 1, 2]
     assert join.sentences() == []
 
 
 def test_a_surplus_label_is_an_error_and_a_missing_one_is_counted(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,label\na,1\nx,2\n")
     with pytest.raises(InputError, match="labels 'x', not among the 3 videos"):
-        attach_labels(SOURCES, str(tmp_path / "l.csv"))
+        attach_labels(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
     (tmp_path / "l.csv").write_text("path,label\na,1\n")
-    found, join = attach_labels(SOURCES, str(tmp_path / "l.csv"))
+    found, join = attach_labels(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
     assert [source.label for source in found] == [1, None, None]
     assert (join.joined, join.missing, join.surplus) == (1, 2, 0)
 
@@ -67,20 +70,20 @@ def test_a_surplus_label_is_an_error_and_a_missing_one_is_counted(tmp_path: Path
 def test_metadata_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "l.csv").write_text(text)
     with pytest.raises(InputError, match=said):
-        attach_metadata(SOURCES, str(tmp_path / "l.csv"))
+        attach_metadata(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
 
 
 def test_labels_without_labels_point_to_metadata(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,n\na,1\n")
     with pytest.raises(InputError, match=r"no column 'label' .* or give the list as --metadata"):
-        attach_labels(SOURCES, str(tmp_path / "l.csv"))
+        attach_labels(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
 
 
 def test_names_that_could_be_more_than_one_video(tmp_path: Path) -> None:
     sources = [SourceVideo(f"/in/{n}/x.mp4", f"{n}/x.mp4", f"{n}_x") for n in ("a", "b")]
     (tmp_path / "l.csv").write_text("path,n\nx.mp4,1\n")
     with pytest.raises(InputError, match=r"'x\.mp4' in .* may be a/x\.mp4 and b/x\.mp4"):
-        attach_metadata(sources, str(tmp_path / "l.csv"))
+        attach_metadata(sources, str(tmp_path / "l.csv"), MetadataLists())
 
 
 def test_the_report_has_it(tmp_path: Path) -> None:
@@ -105,12 +108,13 @@ def test_many_videos_take_little_memory(tmp_path: Path) -> None:
     count = 20_000
     sources = [SourceVideo(f"/in/{n // 100}/v{n}.mp4", f"{n // 100}/v{n}.mp4", f"k{n}") for n in range(count)]
     (tmp_path / "l.csv").write_text("path,n,text\n" + "".join(f"v{n}.mp4,{n},some text {n}\n" for n in range(count)))
+    lists = MetadataLists()
     tracemalloc.start()
-    found, join = attach_metadata(sources, str(tmp_path / "l.csv"))
+    found, join = attach_metadata(sources, str(tmp_path / "l.csv"), lists)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert join.joined == count
-    assert json.loads(found[-1].meta) == {"n": count - 1, "text": f"some text {count - 1}"}
+    assert json.loads(lists.json(*found[-1].rows)) == {"n": count - 1, "text": f"some text {count - 1}"}
     assert peak < 4000 * count, "1 GiB for 100,000 would be 10,000 bytes each, with all that packing itself takes"
 
 
@@ -121,7 +125,7 @@ NAMED = [
 
 def labelled(tmp_path: Path, text: str, file: str = "labels.csv") -> list[SourceVideo]:
     (tmp_path / file).write_text(text)
-    return attach_labels(NAMED, str(tmp_path / file))[0]
+    return attach_labels(NAMED, str(tmp_path / file), MetadataLists())[0]
 
 
 @pytest.mark.parametrize("called", ["c.tar.mp4", "c.tar", "./c.tar.mp4", "/in/c.tar.mp4", "c_tar-3"])
@@ -132,7 +136,7 @@ def test_what_a_label_may_call_a_video(tmp_path: Path, called: str) -> None:
 def test_the_exact_path_wins(tmp_path: Path) -> None:
     sources = [SourceVideo("/in/x.mp4", "x.mp4", "x-1"), SourceVideo("/in/d/x.mp4", "d/x.mp4", "d_x-2")]
     (tmp_path / "l.csv").write_text("path,label\nx.mp4,1\nd/x.mp4,2\n")
-    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"))[0]] == [1, 2]
+    assert [s.label for s in attach_labels(sources, str(tmp_path / "l.csv"), MetadataLists())[0]] == [1, 2]
 
 
 def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +144,18 @@ def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "data/l.csv").write_text("path,label\nv/x.mp4,1\nv/d/x.mp4,2\n")
     for where in (tmp_path, tmp_path / "data", tmp_path / "data/w"):
         monkeypatch.chdir(where)
-        labelled = attach_labels(find_sources([str(tmp_path / "data/v")]), str(tmp_path / "data/l.csv"))[0]
+        labelled = attach_labels(
+            find_sources([str(tmp_path / "data/v")], MetadataLists()), str(tmp_path / "data/l.csv"), MetadataLists()
+        )[0]
         assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
 
 
 def test_labels_by_key_and_other_columns(tmp_path: Path) -> None:
-    found = labelled(tmp_path, "key,label,who\nb_x-2,3,me\n")
+    (tmp_path / "l.csv").write_text("key,label,who\nb_x-2,3,me\n")
+    lists = MetadataLists()
+    found, _ = attach_labels(NAMED, str(tmp_path / "l.csv"), lists)
     assert found[1].label == 3
-    assert json.loads(found[1].meta) == {"who": "me"}
+    assert json.loads(lists.json(*found[1].rows)) == {"who": "me"}
 
 
 def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_text_labels_become_sorted_classes(tmp_path: Path) -> None:
 
 def test_integer_labels_with_gaps(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": [2.0, float("nan")]}), tmp_path / "l.parquet")
-    found = attach_labels(NAMED, str(tmp_path / "l.parquet"))[0]
+    found = attach_labels(NAMED, str(tmp_path / "l.parquet"), MetadataLists())[0]
     assert [source.label for source in found] == [2, None, None]
     assert class_names({source.label for source in found}) is None
 
@@ -165,7 +173,7 @@ def test_integer_labels_with_gaps(tmp_path: Path) -> None:
 def test_dictionary_labels(tmp_path: Path) -> None:
     column = pa.array(["u", "t"]).dictionary_encode()
     pq.write_table(pa.table({"path": ["a/x.mp4", "b/x.mp4"], "label": column}), tmp_path / "l.parquet")
-    assert [s.label for s in attach_labels(NAMED, str(tmp_path / "l.parquet"))[0]] == ["u", "t", None]
+    assert [s.label for s in attach_labels(NAMED, str(tmp_path / "l.parquet"), MetadataLists())[0]] == ["u", "t", None]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +198,9 @@ def test_labels_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> Non
 
 def test_a_labels_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        attach_labels(NAMED, str(tmp_path / "none.csv"))
+        attach_labels(NAMED, str(tmp_path / "none.csv"), MetadataLists())
     with pytest.raises(InputError, match="not a list"):
-        attach_labels(NAMED, str(tmp_path / "none.txt"))
+        attach_labels(NAMED, str(tmp_path / "none.txt"), MetadataLists())
 
 
 def test_numbers_and_text_mixed() -> None:

@@ -22,6 +22,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
 from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
@@ -294,10 +295,10 @@ def test_shards_of_others_are_left_alone(videos: Path, tmp_path: Path) -> None:
 def test_a_dataset_that_appears_meanwhile_is_not_replaced(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search(inputs: Sequence[str]) -> list[SourceVideo]:
+    def search(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVideo]:
         monkeypatch.undo()
         pack([videos / "slow.mp4"], tmp_path / "ds")
-        return find_sources(inputs)
+        return find_sources(inputs, lists)
 
     monkeypatch.setattr("streamvid.packing.job_spec.find_sources", search)
     with pytest.raises(InputError, match="holds a dataset already"):

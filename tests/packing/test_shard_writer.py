@@ -22,6 +22,7 @@ from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.remux import store_clip
 from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.tables import metadata_of
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
     described = [ClipMetadata(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
-    with ShardWriter(3, tmp_path, columns=pa.schema([])) as writer:
+    with ShardWriter(3, tmp_path, metadata=metadata_of(pa.table({}))) as writer:
         sizes = []
         for one in described:
             sizes.append(writer.size_with(clip, one))
@@ -182,7 +183,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     (tmp_path / "work").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path / "work", columns=pa.schema([])) as writer:
+    with ShardWriter(0, tmp_path / "work", metadata=metadata_of(pa.table({}))) as writer:
         writer.add(clip, ClipMetadata("k", "slow.mp4", None, "{}"))
         assert not (tmp_path / "ds").exists()
 
@@ -190,8 +191,8 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
 def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path, columns=pa.schema({"a": pa.int64()})) as writer:
-        writer.add(clip, ClipMetadata("k" * 80, "s", 1, '{"a":1}'))
+    with ShardWriter(0, tmp_path, metadata=metadata_of(pa.table({"a": [1]}))) as writer:
+        writer.add(clip, ClipMetadata("k" * 80, "s", 1, '{"a":1}', (0,)))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:
         assert tar.getnames()[1] == "k" * 80 + ".frames.npy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
 from streamvid.dataset.selection import repeats, select_rows
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.cut_list import COLUMNS, cut_columns
-from streamvid.packing.lists import meta_columns, other_columns, read_list
+from streamvid.inspection.verify import verify
+from streamvid.packing.lists import ParsedList, read_list
+from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
-from streamvid.packing.typed_columns import column_type, typed_columns, unify_schemas
+from streamvid.packing.typed_columns import column_type, unify_schemas
 from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.tables import metadata_of
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -45,6 +48,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
     "timestamp": (pa.timestamp("us"), [MOMENT, None, MOMENT], pa.large_string()),
     "in a zone": (pa.timestamp("us", "UTC"), [MOMENT.replace(tzinfo=datetime.UTC), None, None], pa.large_string()),
     "seconds": (pa.timestamp("s"), [MOMENT.replace(microsecond=0), None, None], pa.large_string()),
+    "milliseconds": (pa.timestamp("ms"), [MOMENT.replace(microsecond=123000), None, None], pa.large_string()),
     "list": (pa.list_(pa.int16()), [[1, 2], [], None], pa.list_(pa.int64())),
     "texts": (pa.list_(pa.string()), [["a"], [None], None], pa.list_(pa.large_string())),
     "lists": (pa.list_(pa.list_(pa.float32())), [[[0.5], []], None, []], pa.list_(pa.list_(pa.float64()))),
@@ -53,14 +57,21 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
 }
 
 
+def through_a_list(path: Path, consumed: tuple[str, ...] = ()) -> tuple[list[str], pa.Table]:
+    """The JSON of each row, and the columns of a shard with all of them."""
+    lists = MetadataLists()
+    lists.add(read_list(str(path)), consumed, "list")
+    metadata = lists.finish(pa.schema([]))
+    rows = [(row,) for row in range(len(metadata.number))]
+    return [metadata.json(row) for row in rows], metadata.columns(rows, [{}] * len(rows))
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
     kind, values, used = VALUES[name]
     given_table = pa.table({"path": ["a", "b", "c"], "x": pa.array(values, type=kind)})
     pq.write_table(given_table, tmp_path / "list.parquet")
-    columns = meta_columns([str(tmp_path / "list.parquet")])
-    metas = other_columns(read_list(str(tmp_path / "list.parquet")).table, ("path",), "list")
-    made = typed_columns(metas, columns, ["a", "b", "c"])
+    metas, made = through_a_list(tmp_path / "list.parquet", ("path",))
     assert made.schema.names == ["meta_x"]
     assert made["meta_x"].type == (pa.timestamp("ms") if name == "seconds" else kind)
     assert made["meta_x"].to_pylist() == given_table["x"].to_pylist()
@@ -68,7 +79,7 @@ def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
     found = from_parquet(pq.read_table(tmp_path / "made.parquet").rename_columns(["x"]))
     assert found.parquet_types == {"x": str(made["meta_x"].type).replace("item: ", "")}
     assert found.get("x").type == used
-    if "date" not in name and "time" not in name and name not in ("in a zone", "seconds", "dates"):
+    if "date" not in name and "time" not in name and name not in ("in a zone", "seconds", "milliseconds", "dates"):
         # What comes out is what the JSON would have given.
         by_json = parsed(metas, ["a", "b", "c"])["x"]
         if name not in ("float32", "lists"):  # text has the shortest number that is this float32
@@ -81,11 +92,11 @@ def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text(
         '{"path": "a", "box": {"w": 1}, "boxes": [{"w": 1}], "day": "2024-01-02", "at": "2024-01-02 03:04:05"}\n'
     )
-    columns = meta_columns([str(tmp_path / "l.jsonl")])
-    assert columns.field("box").type == columns.field("boxes").type == pa.string()
-    assert columns.field("at").type == pa.timestamp("ms")
-    metas = other_columns(read_list(str(tmp_path / "l.jsonl")).table, ("path",), "l")
-    row = typed_columns(metas, columns, ["a"]).to_pylist()[0]
+    metas, made = through_a_list(tmp_path / "l.jsonl", ("path",))
+    columns = made.schema
+    assert columns.field("meta_box").type == columns.field("meta_boxes").type == pa.string()
+    assert columns.field("meta_at").type == pa.timestamp("ms")
+    row = made.to_pylist()[0]
     assert row["meta_box"] == '{"w":1}'
     assert row["meta_boxes"] == '[{"w":1}]'
     assert row["meta_at"] == datetime.datetime(2024, 1, 2, 3, 4, 5)
@@ -120,22 +131,85 @@ def test_one_column_of_two_lists(one: pa.DataType, two: pa.DataType, both: pa.Da
         )
 
 
-def test_values_that_do_not_fit() -> None:
-    columns = pa.schema({"n": pa.int8(), "when": pa.date32()})
-    for meta in ('{"n":1000}', '{"n":"x"}', '{"n":true}', '{"n":1.5}', '{"when":"soon"}', '{"n":[1]}'):
-        name = json.loads(meta).popitem()[0]
-        with pytest.raises(InputError, match=f"the column '{name}' holds .* but clip 'b' has "):
-            typed_columns(["{}", meta], columns, ["a", "b"])
-    with pytest.raises(ValueError, match="'other' of clip 'a' is not among"):
-        typed_columns(['{"other":1}'], columns, ["a"])
+def test_empty_dates_and_nanoseconds_of_a_csv(tmp_path: Path) -> None:
+    """In the columns they are null, and microseconds; in the JSON they stay as they were written."""
+    (tmp_path / "l.csv").write_text("day,at\n2024-01-02,2024-01-02 03:04:05.123456789\n,\n")
+    metas, made = through_a_list(tmp_path / "l.csv")
+    assert made.schema.types == [pa.date32(), pa.timestamp("us")]
+    at = datetime.datetime(2024, 1, 2, 3, 4, 5, 123456)
+    assert made.to_pylist() == [
+        {"meta_day": datetime.date(2024, 1, 2), "meta_at": at},
+        {"meta_day": None, "meta_at": None},
+    ]
+    assert metas == ['{"day":"2024-01-02","at":"2024-01-02 03:04:05.123456789"}', '{"day":"","at":""}']
 
 
-def test_own_columns_hold(tmp_path: Path) -> None:
-    (tmp_path / "cuts.csv").write_text("video,start,end,label,note\na,1,2,x,hello\n")
-    path = str(tmp_path / "cuts.csv")
-    assert meta_columns([path, path]).names == ["start", "end", "note"]
-    assert cut_columns([], path) == COLUMNS.append(pa.field("note", pa.string()))
-    assert meta_columns([]) == pa.schema([])
+def test_a_column_of_numbers_may_be_called_video(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,video\na.mp4,007\n")
+    metas, made = through_a_list(tmp_path / "l.csv", ("path",))
+    assert (metas, made.to_pylist()) == (['{"video":"007"}'], [{"meta_video": "007"}])
+
+
+def test_dates_that_python_lacks_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"day": pa.array([10**7], pa.date32())}), tmp_path / "l.parquet")
+    with pytest.raises(InputError, match="list holds date value out of range"):
+        through_a_list(tmp_path / "l.parquet")
+
+
+def test_text_without_an_own_buffer_and_times_in_lists(tmp_path: Path) -> None:
+    moments = pa.array([[1_714_979_289_123_456_789], None], pa.list_(pa.timestamp("ns")))
+    table = pa.table({"text": pa.array(["a", None], pa.string_view()), "at": moments})
+    pq.write_table(table, tmp_path / "l.parquet")
+    metas, made = through_a_list(tmp_path / "l.parquet")
+    assert made.schema.types == [pa.string(), pa.list_(pa.timestamp("us"))]
+    assert [json.loads(meta) for meta in metas] == [
+        {"text": "a", "at": ["2024-05-06T07:08:09.123456"]},
+        {"text": None, "at": None},
+    ]
+
+
+def test_rows_of_several_lists() -> None:
+    """Later rows take precedence, with their nulls; a column has one type for all lists."""
+    lists = MetadataLists()
+    first = pa.table({"n": [1, 2, 3], "x": ["a", "b", "c"], "box": [{"w": 1}] * 3})
+    second = pa.table({"x": [0.5, None], "n": pa.array([7, None], pa.int8())})
+    assert [lists.add(ParsedList(table, table), (), "list") for table in (first, second)] == [0, 3]
+    metadata = lists.finish(pa.schema({"end": pa.float64()}))
+    rows = [(0,), (1, 3), (1, 4), (), (4,)]
+    own: list[dict[str, float]] = [{}, {}, {"end": 2.5}, {"end": 1.0}, {}]
+    assert [metadata.json(*pair) for pair in zip(rows, own, strict=True)] == [
+        '{"n":1,"x":"a","box":{"w":1}}',
+        '{"n":7,"x":0.5,"box":{"w":1}}',
+        '{"n":null,"x":null,"box":{"w":1},"end":2.5}',
+        '{"end":1.0}',
+        '{"x":null,"n":null}',
+    ]
+    wanted = {
+        "meta_end": [None, None, 2.5, 1.0, None],
+        "meta_n": [1, 7, None, None, None],
+        "meta_x": ["a", "0.5", None, None, None],
+        "meta_box": ['{"w":1}', '{"w":1}', '{"w":1}', None, None],
+    }
+    assert metadata.columns(rows, own).to_pydict() == wanted
+    # The part that a group of clips needs has the same numbers, and no other rows.
+    part = metadata.part([4, 1, 1])
+    assert (part.number.tolist(), part.schema) == ([1, 4], metadata.schema)
+    assert part.columns(rows[2:], own[2:]).to_pydict() == {name: values[2:] for name, values in wanted.items()}
+    assert part.json((1, 4)) == metadata.json((1, 4))
+
+
+def test_a_list_of_many_rows_stays_in_arrow() -> None:
+    """Rows are Python objects a few thousand at a time; a text of 100 characters alone would take 150 bytes."""
+    count = 50_000
+    table = pa.table({"text": [f"{n:0100}" for n in range(count)], "n": range(count)})
+    lists = MetadataLists()
+    tracemalloc.start()
+    lists.add(ParsedList(table, table), (), "list")
+    part = lists.finish(pa.schema([])).part([count - 1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert part.json((count - 1,)) == f'{{"text":"{count - 1:0100}","n":{count - 1}}}'
+    assert peak < 100 * count
 
 
 SCALARS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -144,13 +218,13 @@ SCALARS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_n
 @given(st.lists(st.tuples(SCALARS, st.none() | st.text(st.characters(codec="utf-8"))), min_size=1, max_size=6))
 def test_any_numbers_and_texts(rows: list[tuple[Any, str | None]]) -> None:
     """Out of typed columns comes what comes out of the JSON."""
-    values = [{"n": number, "t": text} for number, text in rows]
-    metas, keys = [json.dumps(value) for value in values], [f"k{i}" for i in range(len(rows))]
-    wanted = parsed(metas, keys)
-    columns = pa.schema({name: pa.string() if name == "t" else array.type for name, array in wanted.items()})
-    made = typed_columns(metas, columns, keys)
-    found = from_parquet(made.rename_columns([name.removeprefix("meta_") for name in made.column_names]))
-    assert found.get("n").equals(wanted["n"])
+    kind = pa.float64() if any(isinstance(number, float) for number, _ in rows) else pa.int64()
+    numbers = pa.array([None if n is None else float(n) if kind == pa.float64() else n for n, _ in rows], kind)
+    metadata = metadata_of(pa.table({"n": numbers, "t": pa.array([text for _, text in rows], pa.string())}))
+    clips = [(row,) for row in range(len(rows))]
+    wanted = parsed([metadata.json(clip) for clip in clips], [f"k{i}" for i in range(len(rows))])
+    found = from_parquet(metadata.columns(clips, [{}] * len(rows)).rename_columns(["n", "t"]))
+    assert found.get("n").to_pylist() == wanted["n"].to_pylist()
     assert found.get("t").to_pylist() == wanted["t"].to_pylist()
 
 
@@ -243,3 +317,11 @@ def test_types_that_cannot_be_used_are_said_when_asked_for() -> None:
     assert both.get("n").to_pylist() == [1.0, 0.5, None]
     with pytest.raises(DatasetError, match=r"a: the column 'blob' holds binary.*: pack one of them again"):
         both.get("blob")
+
+
+def test_what_the_json_has_as_other_text_is_no_damage(folder: Path, tmp_path: Path) -> None:
+    name, other = NATURAL_ORDER[:2]
+    (tmp_path / "l.csv").write_text(f"path,day,at\n{name},2024-01-02,1960-01-02 03:04:05.123456789\n{other},,\n")
+    pack([folder / "in"], tmp_path / "ds", metadata=[tmp_path / "l.csv"], progress=False)
+    assert Dataset.open(tmp_path / "ds").columns.get("day").to_pylist() == ["2024-01-02", *[None] * 5]
+    assert verify(tmp_path / "ds", progress=False).ok

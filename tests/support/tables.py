@@ -14,6 +14,8 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.string_column import StringColumn
+from streamvid.packing.lists import ParsedList
+from streamvid.packing.metadata import Metadata, MetadataLists
 from tests.support.meta_json import meta_columns
 
 
@@ -59,3 +61,10 @@ def dataset_of(
 
 def string_column(values: Sequence[str]) -> StringColumn:
     return StringColumn(pa.array(values, type=pa.large_string()))
+
+
+def metadata_of(table: pa.Table) -> Metadata:
+    """The metadata of a pack with one list, of these columns."""
+    lists = MetadataLists()
+    lists.add(ParsedList(table, table), (), "the list")
+    return lists.finish(pa.schema([]))

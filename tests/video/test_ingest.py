@@ -28,6 +28,7 @@ from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
+from tests.support.tables import metadata_of
 from tools.clips import Recipe, hard_recipes
 
 HARD = {name: recipe for name, recipe in hard_recipes().items() if recipe.container in ("mp4", "mov")}
@@ -78,7 +79,7 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
 
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
-    with ShardWriter(0, folder, columns=pa.schema([])) as writer:
+    with ShardWriter(0, folder, metadata=metadata_of(pa.table({}))) as writer:
         writer.add(clip, ClipMetadata("key", "source", None, "{}"))
     return (folder / "00000000.tar").read_bytes()
 
@@ -151,7 +152,7 @@ def test_a_source_is_left_as_it_was(name: str, tmp_path: Path) -> None:
     source.write_bytes(write(recipe, tmp_path / "b.mp4").read_bytes() if few else made()[0])
     before = source.read_bytes()
     cuts = (Cut(3, 17, "frames"), Cut(10, 40, "frames")) if name == "cut by a list" else None
-    one = SourceVideo(path=str(source), name="a.mp4", key="a", meta="{}", label=None, cuts=cuts)
+    one = SourceVideo(path=str(source), name="a.mp4", key="a", label=None, cuts=cuts)
     pieces = [
         made_ for made_ in process_source(one, tmp_path / "place", TREATMENTS[name]) if isinstance(made_, PreparedClip)
     ]

@@ -1,0 +1,146 @@
+"""The metadata of a pack: rows of its lists, in Arrow from the list to the shard.
+
+`MetadataLists` collects the lists as they are read. `Metadata` holds their rows as one table, a column per name, beside
+the JSON of each row. Sources and cuts refer to rows by number. A group's task carries the rows of its own videos, and
+the shard's columns are taken from them. docs/format.md specifies the types.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamvid.arrays import Int64
+from streamvid.dataset.schema import FIELD_PREFIX
+from streamvid.errors import InputError
+from streamvid.packing.lists import ParsedList, json_rows
+from streamvid.packing.typed_columns import column_type, dump_json, unify_schemas
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Rows of a pack's lists.
+
+    Attributes:
+        number: int64 [rows], ascending: the rows' numbers, counted over all lists of the pack.
+        texts: large_string [rows], each row's columns as a JSON object.
+        table: their columns, null where a row's list has no such column.
+        own: columns that packing itself adds: where a clip was cut out.
+        starts: int64 [lists], the number of each list's first row.
+        has: bool [lists, columns], whether a list has a column.
+    """
+
+    number: Int64
+    texts: pa.Array
+    table: pa.Table
+    own: pa.Schema
+    starts: Int64
+    has: npt.NDArray[np.bool_]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and Parquet types of all columns, the same for every shard of a pack."""
+        return pa.schema([*self.own, *((field.name, column_type(field.type)) for field in self.table.schema)])
+
+    def part(self, rows: Iterable[int]) -> Metadata:
+        """Some of the rows, under the same numbers."""
+        number = np.unique(np.fromiter(rows, dtype=np.int64))
+        taken = pa.array(np.searchsorted(self.number, number))
+        return replace(self, number=number, texts=self.texts.take(taken), table=self.table.take(taken))
+
+    def json(self, rows: Sequence[int], own: Mapping[str, float | int] | None = None) -> str:
+        """The columns of one clip as a JSON object: of its rows, in which later ones take precedence, and its `own`."""
+        texts: list[str] = [self.texts[int(at)].as_py() for at in np.searchsorted(self.number, rows)]
+        if len(texts) == 1 and not own:
+            return texts[0]
+        merged: dict[str, Any] = {}
+        for text in texts:
+            merged |= json.loads(text)
+        return dump_json(merged | dict(own or {}))
+
+    def columns(self, rows: Sequence[Sequence[int]], own: Sequence[Mapping[str, float | int]]) -> pa.Table:
+        """The columns of clips for Parquet, named with `FIELD_PREFIX`; null where a clip has no value.
+
+        Args:
+            rows, own: of each clip, as of `json`.
+        """
+        columns = [pa.array([clip.get(field.name) for clip in own], type=field.type) for field in self.own]
+        padded = np.full((len(rows), max(map(len, rows), default=0) + 1), -1, dtype=np.int64)
+        for line, numbers in zip(padded, rows, strict=True):
+            line[1 : 1 + len(numbers)] = numbers
+        lists = np.searchsorted(self.starts, padded, side="right") - 1
+        at = np.searchsorted(self.number, padded)
+        for column, has in zip(self.table.columns, self.has.T, strict=True):
+            given = has[lists] & (padded >= 0)
+            last = given.shape[1] - 1 - np.argmax(given[:, ::-1], axis=1)
+            picked = at[np.arange(len(rows)), last]
+            columns.append(column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks())
+        schema = self.schema
+        made = pa.table(columns, names=schema.names).cast(schema)
+        return made.rename_columns([FIELD_PREFIX + name for name in schema.names])
+
+
+class MetadataLists:
+    """Collects the metadata columns of lists in the order in which these are read."""
+
+    def __init__(self) -> None:
+        self._starts = [0]
+        self._texts: list[pa.Array] = []
+        self._lists: list[ParsedList] = []
+
+    def add(self, rows: ParsedList, consumed: tuple[str, ...], shown: str) -> int:
+        """Add rows of a list, without the columns `consumed`; returns the number of the first, the others follow.
+
+        Raises:
+            InputError: as from `streamvid.packing.lists.json_rows`.
+        """
+        there = list({*consumed} & {*rows.table.schema.names})
+        rows = ParsedList(rows.table.drop_columns(there), rows.typed.drop_columns(there))
+        self._texts.append(json_rows(rows.table, shown))
+        self._lists.append(rows)
+        self._starts.append(self._starts[-1] + rows.table.num_rows)
+        return self._starts[-2]
+
+    def json(self, row: int) -> str:
+        """A row's columns as a JSON object."""
+        number = bisect.bisect_right(self._starts, row) - 1
+        return str(self._texts[number][row - self._starts[number]].as_py())
+
+    def finish(self, own: pa.Schema) -> Metadata:
+        """All rows.
+
+        Args:
+            own: columns that packing itself adds.
+
+        Raises:
+            InputError: a list has a column of the same name as one of `own`.
+        """
+        schema = unify_schemas([rows.typed.schema for rows in self._lists])
+        for taken in schema.names:
+            if taken in own.names:
+                raise InputError(f"a list has a column {taken!r}, which says where a clip was cut out: rename it")
+        columns = []
+        for field in schema:
+            # Offsets of 64 bits, for more than 2 GiB of text.
+            kind = pa.large_string() if pa.types.is_string(field.type) else field.type
+            parts = [pa.array([], type=kind)]
+            for rows in self._lists:
+                parts += rows.column_as(field.name, kind)
+            columns.append(pa.concat_arrays(parts))
+        texts = pa.concat_arrays([pa.array([], pa.large_string()), *self._texts])
+        has = [[name in rows.typed.schema.names for name in schema.names] for rows in self._lists]
+        return Metadata(
+            np.arange(self._starts[-1]),
+            texts,
+            pa.table(columns, names=schema.names),
+            own,
+            np.array(self._starts[:-1], dtype=np.int64),
+            np.array(has, dtype=bool).reshape(len(self._lists), len(schema)),
+        )
