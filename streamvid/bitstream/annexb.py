@@ -45,4 +45,4 @@ def dpb_requirement(codec: str, sets: bytes) -> DpbRequirement:
         (sps,) = syntax.sequence_parameter_sets(sets)
         return read(BitReader.of_nal(sps[syntax.header_bytes :]))
     except ValueError:
-        return DpbRequirement(f"sets {sets.hex()}", 0)
+        return DpbRequirement(f"sets {sets.hex()}", 0, 0)

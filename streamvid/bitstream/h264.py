@@ -133,8 +133,8 @@ def _skip_scaling_list(bits: BitReader, size: int) -> None:
 def dpb_requirement(bits: BitReader) -> DpbRequirement:
     """The DPB that a sequence parameter set asks for.
 
-    Without max_dec_frame_buffering a decoder may take what profile and level allow, or the reference frames. Then only
-    streams that are equal in all of these share a group.
+    Without bitstream_restriction_flag a decoder may take what profile and level allow, or the reference frames. Then
+    only streams that are equal in all of these share a group.
 
     Raises:
         ValueError: it ends early.
@@ -146,14 +146,17 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
     if bits.u(1):  # frame_cropping_flag
         for _ in range(4):
             bits.ue()  # frame_crop_left_offset, right, top, bottom
-    kept = _max_dec_frame_buffering(bits) if bits.u(1) else None  # vui_parameters_present_flag
-    if kept is None:
-        return DpbRequirement(f"{sps.profile_idc}/{sps.constraint_flags}/{sps.level_idc}/{sps.max_num_ref_frames}", 0)
-    return DpbRequirement("", max(kept, sps.max_num_ref_frames))
+    restriction = _bitstream_restriction(bits) if bits.u(1) else None  # vui_parameters_present_flag
+    references = sps.max_num_ref_frames
+    if restriction is None:
+        group = f"{sps.profile_idc}/{sps.constraint_flags}/{sps.level_idc}/{references}"
+        return DpbRequirement(group, 0, references)
+    reorder, kept = restriction
+    return DpbRequirement("", max(kept, references), reorder)
 
 
-def _max_dec_frame_buffering(bits: BitReader) -> int | None:
-    """That field of the VUI (E.1.1); None if it is not there."""
+def _bitstream_restriction(bits: BitReader) -> tuple[int, int] | None:
+    """max_num_reorder_frames and max_dec_frame_buffering of the VUI (E.1.1); None if they are not there."""
     if bits.u(1) and bits.u(8) == _EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
         bits.u(32)  # sar_width, sar_height
     if bits.u(1):  # overscan_info_present_flag
@@ -178,11 +181,9 @@ def _max_dec_frame_buffering(bits: BitReader) -> int | None:
     if not bits.u(1):  # bitstream_restriction_flag
         return None
     bits.u(1)  # motion_vectors_over_pic_boundaries_flag
-    for _ in range(5):
-        # max_bytes_per_pic_denom, max_bits_per_mb_denom, log2_max_mv_length_horizontal and _vertical,
-        # max_num_reorder_frames
-        bits.ue()
-    return bits.ue()
+    for _ in range(4):
+        bits.ue()  # max_bytes_per_pic_denom, max_bits_per_mb_denom, log2_max_mv_length_horizontal and _vertical
+    return bits.ue(), bits.ue()
 
 
 def _skip_hrd(bits: BitReader) -> None:

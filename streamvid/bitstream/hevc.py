@@ -142,12 +142,12 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
     """
     sps = read_sps(bits)
     for_every_layer = bits.u(1)  # sps_sub_layer_ordering_info_present_flag
-    kept = 0
+    kept = reorder = 0
     for _ in range(sps.max_sub_layers if for_every_layer else 1):
         kept = max(kept, bits.ue() + 1)  # sps_max_dec_pic_buffering_minus1
-        bits.ue()  # sps_max_num_reorder_pics
+        reorder = bits.ue()  # sps_max_num_reorder_pics
         bits.ue()  # sps_max_latency_increase_plus1
-    return DpbRequirement(str(sps.level_idc), kept)
+    return DpbRequirement(str(sps.level_idc), kept, reorder)
 
 
 class HevcOrder(OutputOrder):

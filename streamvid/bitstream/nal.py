@@ -100,10 +100,12 @@ class DpbRequirement:
         group: streams of one codec and size may share a session if their groups are equal, and it was opened for at
             least as many frames.
         frames: how many the stream needs, comparable within its group.
+        reorder: the most pictures that a decoder must expect to be decoded before one and displayed after it.
     """
 
     group: str
     frames: int
+    reorder: int
 
 
 def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:

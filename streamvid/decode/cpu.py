@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,11 +16,10 @@ from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.base import FrameSink, Pending
 from streamvid.errors import VideoError
-from streamvid.mp4.writer import slice_header
+from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
-    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 _MIN_SEGMENT: Final = 32
@@ -156,23 +153,24 @@ def decode_frames(
     first, last = segment or (0, len(encoded.sizes))
     inside = set(encoded.display_order[first:last].tolist()) if last - first < len(encoded.sizes) else None
     rows = {int(rank): row for row, rank in enumerate(encoded.frames) if inside is None or int(rank) in inside}
+    reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
+    cuts = [first, *(start for start in encoded.starts.tolist() if first < start < last), last]
     try:
-        settings = _decoder_settings(encoded.stsd, encoded.width, encoded.height)
-        for frame in context.decode(*settings, _packets(encoded, first, last)):
-            # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
-            if frame.is_corrupt:
-                raise VideoError(f"clip {encoded.name} is damaged: check it with `streamvid verify --decode`")
-            row = rows.pop(frame.pts, None) if frame.pts is not None else None
-            if row is None:
-                continue
-            if (frame.width, frame.height) != (encoded.width, encoded.height):
-                raise VideoError(
-                    f"clip {encoded.name} decodes to frames of {frame.width}x{frame.height}, "
-                    f"its dataset says {encoded.width}x{encoded.height}: pack it again"
-                )
-            yield row, frame
-            if not rows:
-                return
+        for run in pairwise(cuts):
+            # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
+            for frame in context.decode(encoded.stsd, _packets(encoded, *run), reorder=reorder):
+                # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
+                if frame.is_corrupt:
+                    raise VideoError(f"clip {encoded.name} is damaged: check it with `streamvid verify --decode`")
+                row = rows.pop(frame.pts, None) if frame.pts is not None else None
+                if row is None:
+                    continue
+                if (frame.width, frame.height) != (encoded.width, encoded.height):
+                    raise VideoError(
+                        f"clip {encoded.name} decodes to frames of {frame.width}x{frame.height}, "
+                        f"its dataset says {encoded.width}x{encoded.height}: pack it again"
+                    )
+                yield row, frame
     except av.error.FFmpegError as error:
         raise VideoError(f"clip {encoded.name} cannot be decoded: {error.strerror}") from error
     if rows:
@@ -182,82 +180,9 @@ def decode_frames(
         )
 
 
-class ReusableCodecContext(threading.local):
-    """A codec context per thread, kept open for the next stream with the same decoder and extradata: opening one and
-    allocating its frames takes as long as decoding three of them."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[tuple[str, bytes], VideoCodecContext] | None = None
-
-    def decode(self, name: str, extradata: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
-        """Decode a stream that depends on nothing before it.
-
-        Args:
-            name: FFmpeg's name of the decoder.
-            extradata: as FFmpeg has it; empty if parameter sets are in band.
-            packets: in decode order, each with its place in display order, which becomes the `pts` of its frame.
-                They are taken only as frames are asked for.
-
-        Returns:
-            all frames, in display order.
-
-        Raises:
-            av.error.FFmpegError: they cannot be decoded.
-        """
-        key = name, extradata
-        # Taken out while it is in use, so that one that fails is not kept.
-        kept, self._kept = self._kept, None
-        context = kept[1] if kept is not None and kept[0] == key else _open(name, extradata)
-        # A caller that has all the frames it wants closes this generator early; the context is still good.
-        with suppress(GeneratorExit):
-            yield from _decode(context, packets)
-        context.flush_buffers()
-        self._kept = key, context
-
-
-def _open(name: str, extradata: bytes) -> VideoCodecContext:
-    import av
-
-    context = av.CodecContext.create(name, "r")
-    assert isinstance(context, av.VideoCodecContext)
-    if extradata:
-        context.extradata = extradata
-    context.thread_count = 1
-    return context
-
-
-def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
-    import av
-
-    for data, rank in packets:
-        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
-        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
-        packet = av.Packet(len(data))
-        packet.update(data)
-        packet.pts = rank
-        yield from context.decode(packet)
-    yield from context.decode(None)
-
-
 def _packets(encoded: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
     ends = np.cumsum(encoded.sizes)
     start = int(ends[first - 1]) if first else 0
     for rank, end in zip(encoded.display_order[first:last].tolist(), ends[first:last].tolist(), strict=True):
         yield encoded.data[start:end].tobytes(), rank
         start = end
-
-
-@lru_cache(maxsize=256)
-def _decoder_settings(stsd: bytes, width: int, height: int) -> tuple[str, bytes]:
-    """FFmpeg's name of the decoder, and its extradata.
-
-    FFmpeg itself reads them from the sample description, in an MP4 without packets.
-    """
-    import io
-
-    import av
-
-    head = slice_header(stsd, np.empty(0, dtype=np.int64), width=width, height=height)
-    with av.open(io.BytesIO(head), format="mp4") as container:
-        context = container.streams.video[0].codec_context
-        return context.codec.name, context.extradata or b""

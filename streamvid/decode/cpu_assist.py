@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from streamvid.color import nv12
-from streamvid.decode.cpu import ReusableCodecContext
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.errors import VideoError
+from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -95,10 +95,12 @@ class CpuAssistWorker:
 
     def _decode(self, job: GopJob) -> None:
         wanted = dict(job.dst_rows)
-        for frame in self._context.decode(job.key.codec, b"", zip(job.packets, job.display_order, strict=True)):
+        key = job.key
+        stsd = in_band_description(key.codec, width=key.width, height=key.height)
+        packets = zip(job.packets, job.display_order, strict=True)
+        # To the last frame: those behind the last wanted one may be damaged, and it predicted from them.
+        for frame in self._context.decode(stsd, packets, reorder=reorder_depth(job.display_order)):
             self._stage(frame, job, wanted)
-            if not wanted:
-                break
         if wanted:
             raise VideoError(f"{len(wanted)} frames of clip {job.encoded.name} do not come out of the decoder")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.errors import VideoError
+from streamvid.video.codec_context import reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class GopJob:
         dst_rows: rank of each wanted frame → its row in `out`.
         key: configuration of the session it needs.
         dpb_frames: frames that session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
+        in_order: pictures are reordered no further than the bitstream says. Otherwise NVDEC may hand them out in
+            another order than they are displayed in.
         group: the batch it belongs to.
         retry_of: the error of the first attempt, if this is the second one, which is made packet by packet with
             nothing else in the decoder.
@@ -125,6 +128,7 @@ class GopJob:
     dst_rows: dict[int, int]
     key: SessionKey
     dpb_frames: int
+    in_order: bool
     group: JobGroup
     retry_of: VideoError | None = None
 
@@ -190,6 +194,7 @@ def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[to
                     dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
                     key=replace(key, dpb_group=need.group),
                     dpb_frames=need.frames,
+                    in_order=reorder_depth(gop.display_order) <= need.reorder,
                     group=group,
                 )
             )

@@ -118,7 +118,7 @@ class NvdecWorker:
         return job
 
     def _decode(self, job: GopJob) -> None:
-        exact = job.retry_of is not None
+        exact = job.retry_of is not None or not job.in_order
         try:
             # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures,
             # wrongly.

@@ -97,6 +97,9 @@ def build_clip(
     Raises:
         ValueError: no frame of it can be decoded.
     """
+    if codec == "mpeg4" and frame_format.interlaced:
+        # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
+        kinds = [replace(kind, disposable=False) for kind in kinds]
     flags = _flags(kinds, times.pts, times.hidden, codec)
     if bool(np.all(flags & HIDDEN)):
         raise ValueError("no frame of it can be decoded from where it starts")

@@ -56,7 +56,7 @@ class StreamInfo:
 @dataclass(frozen=True)
 class FrameFormat:
     """The format of the first decoded frame; the container's headers may contradict it. The fields are columns of
-    docs/format.md."""
+    docs/format.md, but for `interlaced`."""
 
     width: int
     height: int
@@ -64,6 +64,7 @@ class FrameFormat:
     color_space: str
     color_range: str
     rotation: int
+    interlaced: bool = False
 
 
 def open_video(source: Path, *, apply_edits: bool = True) -> InputContainer:
@@ -183,6 +184,7 @@ def _frame_format(frame: VideoFrame | None) -> FrameFormat:
         if frame.format.name.startswith("yuvj")
         else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
         rotation=frame_rotation(frame),
+        interlaced=frame.interlaced_frame,
     )
 
 

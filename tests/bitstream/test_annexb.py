@@ -130,10 +130,14 @@ def test_it_is_what_ffmpeg_reads(recipe: Recipe, tmp_path: Path) -> None:
     clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
     fields = as_ffmpeg_reads_it(clip.mp4)
     if recipe.codec == "h264":
-        wanted = DpbRequirement("", fields["max_dec_frame_buffering"])
+        wanted = DpbRequirement("", fields["max_dec_frame_buffering"], fields["max_num_reorder_frames"])
         assert fields["max_num_ref_frames"] <= wanted.frames
     else:
-        wanted = DpbRequirement(str(fields["general_level_idc"]), fields["sps_max_dec_pic_buffering_minus1"] + 1)
+        wanted = DpbRequirement(
+            str(fields["general_level_idc"]),
+            fields["sps_max_dec_pic_buffering_minus1"] + 1,
+            fields["sps_max_num_reorder_pics"],
+        )
     assert dpb_requirement(clip.codec, parameter_sets(clip.codec, clip.stsd).annex_b) == wanted
 
 
@@ -147,7 +151,7 @@ def bare(level: int, references: str) -> bytes:
 def test_without_that_information_only_equals_go_together() -> None:
     picture_set = START_CODE + b"\x68\xce\x0f\xc8"
     asked = dpb_requirement("h264", bare(21, "00110") + picture_set)
-    assert asked.frames == 0
+    assert (asked.frames, asked.reorder) == (0, 5)
     assert asked == dpb_requirement("h264", bare(21, "00110") + START_CODE + b"\x68\xce\x0f\xc9")
     assert asked.group != dpb_requirement("h264", bare(30, "00110") + picture_set).group
     assert asked.group != dpb_requirement("h264", bare(21, "00101") + picture_set).group
@@ -157,7 +161,7 @@ def test_without_that_information_only_equals_go_together() -> None:
 def test_what_cannot_be_read_goes_with_itself_alone() -> None:
     whole = bare(21, "00110")
     for sets in (whole + whole, whole[:9], START_CODE + b"\x68\xce", b""):
-        assert dpb_requirement("h264", sets) == DpbRequirement(f"sets {sets.hex()}", 0)
+        assert dpb_requirement("h264", sets) == DpbRequirement(f"sets {sets.hex()}", 0, 0)
 
 
 @given(st.sampled_from(["h264", "hevc"]), st.binary(max_size=200))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
-from streamvid.decode.cpu import ReusableCodecContext
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import VideoError
+from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
@@ -32,7 +32,7 @@ def key(number: int) -> SessionKey:
 
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
-    return GopJob(nothing, nothing, [b""] * packets, True, list(range(packets)), {0: 0}, key(of), 4, group)
+    return GopJob(nothing, nothing, [b""] * packets, True, list(range(packets)), {0: 0}, key(of), 4, True, group)
 
 
 def jobs(*shapes: tuple[int, int]) -> list[GopJob]:
@@ -317,8 +317,10 @@ def test_jobs_decode_on_the_cpu_to_the_planes_of_the_sequential_decode(name: str
     wanted = np.sort(rng.choice(len(whole), 7, replace=False))
     found = {}
     decoder = ReusableCodecContext()
+    in_band = in_band_description(clip.codec, width=clip.width, height=clip.height)
     for piece in reversed(split(slice_of(clip, wanted))):
-        for frame in decoder.decode(clip.codec, b"", zip(piece.packets, piece.display_order, strict=True)):
+        packets = zip(piece.packets, piece.display_order, strict=True)
+        for frame in decoder.decode(in_band, packets, reorder=reorder_depth(piece.display_order)):
             if frame.pts in piece.dst_rows:
                 found[piece.dst_rows[frame.pts]] = frame.to_ndarray()
                 # Nobody asks for the frames behind it.

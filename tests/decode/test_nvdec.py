@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +24,12 @@ from streamvid.color import nv12
 from streamvid.decode import nvdec_worker
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import VideoError
+from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import slice_of, whole
+from tests.support.sps import rewrite, with_reorder
 from tools.clips import Recipe
 
 Spoil = Callable[[list["Surface"]], list["Surface"]]
@@ -58,10 +61,8 @@ class Decoder:
         self._start()
 
     def _start(self) -> None:
-        context = av.CodecContext.create(self._codec, "r")
-        assert isinstance(context, av.VideoCodecContext)
-        context.thread_count = 1
-        self._context = context
+        # NVDEC holds pictures back as long as the standard lets it, where the bitstream does not say how long.
+        self._context = open_context(in_band_description(self._codec, width=64, height=64), MAX_REORDER)
 
     def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
         if not packet.bsl:
@@ -208,6 +209,27 @@ def test_a_decoder_that_fails_at_times_costs_no_frame(
     monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, spoil))
     agree(NvdecSessionPool(device_id=0, engines=1), clips, rounds=2)
     assert next(calls) > 5
+
+
+def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_by_timestamp(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The parameter sets say that nothing is reordered, so a decoder may hand out B-frames behind what they precede."""
+    recipe = Recipe(width=320, height=180, frames=24, gop=8, b_frames=3)
+    source = rewrite(write(recipe, tmp_path / "a.mp4"), tmp_path / "b.mp4", with_reorder(0))
+    clip = store_clip(source, tmp_path)
+    with av.open(str(clip.mp4)) as container:
+        frames = np.stack([frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)])
+
+    def late(frames: list[Surface]) -> list[Surface]:
+        return [*frames[:1], *frames[:0:-1]]
+
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, late))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    for wanted in (np.arange(24), np.array([1, 2, 19])):
+        (got,) = pool.submit([slice_of(clip, wanted)]).result()
+        np.testing.assert_array_equal(got[..., 0].numpy(), frames[wanted])
+    pool.close()
 
 
 def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(clips: Clips, opened: list[Any]) -> None:

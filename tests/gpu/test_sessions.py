@@ -26,7 +26,8 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
-from tests.support.reference import slice_of, to_arrays, whole
+from tests.support.reference import sequential, slice_of, to_arrays, whole
+from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
 from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe
 from tools.damage import lie_about_order
@@ -280,6 +281,31 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     for pictures in got[1::2]:
         np.testing.assert_array_equal(pictures, reference[shown])
     decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "b_frames"),
+    [(without_vui, 3), (without_vui, 7), (with_reorder(0), 3), (with_reorder(1), 7), (with_level(10), 7)],
+)
+def test_pictures_that_are_reordered_further_than_the_bitstream_says_keep_their_places(
+    change: Rewrite, b_frames: int, tmp_path: Path
+) -> None:
+    """Short GOPs, in which few frames have a timestamp of ours; alone and in windows, by engines and by cores."""
+    recipe = Recipe(width=320, height=192, frames=48, gop=8, b_frames=b_frames, style="texture")
+    source = rewrite(write(recipe, tmp_path / "a.mp4"), tmp_path / "b.mp4", change)
+    clip = store_clip(source, tmp_path)
+    expected = sequential(clip.mp4, full_range=False, edits=False)
+    (tmp_path / "honest").mkdir()
+    honest = whole(store_clip(tmp_path / "a.mp4", tmp_path / "honest"))
+    reference = to_arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([honest]))[0]
+    for engines, cpu_workers in ((1, 0), (0, 1)):
+        sessions = NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers)
+        for wanted in (list(range(48)), [1], [2, 3], [13, 30, 31], *([n] for n in range(16, 24))):
+            (pictures,) = sessions.submit([slice_of(clip, wanted)]).result()
+            np.testing.assert_array_equal(pictures.cpu().numpy(), reference[wanted])
+            for number, picture in zip(wanted, pictures.cpu().numpy(), strict=True):
+                assert np.abs(picture.astype(int) - expected[number]).mean() < 3
+        sessions.close()
 
 
 @pytest.mark.parametrize("twice", [pytest.param(False, marks=FULL), True])

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.color.yuv_to_rgb import to_rgb
-from streamvid.video.frame_index import FrameIndex
+from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 
@@ -64,5 +64,10 @@ def to_arrays(decoded: Any) -> list[npt.NDArray[np.uint8]]:
 
 def whole(clip: StoredClip) -> EncodedSlice:
     """All frames of a stored clip, and all its packets: nothing is left out."""
-    plain = replace(clip.index, flags=clip.index.flags & ~np.int64(2 | 4))
-    return slice_of(clip, np.arange(len(clip.index.visible)), index=plain)
+    index = clip.index
+    plain = replace(index, flags=index.flags & ~np.int64(DISPOSABLE | LEADING))
+    # Not where leading pictures refer to what comes before.
+    ends = [*index.starts[1:].tolist(), len(index)]
+    leading = (index.flags & LEADING) != 0
+    starts = [s for s, end in zip(index.starts.tolist(), ends, strict=False) if s and not leading[s:end].any()]
+    return replace(slice_of(clip, np.arange(len(index.visible)), index=plain), starts=np.array([0, *starts]))

@@ -1,0 +1,124 @@
+"""FFmpeg's decoder of a clip, the same for all who decode: loaders, packing and `verify`.
+
+What a codec context gives depends on what it was told when it was opened, and on what it has decoded before. It is told
+here what FFmpeg's demuxer would tell it of the whole clip, and every run of packets begins with an empty decoder. So a
+frame does not depend on which others are decoded with it.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import av
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.mp4.sample_entry import coded_size, visual_sample_description
+from streamvid.mp4.writer import composition_offsets, slice_header
+
+if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+
+MAX_REORDER: Final = 16
+"""Pictures that H.264 lets a decoder hold back at most (max_dec_frame_buffering, A.3.1 of ITU-T H.264)."""
+_WITH_HISTORY: Final = ("mpeg4",)
+"""Codecs whose decoders keep state from stream to stream (FFmpeg's `t_frame`, the distance of the first B-frame)."""
+
+
+class _Kept(NamedTuple):
+    """An open codec context, the sample description it was opened for, and the reordering it was told of."""
+
+    stsd: bytes
+    reorder: int
+    context: VideoCodecContext
+
+
+class ReusableCodecContext(threading.local):
+    """A codec context per thread, kept open for the next stream with the same sample description: opening one and
+    allocating its frames takes as long as decoding three of them."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+
+    def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
+        """Decode a stream that depends on nothing before it.
+
+        Args:
+            stsd: sample description box of its track.
+            packets: in decode order, each with its place in display order, which becomes the `pts` of its frame.
+                They are taken only as frames are asked for.
+            reorder: the most pictures that are decoded before one of them and displayed after it: see
+                `reorder_depth`.
+
+        Returns:
+            all frames, in display order.
+
+        Raises:
+            av.error.FFmpegError: they cannot be decoded.
+        """
+        # Taken out while it is in use, so that one that fails is not kept.
+        kept, self._kept = self._kept, None
+        if kept is None or kept.stsd != stsd or kept.reorder < reorder:
+            kept = _Kept(stsd, reorder, open_context(stsd, reorder))
+        # A caller that has all the frames it wants closes this generator early; the context is still good.
+        with suppress(GeneratorExit):
+            yield from _decode(kept.context, packets)
+        if kept.context.codec.canonical_name not in _WITH_HISTORY:
+            kept.context.flush_buffers()
+            self._kept = kept
+
+
+def reorder_depth(display_order: Int64 | Sequence[int]) -> int:
+    """The most pictures of a stream that are decoded before one of them and displayed after it.
+
+    Args:
+        display_order: [packets], at least one, a permutation of consecutive numbers: each packet's rank by presentation
+            time.
+    """
+    ranks = np.asarray(display_order)
+    depth = np.arange(len(ranks)) - (ranks - ranks.min())
+    return min(MAX_REORDER, int(depth.max()))
+
+
+def in_band_description(codec: str, *, width: int, height: int) -> bytes:
+    """A sample description box for packets in Annex B, with their parameter sets in band; `codec` is h264 or hevc."""
+    return visual_sample_description({"h264": b"avc1", "hevc": b"hvc1"}[codec], b"", width=width, height=height)
+
+
+def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
+    """A codec context as FFmpeg's demuxer sets it up: with the extradata, codec tag and size of the sample description.
+
+    Args:
+        stsd: sample description box of the track.
+        reorder: as for `ReusableCodecContext.decode`.
+
+    Where the bitstream does not say how far pictures are reordered, FFmpeg's H.264 decoder begins with what the
+    container says, and drops the pictures by which it learns that it is more. So the MP4 that the demuxer is given here
+    has no packets but a table of times that are reordered as far.
+    """
+    times = np.append(np.arange(1, reorder + 1), 0)
+    width, height = coded_size(stsd)
+    head = slice_header(
+        stsd, np.ones(reorder + 1, dtype=np.int64), width=width, height=height, offsets=composition_offsets(times)
+    )
+    with closing(av.open(io.BytesIO(head), "r", format="mp4")) as container:
+        context = container.streams.video[0].codec_context
+    # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
+    context.thread_count = 1
+    return context
+
+
+def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+    for data, rank in packets:
+        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
+        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
+        packet = av.Packet(len(data))
+        packet.update(data)
+        packet.pts = rank
+        yield from context.decode(packet)
+    yield from context.decode(None)

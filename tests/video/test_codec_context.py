@@ -1,0 +1,125 @@
+"""A frame does not depend on what a codec context was told or has decoded before: alone, in windows, or all at once."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from streamvid.decode.cpu import decode_frames, decode_with_pyav
+from streamvid.errors import VideoError
+from streamvid.video.codec_context import ReusableCodecContext, reorder_depth
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
+from tests.support.reference import sequential, slice_of
+from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
+from tools.clips import Recipe
+
+SMALL = Recipe(width=96, height=64, frames=40, gop=16, b_frames=3)
+
+
+def check_every_frame(clip: StoredClip) -> None:
+    """Alone, in windows and at random: bit for bit what a sequential decode by FFmpeg's demuxer and decoder gives."""
+    expected = sequential(clip.mp4, full_range=clip.color_range == "pc", edits=False)
+    count = len(clip.index.visible)
+    assert len(expected) == count
+    rng = np.random.default_rng(0)
+    wanted = [[n] for n in range(count)]
+    wanted += [list(range(first, min(count, first + 7))) for first in range(0, count, 5)]
+    wanted += [np.sort(rng.choice(count, int(rng.integers(1, count)), replace=False)).tolist() for _ in range(5)]
+    wanted.append(list(range(count)))
+    for numbers in wanted:
+        got = decode_with_pyav(slice_of(clip, numbers))
+        for number, frame in zip(numbers, got, strict=True):
+            np.testing.assert_array_equal(frame, expected[number])
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+@pytest.mark.parametrize(
+    ("change", "recipe"),
+    [
+        (without_vui, SMALL),
+        (without_vui, replace(SMALL, b_frames=7, gop=40)),
+        # Most scenes have no B-frames: the decoder learns late of those in one.
+        (without_vui, replace(SMALL, gop=250, scene=11, params=(("b-adapt", "2"),))),
+        (without_vui, replace(SMALL, params=(("tff", "1"),))),
+        (with_reorder(0), SMALL),
+        (with_reorder(1), replace(SMALL, b_frames=7, gop=40)),
+        # Level 1 holds one picture of this size.
+        (with_level(10), replace(SMALL, width=352, height=288, b_frames=7, gop=40)),
+    ],
+)
+def test_h264_that_does_not_say_how_far_it_reorders(
+    change: Rewrite, recipe: Recipe, container: str, tmp_path: Path
+) -> None:
+    source = rewrite(write(recipe, tmp_path / "a.mp4"), tmp_path / f"b.{container}", change)
+    clip = store_clip(source, tmp_path)
+    assert reorder_depth(np.argsort(np.argsort(clip.index.pts))) >= 1
+    check_every_frame(clip)
+
+
+def test_interlaced_mpeg4_takes_the_distance_of_fields_from_the_first_b_frame(tmp_path: Path) -> None:
+    options = (("flags", "+ildct+ilme"), ("b_strategy", "0"))
+    clip = store_clip(write(replace(SMALL, codec="mpeg4", options=options), tmp_path / "a.mp4"), tmp_path)
+    check_every_frame(clip)
+
+
+@pytest.mark.parametrize("recipe", [replace(SMALL, codec="mpeg4"), replace(SMALL, codec="hevc", open_gop=True)])
+def test_other_streams_with_b_frames(recipe: Recipe, tmp_path: Path) -> None:
+    check_every_frame(store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path))
+
+
+def fields_as_jpeg(path: Path, frames: int) -> Path:
+    """Interlaced Motion JPEG: two pictures of half the height in each packet."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuvj420p"
+        rng = np.random.default_rng(3)
+        for n in range(frames):
+            data = b""
+            for _ in range(2):
+                field = io.BytesIO()
+                pixels = np.kron(rng.integers(0, 255, (4, 6, 3), dtype=np.uint8), np.ones((8, 16, 1), dtype=np.uint8))
+                Image.fromarray(pixels).save(field, "jpeg")
+                data += field.getvalue()
+            packet = av.Packet(data)
+            packet.pts = packet.dts = n
+            packet.time_base, packet.stream = Fraction(1, 25), stream
+            output.mux(packet)
+    return path
+
+
+@pytest.mark.parametrize("container", ["mov", "avi"])
+def test_interlaced_motion_jpeg_has_the_height_that_its_container_says(container: str, tmp_path: Path) -> None:
+    clip = store_clip(fields_as_jpeg(tmp_path / f"a.{container}", 5), tmp_path)
+    assert clip.height == 64
+    check_every_frame(clip)
+
+
+def test_damage_in_a_frame_shown_later_is_noticed(tmp_path: Path) -> None:
+    """A B-frame comes out of the decoder before the damaged frame that it is predicted from."""
+    recipe = Recipe(frames=24, gop=24, b_frames=1, width=416, height=240, style="texture")
+    clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+    order = np.argsort(np.argsort(clip.index.pts))
+    later = next(n for n in range(4, 24) if order[n] > order[n + 1])
+    part = slice_of(clip, [int(order[later + 1])])
+    assert part.display_order[-2] > part.display_order[-1]
+    data = part.data.copy()
+    middle = int(part.sizes[:-2].sum()) + int(part.sizes[-2]) // 2
+    data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
+    with pytest.raises(VideoError, match="is damaged"):
+        dict(decode_frames(replace(part, data=data)))
+
+
+def test_a_context_is_kept_for_streams_that_reorder_no_further(tmp_path: Path) -> None:
+    source = rewrite(write(SMALL, tmp_path / "a.mp4"), tmp_path / "b.mp4", without_vui)
+    clip, context = store_clip(source, tmp_path), ReusableCodecContext()
+    for numbers in ([0], [1], [0], [1, 2, 3]):
+        assert len(dict(decode_frames(slice_of(clip, numbers), context=context))) == len(numbers)
