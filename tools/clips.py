@@ -18,6 +18,8 @@ import av
 import av.stream
 import numpy as np
 
+from streamvid.mp4.boxes import MIRRORED, write_rotation
+from streamvid.video.probe import frame_rotation
 from tools.damage import end_edit_after, flip_bytes, lie_about_duration, lie_about_sample, lie_about_size, truncate
 from tools.pictures import Image, draw_frame_number, painter, read_frame_number
 from tools.recipes import Recipe, hard_recipes
@@ -97,6 +99,9 @@ def write(recipe: Recipe, path: Path | str, pictures: Iterable[Image] | None = N
     if recipe.trim_end:
         ticks = recipe.frame_ticks()
         end_edit_after(path, float((ticks[recipe.frames - recipe.trim_end] - ticks[recipe.trim]) * recipe.time_base))
+    if recipe.rotation >= MIRRORED:
+        with path.open("r+b") as file:
+            write_rotation(file, recipe.rotation, width=recipe.width, height=recipe.height)
     return path
 
 
@@ -119,7 +124,7 @@ def look(path: Path | str) -> Seen:
     rotation = 0
     with av.open(str(path)) as container:
         for frame in container.decode(video=0):
-            rotation = -frame.rotation % 360
+            rotation = frame_rotation(frame)
             numbers.append(read_frame_number(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)))
             seconds.append(None if frame.pts is None or frame.time_base is None else float(frame.pts * frame.time_base))
     return Seen(numbers, seconds, rotation)
@@ -158,8 +163,8 @@ def _configure(stream: Any, recipe: Recipe) -> None:
     context.color_range = 2 if recipe.full_range else 1
     if recipe.tag:
         context.codec_tag = recipe.tag
-    if recipe.rotation:
-        stream.set_display_rotation(-recipe.rotation)  # FFmpeg turns counter-clockwise.
+    if recipe.rotation % MIRRORED:
+        stream.set_display_rotation(-recipe.rotation % MIRRORED)  # FFmpeg turns counter-clockwise.
 
 
 def _encoder_options(recipe: Recipe) -> dict[str, str]:

@@ -16,8 +16,8 @@ _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _EXIF = 0xDA, 0xE1
 _END: Final = b"\xff\xd9"
 _ORIENTATION: Final = 0x0112
-_UPRIGHT: Final = (1, 3, 6, 8)
-"""EXIF orientations without a mirror image."""
+_ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
+"""EXIF orientation → `streamvid.mp4.boxes.ROTATIONS`."""
 
 
 def classify(packet: memoryview) -> PacketKind:
@@ -33,7 +33,7 @@ def check_jpeg(data: bytes, name: str) -> None:
         name: for error messages.
 
     Raises:
-        VideoError: no JPEG, cut off, lossless or arithmetic coding, neither grey nor YCbCr with 8 bits, or mirrored.
+        VideoError: no JPEG, cut off, lossless or arithmetic coding, or neither grey nor YCbCr with 8 bits.
     """
     if data[:2] != b"\xff\xd8":
         raise VideoError(f"{name} is no JPEG")
@@ -46,8 +46,6 @@ def check_jpeg(data: bytes, name: str) -> None:
                 raise VideoError(f"{name} is a lossless or arithmetic JPEG: save it as baseline or progressive")
             if len(payload) < 6 or payload[0] != 8 or payload[5] not in (1, 3):
                 raise VideoError(f"{name} is not 8-bit grey or YCbCr: save it so")
-    if orientation(data) not in _UPRIGHT:
-        raise VideoError(f"{name} is to be shown mirrored (EXIF orientation {orientation(data)}): save it upright")
 
 
 def orientation(data: bytes) -> int:
@@ -56,6 +54,11 @@ def orientation(data: bytes) -> int:
         if marker == _EXIF and payload[:6] == b"Exif\0\0":
             return _tiff_orientation(payload[6:])
     return 1
+
+
+def rotation(data: bytes) -> int:
+    """How a JPEG is to be shown by its EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`."""
+    return _ROTATIONS[orientation(data)]
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:

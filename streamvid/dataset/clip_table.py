@@ -17,6 +17,7 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, INDEX_TYPES, SCALAR_SCHEMA, SCHEMA
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
+from streamvid.mp4.boxes import ROTATIONS
 from streamvid.video.frame_index import HIDDEN, FrameIndex
 
 Int32 = npt.NDArray[np.int32]
@@ -57,7 +58,7 @@ class ClipTable:
         label: int64 [clips], class number, or -1 for none.
         frames, packets, random_access: int32 [clips], counts.
         width, height: int32 [clips], pixels, before rotation.
-        rotation: int32 [clips], degrees clockwise.
+        rotation: int32 [clips], degrees clockwise, plus 360 if mirrored before.
         time_base_num, time_base_den: int32 [clips], seconds per tick as a fraction.
         duration: int64 [clips], ticks.
         mp4_offset, mp4_size, npy_offset, npy_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar.
@@ -293,7 +294,7 @@ def _check(clips: ClipTable, table: pa.Table, entries: Sequence[ShardEntry]) -> 
         f"its frames are not 1 to {MAX_SIDE} pixels wide and high": (
             (clips.width >= 1) & (clips.width <= MAX_SIDE) & (clips.height >= 1) & (clips.height <= MAX_SIDE)
         ),
-        "its rotation is not 0, 90, 180 or 270": np.isin(clips.rotation, (0, 90, 180, 270)),
+        "its rotation is not a multiple of 90 from 0 to 630": np.isin(clips.rotation, ROTATIONS),
         "its time base is not positive": (clips.time_base_num >= 1) & (clips.time_base_den >= 1),
         "its duration is out of range": (clips.duration >= 0) & (clips.duration <= _MAX_TICKS),
         "its label is negative": (clips.label >= 0) | pc.is_null(table["label"]).to_numpy(),

@@ -41,7 +41,8 @@ class EncodedBatch:
         mask: bool [batch, frames], True for real frames, False for padding.
         seconds: float64 [batch, frames], from the clip's first frame; -1 for a black picture.
         heights, widths: int64 [batch], of decoded frames, before rotation.
-        rotations: int64 [batch], degrees clockwise that stand them upright: 0, 90, 180 or 270.
+        rotations: int64 [batch], degrees clockwise that stand them upright, plus 360 if they are mirrored, left to
+            right, before they are turned.
         gather: int64 [batch, frames], which decoded frame each frame position shows; -1 for a black picture.
         random: float64 [batch, num_random], uniform in [0, 1), for the transform.
         bytes_read: from the shards, for this batch.

@@ -11,6 +11,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.mp4.boxes import MIRRORED
 from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.sampling.padding import has_black_frames
@@ -92,6 +93,11 @@ class SampleSet:
         Args:
             rows: int64 [clips].
         """
-        rotation = self.dataset.clips.rotation
-        rotates = bool((rotation if rows is None else rotation[rows]).any())
-        return ClipTransform(self.transform, rotates, has_black_frames(self.spec.sampling.pad))
+        clips = self.dataset.clips
+        rotation = clips.rotation if rows is None else clips.rotation[rows]
+        return ClipTransform(
+            self.transform,
+            rotates=bool((rotation % MIRRORED).any()),
+            has_black_frames=has_black_frames(self.spec.sampling.pad),
+            mirrors=bool((rotation >= MIRRORED).any()),
+        )

@@ -3,6 +3,7 @@ that standard."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from io import RawIOBase
@@ -12,11 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
+MAX_HEAD_BYTES: Final = 1 << 26
 _FIXED_1: Final = 1 << 16
 """1.0 in 16.16 fixed point."""
 _TURNS: Final = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """a, b, c, d of the display matrix by degrees clockwise."""
-_ROTATIONS: Final = {turn: degrees for degrees, turn in _TURNS.items()}
+MIRRORED: Final = 360
+"""Added to a rotation: the frame is mirrored, left to right, before it is turned."""
+ROTATIONS: Final = (0, 90, 180, 270, 360, 450, 540, 630)
+"""The eight ways of a frame to be shown: degrees clockwise, plus `MIRRORED`."""
+_TURN_TOLERANCE: Final = math.tan(math.radians(1))
+"""FFmpeg, too, takes a turn for one of 90 degrees if it is one to a degree."""
 
 
 def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -110,20 +117,53 @@ def display_matrix(rotation: int = 0, *, width: int = 0, height: int = 0) -> byt
     """The matrix of `mvhd` and `tkhd` (6.2.2) that turns frames upright, and moves them back to positive coordinates.
 
     Args:
-        rotation: degrees clockwise: 0, 90, 180 or 270.
+        rotation: one of `ROTATIONS`.
         width, height: of frames before rotation, in pixels; of no account for 0.
     """
-    a, b, c, d = (_FIXED_1 * value for value in _TURNS[rotation])
-    x, y = {0: (0, 0), 90: (height, 0), 180: (width, height), 270: (0, width)}[rotation]
-    return struct.pack(">9i", a, b, 0, c, d, 0, x * _FIXED_1, y * _FIXED_1, 1 << 30)
+    a, b, c, d = _TURNS[rotation % MIRRORED]
+    if rotation >= MIRRORED:
+        a, b = -a, -b
+    x, y = (
+        sum(side for side, factor in zip((width, height), row, strict=True) if factor < 0) for row in ((a, c), (b, d))
+    )
+    return struct.pack(">9i", *(_FIXED_1 * value for value in (a, b, 0, c, d, 0, x, y)), 1 << 30)
 
 
-def rotation_of_matrix(matrix: bytes) -> int | None:
-    """Degrees clockwise by which a display matrix turns frames: 0, 90, 180 or 270; None if it does anything else.
+def rotation_of_matrix(a: float, b: float, c: float, d: float) -> int | None:
+    """The one of `ROTATIONS` that a display matrix means: x' = a·x + c·y, y' = b·x + d·y, y downwards.
 
-    Translation is not looked at.
+    FFmpeg and players leave the scale out of account. Where a matrix maps everything onto a line or a point, they show
+    frames as they are: that is 0, too.
+
+    Returns:
+        None if it turns frames by anything else than quarter turns, or shears them.
     """
-    a, b, u, c, d, v, _, _, w = struct.unpack(">9i", matrix)
-    if (u, v, w) != (0, 0, 1 << 30):
+    if not (math.hypot(a, c) and math.hypot(b, d)):
+        return 0
+    if max(abs(b), abs(c)) <= _TURN_TOLERANCE * min(abs(a), abs(d)):
+        a, b, c, d = math.copysign(1, a), 0, 0, math.copysign(1, d)
+    elif max(abs(a), abs(d)) <= _TURN_TOLERANCE * min(abs(b), abs(c)):
+        a, b, c, d = 0, math.copysign(1, b), math.copysign(1, c), 0
+    else:
         return None
-    return _ROTATIONS.get((a / _FIXED_1, b / _FIXED_1, c / _FIXED_1, d / _FIXED_1))
+    mirrored = a * d - b * c < 0
+    turn = (-a, -b, c, d) if mirrored else (a, b, c, d)
+    return next(degrees for degrees, one in _TURNS.items() if one == turn) + MIRRORED * mirrored
+
+
+def write_rotation(file: BinaryIO, rotation: int, *, width: int, height: int) -> None:
+    """Set the display matrix of a file's only track, in place.
+
+    Args:
+        file: an MP4 with `moov` before `mdat`, open for reading and writing.
+        rotation, width, height: as for `display_matrix`.
+
+    Raises:
+        ValueError: no track header is found.
+    """
+    data = file.read(MAX_HEAD_BYTES)
+    found = find_box(data, b"tkhd")
+    if found is None:
+        raise ValueError("no track header in the MP4")
+    file.seek(found[0] + (52 if data[found[0]] == 1 else 40))
+    file.write(display_matrix(rotation, width=width, height=height))

@@ -10,13 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from streamvid.mp4.boxes import find_box, iter_boxes, iter_file_boxes, read_timescale
+from streamvid.mp4.boxes import MAX_HEAD_BYTES, find_box, iter_boxes, iter_file_boxes, read_timescale
 
 MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
 _MAX_BOXES: Final = 1 << 16
 """Top-level boxes that are looked at."""
-_MAX_HEAD_BYTES: Final = 1 << 26
 _NO_END: Final = 1 << 62
 _RATE_1: Final = (1, 0)
 """media_rate_integer and media_rate_fraction of 1.0."""
@@ -92,7 +91,7 @@ def limit_edit(file: BinaryIO, seconds: float) -> bool:
         file: an MP4 with `moov` before `mdat`, open for reading and writing.
         seconds: the new segment_duration.
     """
-    data = file.read(_MAX_HEAD_BYTES)
+    data = file.read(MAX_HEAD_BYTES)
     elst, mvhd = find_box(data, b"elst"), find_box(data, b"mvhd")
     if elst is None or mvhd is None:
         return False

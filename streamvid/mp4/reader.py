@@ -56,7 +56,7 @@ class VideoTrack:
         configuration: the payload of the codec's configuration box in it.
         matrix, full_range: as the entry's `colr` box has them: ITU-T H.273's number of the matrix, and whether levels
             go from 0 to 255; None where it does not say.
-        rotation: degrees clockwise that stand frames upright: 0, 90, 180 or 270.
+        rotation: one of `boxes.ROTATIONS`.
         timescale: ticks per second.
         pts: int64 [packets], presentation times in decode order, in ticks from any origin; no two are the same.
         offset: int64 [packets], positions in the file, rising, without overlap.
@@ -294,10 +294,10 @@ class _Movie:
 
     def _rotation(self, start: int, end: int) -> int:
         at = start + (52 if self._version(start) else 40)
-        rotation = rotation_of_matrix(self._data[at : at + 36])
-        if rotation is None or at + 36 > end:
-            raise NeedsDemuxerError("an unusual display matrix")
-        return rotation
+        matrix = struct.unpack_from(">9i", self._data, at)
+        found = rotation_of_matrix(*(matrix[n] for n in (0, 1, 3, 4)))
+        _require(found is not None and at + 36 <= end, "an unusual display matrix")
+        return found or 0
 
     def _check_reference(self, dinf: Sequence[tuple[bytes, int, int]]) -> None:
         """Refuse a data reference (8.7.2) to another file."""

@@ -90,7 +90,7 @@ def clip_header(
         sync: bool [packets], the sync samples, which players may seek to.
         shown: begin and end of the edit, in ticks of `pts`: players show the frames from begin on and before end.
         width, height: of decoded frames, in pixels, before rotation.
-        rotation: degrees clockwise that stand them upright: 0, 90, 180 or 270.
+        rotation: one of `boxes.ROTATIONS`.
         timescale: ticks per second.
 
     Raises:
@@ -157,7 +157,7 @@ def _header(
         timescale: ticks per second of movie and track.
         duration: of the media, in ticks.
         shown: of what an edit list shows, in ticks; by default all of it.
-        rotation: degrees clockwise.
+        rotation: one of `boxes.ROTATIONS`.
         edts: the box of the edit list, or nothing.
         positions: as for `slice_header`.
     """

@@ -38,6 +38,7 @@ class CropBox:
 
     Attributes:
         turns: quarter turns clockwise that stand a frame upright.
+        mirrored: it is flipped, left to right, before it is turned.
         start, end: y and x of the part, in pixels of the upright frame, from its upper left corner.
         size: height and width that it is resized to.
     """
@@ -46,6 +47,7 @@ class CropBox:
     start: tuple[float, float]
     end: tuple[float, float]
     size: tuple[int, int]
+    mirrored: bool = False
 
 
 def fits_crop_resize(transform: Transform | Views) -> bool:
@@ -78,7 +80,8 @@ def crop_boxes(transform: Transform | Views, params: Params, heights: Int64, wid
             if end is None:
                 # A crop alone leaves pixels as large as they are.
                 end = (start[0] + size[0], start[1] + size[1]) if start else upright
-            views.append(CropBox(turns, start or (0, 0), end, (round(size[0]), round(size[1]))))
+            mirrored = bool(params["mirrored"][n])
+            views.append(CropBox(turns, start or (0, 0), end, (round(size[0]), round(size[1])), mirrored))
         boxes.append(views)
     return boxes
 
@@ -138,7 +141,7 @@ class CropResizer:
     def __init__(self, box: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
         # Resized as decoded, and turned afterwards, when there is less to turn.
         as_decoded = _as_decoded(box, height, width)
-        self._turns, self._scratch = box.turns, scratch
+        self._turns, self._mirrored, self._scratch = box.turns, box.mirrored, scratch
         self._rows, self._columns = (
             _Axis(source, start, end, out)
             for source, start, end, out in zip(
@@ -154,7 +157,7 @@ class CropResizer:
             made = [plane[rows.origin : rows.stop, columns.origin : columns.stop] for plane in planes]
         else:
             made = list(self._resized(planes))
-        return [np.rot90(plane, -self._turns) for plane in made]
+        return [np.rot90(plane[:, ::-1] if self._mirrored else plane, -self._turns) for plane in made]
 
     def _resized(self, planes: Sequence[UInt8]) -> UInt8:
         """uint8 [3, height, width], in the orientation of the decoded frame."""
@@ -323,5 +326,7 @@ def _as_decoded(box: CropBox, height: int, width: int) -> CropBox:
         case 3:
             start, end, size = (left, width - bottom), (right, width - top), (wide, high)
         case _:
-            return box
+            start, end, size = box.start, box.end, box.size
+    if box.mirrored:
+        start, end = (start[0], width - end[1]), (end[0], width - start[1])
     return CropBox(0, start, end, size)

@@ -12,7 +12,7 @@ from streamvid.transform.spec import Transform, by_view
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
-_CROP_RESIZE_PARAMS: Final = ("angle", "size", "start", "end")
+_CROP_RESIZE_PARAMS: Final = ("mirrored", "angle", "size", "start", "end")
 """Parameters that the graph does not need if frames come to it upright, cropped and resized."""
 
 
@@ -38,6 +38,8 @@ def build_graph(
     names = by_view(spec.transform)
     if not crop_resized:
         (whole,) = frames
+        if spec.mirrors:
+            whole = fn.flip(whole, horizontal=params["mirrored"])
         if spec.rotates:
             whole = fn.rotate(whole, angle=params["angle"], interp_type=types.INTERP_NN, keep_size=False)
         frames = [whole] * len(names)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from streamvid.arrays import Float64, Int64
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.mp4.boxes import MIRRORED
 from streamvid.transform.output_size import resized
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view, pair
 
@@ -22,6 +23,7 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
     # What all views share.
     "gather": (np.int32, 1),
     "shown": (np.uint8, 4),
+    "mirrored": (np.int32, 0),
     "angle": (np.float32, 0),
     # What each view has of its own.
     "size": (np.float32, 1),
@@ -43,6 +45,7 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 
 - `gather` [frames]: which decoded frame each frame position shows.
 - `shown` [frames, 1, 1, 1]: 1, or 0 for a frame position that shows a black frame instead.
+- `mirrored`: 1 to flip the frames, left to right, before they are turned upright.
 - `angle`: degrees counterclockwise that stand the frames upright.
 - `size` [2]: height and width of what comes out.
 - `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
@@ -62,11 +65,13 @@ class ClipTransform:
         transform: what is done to the frames.
         rotates: some clips' frames have to be rotated upright; if none have, DALI's graph has no operator for it.
         has_black_frames: some frame positions may show a black frame; likewise.
+        mirrors: some clips' frames have to be flipped before that; likewise.
     """
 
     transform: Transform | Views
     rotates: bool
     has_black_frames: bool
+    mirrors: bool = False
 
 
 def needed(transform: Transform) -> tuple[str, ...]:
@@ -93,7 +98,8 @@ def needed(transform: Transform) -> tuple[str, ...]:
 
 def param_names(spec: ClipTransform) -> tuple[str, ...]:
     """Names of all parameters of a transform: those that all views share, then `view.name` of each view."""
-    shared = ("gather", *(("shown",) if spec.has_black_frames else ()), *(("angle",) if spec.rotates else ()))
+    uses = {"gather": True, "shown": spec.has_black_frames, "mirrored": spec.mirrors, "angle": spec.rotates}
+    shared = (name for name, used in uses.items() if used)
     return (*shared, *(f"{view}.{name}" for view, one in by_view(spec.transform).items() for name in needed(one)))
 
 
@@ -101,13 +107,15 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
     """The parameters of a batch's clips.
 
     Returns:
-        [batch, …] each: `gather`, `shown`, `angle`, and `view.name` for each view what is `needed`; see `PARAM_TYPES`.
+        [batch, …] each: `gather`, `shown`, `mirrored`, `angle`, and `view.name` for each view what is `needed`; see
+        `PARAM_TYPES`.
     """
     sides = np.stack([batch.heights, batch.widths], axis=1)
     upright = np.where((batch.rotations % 180 != 0)[:, None], sides[:, ::-1], sides)
     fields: Params = {
         "gather": np.maximum(batch.gather, 0).astype(np.int32),
         "shown": (batch.gather >= 0).astype(np.uint8)[:, :, None, None, None],
+        "mirrored": (batch.rotations >= MIRRORED).astype(np.int32),
         "angle": (-batch.rotations % 360).astype(np.float32),
     }
     for number, (view, one) in enumerate(by_view(transform).items()):

@@ -7,15 +7,19 @@ container headers, and what an AVI packet holds.
 from __future__ import annotations
 
 import logging
+import math
+import struct
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import av
 
+from streamvid.bitstream import jpeg
 from streamvid.errors import VideoError
+from streamvid.mp4.boxes import rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 
@@ -131,12 +135,18 @@ def probe_first_frame(source: Path) -> FrameFormat:
     """Decode the first frame that is displayed.
 
     Raises:
-        ValueError: no frame decodes, or it is too large.
+        ValueError: no frame decodes, or it is too large, or to be shown askew.
     """
     with closing(open_video(source)) as container:
         stream = video_stream(container)
         stream.codec_context.thread_count = 1
-        return _frame_format(next(iter(container.decode(stream)), None))
+        for packet in container.demux(stream):
+            for frame in packet.decode():
+                found = _frame_format(frame, source)
+                if stream.codec_context.name == "mjpeg" and not found.rotation:
+                    return replace(found, rotation=jpeg.rotation(bytes(packet)))
+                return found
+    return _frame_format(None)
 
 
 def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
@@ -147,7 +157,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
         packet: its first one.
 
     Raises:
-        ValueError: it does not decode to a frame by itself, or to one that is too large.
+        ValueError: it does not decode to a frame by itself, or to one that is too large, or askew.
     """
     context = av.CodecContext.create(_DECODERS.get(track.codec, track.codec), "r")
     assert isinstance(context, av.VideoCodecContext)
@@ -163,14 +173,15 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     data.update(packet)
     frames = context.decode(data) or context.decode(None)
     found = _frame_format(frames[0] if frames else None)
-    return replace(found, rotation=(found.rotation + track.rotation) % 360), context.profile or ""
+    # As FFmpeg does it, the bitstream's own (a SEI) counts where the container has none.
+    return replace(found, rotation=track.rotation or found.rotation), context.profile or ""
 
 
 _DECODERS: Final = {"av1": "libdav1d"}
 """FFmpeg's own AV1 decoder needs hardware."""
 
 
-def _frame_format(frame: VideoFrame | None) -> FrameFormat:
+def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
     if frame is None:
         raise ValueError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
@@ -183,7 +194,7 @@ def _frame_format(frame: VideoFrame | None) -> FrameFormat:
         color_range="pc"
         if frame.format.name.startswith("yuvj")
         else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
-        rotation=frame_rotation(frame),
+        rotation=frame_rotation(frame, source),
         interlaced=frame.interlaced_frame,
     )
 
@@ -203,13 +214,33 @@ _COLOR_SPACES: Final = {
 _COLOR_RANGES: Final = {1: "tv", 2: "pc"}
 
 
-def frame_rotation(frame: VideoFrame) -> int:
-    """Degrees clockwise that turn the frame upright; 0, with a warning, where they are no multiple of 90."""
-    counterclockwise = frame.rotation
-    if counterclockwise % 90:
-        log.warning("a display matrix turns frames by %s degrees; only multiples of 90 are applied", counterclockwise)
+def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
+    """How the frame is to be shown: one of `streamvid.mp4.boxes.ROTATIONS`.
+
+    Args:
+        frame: decoded.
+        source: named in a warning, where the frame's display matrix is garbage, so that players ignore it.
+
+    Raises:
+        ValueError: it is to be turned by other than quarter turns, or sheared.
+    """
+    try:
+        data: Any = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV has no name for EXIF, which only pictures have: `jpeg.rotation` reads it
         return 0
-    return int(-counterclockwise) % 360
+    if data is None:
+        return 0
+    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(data))
+    rotation = rotation_of_matrix(a, b, c, d)
+    if rotation is None:
+        angle = round(math.degrees(math.atan2(b, a)))
+        raise ValueError(
+            f"its display matrix turns frames by {angle} degrees, or shears them; streamvid applies quarter turns and "
+            "mirror images alone: re-encode it as it is to be seen"
+        )
+    if source is not None and not (a * d - b * c):
+        log.warning("%s: its display matrix is garbage, and ignored, as players do", source)
+    return rotation
 
 
 def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:

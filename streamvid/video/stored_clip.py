@@ -55,7 +55,8 @@ class StoredClip:
         index: its packets.
         codec, profile, pix_fmt, color_space, color_range, traits: as docs/format.md names them.
         width, height: decoded frames, in pixels, before rotation.
-        rotation: degrees clockwise that stand the frames upright: 0, 90, 180 or 270.
+        rotation: degrees clockwise that stand the frames upright, plus 360 if they are mirrored, left to right, before
+            they are turned: one of `streamvid.mp4.boxes.ROTATIONS`.
         time_base: seconds per tick, as (numerator, denominator).
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.

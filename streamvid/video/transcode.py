@@ -21,6 +21,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import suggesting
 from streamvid.errors import InputError, VideoError
+from streamvid.mp4.boxes import write_rotation
 from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
@@ -85,7 +86,7 @@ class TimedFrames:
         frames: frames and their times in ticks, rising; read once.
         time_base: seconds per tick.
         rate: approximate frames per second, for the encoder's rate control.
-        rotation: degrees clockwise that turn the frames upright; written to the MP4, not applied.
+        rotation: how frames are to be shown, one of `streamvid.mp4.boxes.ROTATIONS`; written to the MP4, not applied.
         end: the tick at which the last frame's display ends; None if that is not known.
     """
 
@@ -160,8 +161,6 @@ def encode(
         track.time_base = source.time_base
         if options.codec == "hevc":
             track.codec_context.codec_tag = "hvc1"
-        if source.rotation:
-            track.set_display_rotation(-source.rotation)  # FFmpeg counts counter-clockwise
         output.start_encoding()
         clock = _FrameClock(source.time_base, keyframes)
 
@@ -189,6 +188,10 @@ def encode(
             # Stored as the duration of the last packet in decode order, and read back as that of the last frame.
             held.duration = clock.last_duration(source.end)
             output.mux(held)
+    if source.rotation:
+        width, height = encoder_format.size
+        with target.open("r+b") as file:
+            write_rotation(file, source.rotation, width=width, height=height)
 
 
 class _FrameClock:
@@ -298,7 +301,7 @@ def _frames_of_file(source: Path, fps: Fraction | None) -> TimedFrames:
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
             raise ValueError("not one frame of it can be decoded")
-        rotation = frame_rotation(first)
+        rotation = frame_rotation(first, source)
     if not is_timed(name, source):
         rate = frame_rate(source, fps)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamvid.mp4.boxes import display_matrix, iter_boxes, rotation_of_matrix
+from streamvid.mp4.boxes import MIRRORED, ROTATIONS, display_matrix, iter_boxes, rotation_of_matrix
 from streamvid.mp4.sample_entry import codec_configuration, sample_description
 
 KINDS = [b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"mdat", b"edts", b"elst", b"mvhd", b"avcC", b"hvcC"]
@@ -75,14 +75,33 @@ def test_boxes_of_every_size_form() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
-def test_a_rotation_is_read_back(degrees: int) -> None:
-    assert rotation_of_matrix(display_matrix(degrees, width=64, height=48)) == degrees
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_a_rotation_is_read_back(rotation: int) -> None:
+    a, b, _, c, d, _, x, y, _ = struct.unpack(">9i", display_matrix(rotation, width=64, height=48))
+    assert rotation_of_matrix(a, b, c, d) == rotation
+    assert rotation_of_matrix(3 * a, 0.5 * b, 3 * c, 0.5 * d) == rotation, "the scale is left out of account"
+    assert rotation_of_matrix(a + 500, b - 500, c + 500, d + 500) == rotation, "half a degree is"
+    # The picture's corners are those of a picture that begins at 0, 0.
+    corners = [(a * u + c * v + x, b * u + d * v + y) for u in (0, 64) for v in (0, 48)]
+    assert [min(column) for column in zip(*corners, strict=True)] == [0, 0]
 
 
-def test_other_matrices_are_no_rotation() -> None:
-    matrix = display_matrix()
-    for at, value in ((0, -(1 << 16)), (0, 1000), (8, 1), (32, 1 << 16)):
-        changed = bytearray(matrix)
-        struct.pack_into(">i", changed, at, value)
-        assert rotation_of_matrix(bytes(changed)) is None
+def test_the_matrices_of_phones_and_editors() -> None:
+    """x' = a·x + c·y, y' = b·x + d·y, y downwards (ISO/IEC 14496-12, 6.2.2)."""
+    assert rotation_of_matrix(0, 1, -1, 0) == 90
+    assert rotation_of_matrix(0, 1, 1, 0) == 270 + MIRRORED, "a transpose: mirrored, then turned left"
+    assert rotation_of_matrix(0, -1, -1, 0) == 90 + MIRRORED
+    assert rotation_of_matrix(-1, 0, 0, 1) == MIRRORED
+    assert rotation_of_matrix(1, 0, 0, -1) == 180 + MIRRORED
+
+
+@pytest.mark.parametrize("matrix", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -5, 0)])
+def test_matrices_that_leave_nothing_of_a_picture_are_ignored(matrix: tuple[int, int, int, int]) -> None:
+    assert rotation_of_matrix(*matrix) == 0
+
+
+@pytest.mark.parametrize(
+    "matrix", [(1, 1, -1, 1), (1, 0.02, -0.02, 1), (1, 0, 1, 1), (1, 1, 1, 1), (-(2**31), 2**31 - 1, 7, -9)]
+)
+def test_other_matrices_are_no_rotation(matrix: tuple[float, float, float, float]) -> None:
+    assert rotation_of_matrix(*matrix) is None

@@ -159,9 +159,11 @@ def test_jpegs_are_converted_where_that_is_asked_for(tmp_path: Path) -> None:
     assert [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))] == list(range(12))
 
 
-@pytest.mark.parametrize(("value", "degrees"), [(1, 0), (3, 180), (6, 90), (8, 270)])
+@pytest.mark.parametrize(
+    ("value", "degrees"), [(1, 0), (2, 360), (3, 180), (4, 540), (5, 630), (6, 90), (7, 450), (8, 270)]
+)
 def test_exif_orientation_is_carried(value: int, degrees: int, tmp_path: Path) -> None:
-    """6: the camera stood so that the picture must be turned by 90 degrees clockwise."""
+    """6: the camera stood so that the picture must be turned by 90 degrees clockwise. 2: mirrored, left to right."""
     for n, data in enumerate(write_jpegs(tmp_path / "in", ["1.jpg", "2.jpg"]), 1):
         (tmp_path / f"in/{n}.jpg").write_bytes(with_orientation(data, value))
     clip = store(tmp_path / "in", PackOptions(fps=Fraction(24)), tmp_path / "out")
@@ -176,7 +178,6 @@ def test_exif_orientation_is_carried(value: int, degrees: int, tmp_path: Path) -
         (lambda data: data[: len(data) // 2], "b.*2.jpg is cut off"),
         (lambda data: b"\x89PNG" + data, "2.jpg is no JPEG"),
         (lambda data: b"", "2.jpg is no JPEG"),
-        (lambda data: with_orientation(data, 2), "2.jpg is to be shown mirrored"),
         (lambda data: with_orientation(data, 6), "2.jpg is 96x64 yuvj420p with EXIF orientation 6, b1.jpg is 96x64"),
         (lambda data: jpeg(np.zeros((64, 128, 3), np.uint8)), "2.jpg is 128x64 yuvj420p, b1.jpg is 96x64"),
         (lambda data: jpeg(np.zeros((64, 96, 3), np.uint8), "yuvj444p"), "2.jpg is 96x64 yuvj444p, b1.jpg"),

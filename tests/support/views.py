@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.mp4.boxes import MIRRORED
 from streamvid.transform.cpu_crop_resize import CropResizeSink, Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.params import ClipTransform, Params, batch_params
@@ -41,6 +42,11 @@ def clip(
     return Clip(frames, list(range(decoded)) if gather is None else gather, draws(seed), rotation)
 
 
+def upright(frames: Array, rotation: int) -> Array:
+    """Frames [frames, height, width, …] as they are to be seen."""
+    return np.rot90(frames[:, :, ::-1] if rotation >= MIRRORED else frames, k=-rotation // 90, axes=(1, 2))
+
+
 def params(transform: Transform | Views, batch: Sequence[Clip]) -> Params:
     """The parameters of those clips."""
     return batch_params(transform, encoded_batch(batch))
@@ -61,7 +67,12 @@ def torch_batches(
     if has_black_frames is None:
         has_black_frames = any(-1 in one.gather for one in every)
     runner = DaliPipeline(
-        ClipTransform(transform, any(one.rotation for one in every), has_black_frames),
+        ClipTransform(
+            transform,
+            any(one.rotation % MIRRORED for one in every),
+            has_black_frames,
+            any(one.rotation >= MIRRORED for one in every),
+        ),
         device_id=device_id,
         max_batch=max(len(batch) for batch in batches),
         threads=2,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamvid.mp4.boxes import ROTATIONS
 from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.spec import Transform, Views
 from tests.support.views import Array, Clip, clip, torch_batches, video
@@ -40,9 +41,10 @@ class Resize:
             frames = fn.external_source(name="frames", dtype=types.UINT8, ndim=3, layout="HWC")
             named = {
                 name: fn.external_source(name=name, dtype=types.FLOAT, ndim=n)
-                for name, n in (("angle", 0), ("start", 1), ("end", 1), ("size", 1))
+                for name, n in (("mirrored", 0), ("angle", 0), ("start", 1), ("end", 1), ("size", 1))
             }
-            upright = fn.rotate(frames, angle=named["angle"], interp_type=types.INTERP_NN, keep_size=False)
+            flipped = fn.flip(frames, horizontal=fn.cast(named["mirrored"], dtype=types.INT32))
+            upright = fn.rotate(flipped, angle=named["angle"], interp_type=types.INTERP_NN, keep_size=False)
             return fn.resize(upright, size=named["size"], roi_start=named["start"], roi_end=named["end"])
 
         self._pipeline = pipeline()
@@ -51,6 +53,7 @@ class Resize:
     def __call__(self, placement: CropBox, frame: Array) -> Array:
         self._pipeline.feed_input("frames", [np.ascontiguousarray(frame)], layout="HWC")
         given_ = {
+            "mirrored": placement.mirrored,
             "angle": -90.0 * placement.turns,
             "start": placement.start,
             "end": placement.end,
@@ -95,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[CropBox, Array]:
     frame = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
     if draw(st.booleans()):
         frame = (frame // 128 * 255).astype(np.uint8)  # as hard as edges can be
-    return CropBox(turns, start, end, size), frame  # type: ignore[arg-type]
+    return CropBox(turns, start, end, size, draw(st.booleans())), frame  # type: ignore[arg-type]
 
 
 @settings(max_examples=settings.default.max_examples * 3)
@@ -136,8 +139,12 @@ TRANSFORMS = [
 @pytest.mark.parametrize("rotates", [True, False])
 def test_views_are_those_of_dalis_graph(options: dict[str, Any], rotates: bool) -> None:
     transform = Transform(**options, **RAW)
-    sizes = [(60, 81), (81, 60), (60, 81), (81, 60)] if rotates else [(60, 81)] * 4
-    batch = [clip(*size, seed=n, rotation=90 * n if rotates else 0) for n, size in enumerate(sizes)]
+    turned = [(81, 60) if rotation % 180 else (60, 81) for rotation in ROTATIONS]
+    batch = (
+        [clip(*size, seed=n, rotation=90 * n) for n, size in enumerate(turned)]
+        if rotates
+        else [clip(60, 81, seed=n) for n in range(4)]
+    )
     got, wanted = video(transform, batch), video(transform, batch, crop_resized=False)
     assert np.abs(got.astype(int) - wanted).max() <= (
         "resize" in options or "random_short_side" in options or len(options) == 2

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
+from streamvid.mp4.boxes import ROTATIONS
 from streamvid.transform.output_size import output_size, resized
 from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
-from tests.support.views import Array, Clip, clip, draws, params, torch_batches
+from tests.support.views import Array, Clip, clip, draws, params, torch_batches, upright
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NO_DRAWS = np.zeros(DRAWS)
@@ -26,7 +27,7 @@ def run(transform: Transform, *batches: list[Clip], has_black_frames: bool | Non
 
 def by_numpy(transform: Transform, one: Clip) -> Array:
     """The same without resizing, step by step."""
-    frames = np.rot90(one.frames, k=-one.rotation // 90, axes=(1, 2))
+    frames = upright(one.frames, one.rotation)
     if transform.crop is not None:
         height, width = transform.crop if isinstance(transform.crop, tuple) else (transform.crop, transform.crop)
         x, y = (one.random[0], one.random[1]) if transform.random_crop else (0.5, 0.5)
@@ -91,7 +92,7 @@ def test_any_crop_of_any_size(
     check(Transform(crop=crop, horizontal_flip=flip, random_crop=random_crop, layout="THWC", dtype="uint8"), batch)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+@pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 16), (17, 13), (1, 7), (48, 64), (97, 131)])
 def test_turning_is_exact(height: int, width: int, rotation: int) -> None:
     check(Transform(layout="THWC", dtype="uint8"), [clip(height, width, rotation=rotation)])
@@ -100,7 +101,7 @@ def test_turning_is_exact(height: int, width: int, rotation: int) -> None:
 def test_turned_and_upright_clips_in_one_batch() -> None:
     batch = [
         clip(*((40, 30) if rotation % 180 else (30, 40)), seed=n, rotation=rotation)
-        for n, rotation in enumerate((0, 90, 180, 270))
+        for n, rotation in enumerate(ROTATIONS)
     ]
     check(Transform(layout="THWC", dtype="uint8"), batch)
 

@@ -14,7 +14,7 @@ from streamvid.errors import InputError
 from streamvid.transform.output_size import output_size
 from streamvid.transform.params import ClipTransform, boxes, needed, param_names
 from streamvid.transform.spec import DRAWS, Draw, Transform, Views
-from tests.support.views import Array, Clip, clip, draws, params, video
+from tests.support.views import Array, Clip, clip, draws, params, upright, video
 
 RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}
 EVERYTHING: dict[str, Any] = {
@@ -65,10 +65,11 @@ def test_only_what_is_asked_for_is_in_the_graph() -> None:
 
 
 @pytest.mark.parametrize("rotates", [True, False])
-def test_the_fields_are_the_ones_that_the_graph_takes(rotates: bool) -> None:
+@pytest.mark.parametrize("mirrors", [True, False])
+def test_the_fields_are_the_ones_that_the_graph_takes(rotates: bool, mirrors: bool) -> None:
     for transform in (Transform(**EVERYTHING), Transform(), Views({"a": Transform(**EVERYTHING), "b": Transform()})):
-        names = param_names(ClipTransform(transform, rotates, has_black_frames=True))
-        assert set(names) | {"angle"} == set(many(transform, 2))
+        names = param_names(ClipTransform(transform, rotates, has_black_frames=True, mirrors=mirrors))
+        assert set(names) | {"angle", "mirrored"} == set(many(transform, 2))
 
 
 def test_spans() -> None:
@@ -211,7 +212,7 @@ def test_for_evaluation_nothing_is_left_to_chance() -> None:
     # The largest part in the crop's proportions, 40x36, of 60x80: 60x54, from the middle.
     np.testing.assert_array_equal(made["video.start"][0], [0, 13])
     np.testing.assert_array_equal(made["video.end"][0], [60, 67])
-    assert set(made) == {"gather", "shown", "angle", "video.size", "video.start", "video.end"}
+    assert set(made) == {"gather", "shown", "mirrored", "angle", "video.size", "video.start", "video.end"}
     scaled = Transform(random_short_side=[300, 256, 320], crop=224, horizontal_flip=0.5).for_evaluation()
     assert (scaled.resize, scaled.random_short_side, scaled.crop, scaled.random_crop) == (256, None, 224, False)
     views = Views({"a": Transform(**EVERYTHING), "b": Transform(horizontal_flip=0.5)}).for_evaluation()
@@ -249,15 +250,14 @@ def _by_torch(frames: Array, size: tuple[int, int], mode: str) -> Array:
     return np.asarray(resized.permute(0, 2, 3, 1).numpy())
 
 
-@pytest.mark.parametrize("rotation", [0, 90, 270])
+@pytest.mark.parametrize("rotation", [0, 90, 270, 630])
 def test_a_random_resized_crop_is_that_part_resized(rotation: int) -> None:
     transform = Transform(random_resized_crop=(0.2, 0.7), crop=(33, 40), **RAW)
     batch = [clip(60, 80, seed=n, rotation=rotation) for n in range(4)]
     got, made = video(transform, batch), params(transform, batch)
     for n, part in enumerate(batch):
         (top, left), (bottom, right) = made["video.start"][n].astype(int), made["video.end"][n].astype(int)
-        upright = np.rot90(part.frames, k=-rotation // 90, axes=(1, 2))
-        wanted = _by_torch(upright[:, top:bottom, left:right].copy(), (33, 40), "bilinear")
+        wanted = _by_torch(upright(part.frames, rotation)[:, top:bottom, left:right].copy(), (33, 40), "bilinear")
         # At its border the operator sees the rest of the frame, which PyTorch does not.
         assert levels(got[n][:, 5:-5, 5:-5], wanted[:, 5:-5, 5:-5]) <= 2
 
