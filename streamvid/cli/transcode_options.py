@@ -77,9 +77,10 @@ def transcode_options(arguments: argparse.Namespace) -> TranscodeOptions | None:
 
 
 def warn_of_incompatible(destination: str, out: Console) -> None:
-    """After --for any: print which clips of the dataset a GPU does not decode."""
+    """After --for any: print which clips of the dataset CPU cores decode in a GPU run."""
     from streamvid.dataset.dataset import Dataset
-    from streamvid.loader.preflight import unsupported_clips
+    from streamvid.loader.preflight import cpu_decoded_clips
 
-    for kind, why, rows in unsupported_clips(Dataset.open(destination)):
-        out.print(f"warning: a GPU cannot decode {len(rows):,} clips of {kind}: {why}; --for gpu transcodes them")
+    for kind, why, rows in cpu_decoded_clips(Dataset.open(destination)):
+        remedy = "" if kind.startswith("mjpeg") else "; --for gpu transcodes them"
+        out.print(f"warning: in a GPU run CPU cores decode {len(rows):,} clips of {kind}: {why}{remedy}")

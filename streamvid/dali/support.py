@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Bool, Int64, unique_rows
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips
-from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.dali_cache_guard import mixed_up
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Route
 
@@ -48,7 +48,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
             decodable.append(members)
     if device_id is not None and decodable:
         left = np.concatenate(decodable)
-        mixed = left[_mixed_up(dataset, left, device_id)]
+        mixed = left[mixed_up(dataset, left, device_id)]
         for group, members in group_clips(dataset, mixed).items():
             reason = "DALI's decoder cache mixes them up with clips of another height that are coded alike"
             problems.append(group.describe(dataset, members, reason))
@@ -62,14 +62,5 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
 def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
     """Why DALI does not decode a group on this device; empty if it does."""
     if on_gpu:
-        return group.support.reason if group.support.route in (Route.CPU, Route.NONE) else ""
+        return group.support.reason if group.support.route is Route.CPU else ""
     return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"
-
-
-def _mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
-    """bool [clips]: those that DALI's decoder cache would hand the decoder of more frequent ones."""
-    clips = dataset.clips
-    first, which = unique_rows(clips.codec.codes[rows], clips.width[rows], clips.height[rows])
-    sizes = [(clips.codec[row], int(clips.width[row]), int(clips.height[row])) for row in rows[first].tolist()]
-    refused = shared_guard().prefer(device_id, dict(zip(sizes, np.bincount(which).tolist(), strict=True)))
-    return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which])

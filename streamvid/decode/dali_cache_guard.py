@@ -13,6 +13,11 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+
+from streamvid.arrays import Bool, Int64, unique_rows
+from streamvid.dataset.clip_source import ClipSource
+
 _MACROBLOCK_CODECS: Final = ("h264", "hevc", "vp8", "mpeg4")
 _MACROBLOCK: Final = 16
 
@@ -85,3 +90,23 @@ _SHARED: Final = DecoderCacheGuard()
 def shared_guard() -> DecoderCacheGuard:
     """The guard of this process: as global as the cache that it guards."""
     return _SHARED
+
+
+def mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
+    """Of clips that DALI is to decode, those that it must not, as its cache would hand them the decoder of others.
+
+    Of sizes that it mixes up, the more frequent ones are admitted.
+
+    Args:
+        dataset: the dataset.
+        rows: int64 [clips].
+        device_id: the GPU.
+
+    Returns:
+        bool [clips].
+    """
+    clips = dataset.clips
+    first, which = unique_rows(clips.codec.codes[rows], clips.width[rows], clips.height[rows])
+    sizes = [(clips.codec[row], int(clips.width[row]), int(clips.height[row])) for row in rows[first].tolist()]
+    refused = shared_guard().prefer(device_id, dict(zip(sizes, np.bincount(which).tolist(), strict=True)))
+    return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which])

@@ -15,7 +15,6 @@ from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.video.stored_clip import UNORDERED
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,7 @@ _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le"}
 
 
 @lru_cache(maxsize=4096)
-def decode_route(codec: str, stsd: bytes, width: int, height: int, *, in_order: bool = True) -> Route:
+def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
     """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
 
     A slice knows its bit depth by its sample description alone. That chroma is 4:2:0, and what else the table asks for,
@@ -33,7 +32,6 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int, *, in_order: 
     Args:
         codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
-        in_order: as of `EncodedSlice`.
     """
     bit_depth = 8
     if codec in NAL_SYNTAX:
@@ -42,7 +40,7 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int, *, in_order: 
         except ValueError:
             bit_depth = 0
     pix_fmt = _PIX_FMTS.get(bit_depth, "unknown")
-    return support(codec, pix_fmt, width, height, traits="" if in_order else UNORDERED).route
+    return support(codec, pix_fmt, width, height).route
 
 
 class GpuDecoder:
@@ -51,7 +49,8 @@ class GpuDecoder:
 
     For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once
     (`streamvid.decode.dali_batching`). Clips whose size DALI's decoder cache would mix up with another
-    (`streamvid.decode.dali_cache_guard`), and those that the table gives to the CPU, are decoded there.
+    (`streamvid.decode.dali_cache_guard`), and those that the table or `submit`'s caller gives to the CPU, are decoded
+    there.
 
     Args:
         device_id: the GPU's number.
@@ -71,40 +70,41 @@ class GpuDecoder:
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
         self._streams = min(streams, threads)
 
-    def uses_dali(self, codec: str, stsd: bytes, width: int, height: int) -> bool:
-        """Whether such a clip goes to DALI, and into its decoder cache; arguments as of `decode_route`."""
-        return self._uses_dali(decode_route(codec, stsd, width, height))
-
-    def _uses_dali(self, route: Route) -> bool:
+    def uses_dali(self, route: Route) -> bool:
+        """Whether clips of this route go to DALI, and into its decoder cache."""
         return route is not Route.CPU and not (route is Route.NVDEC and self._sessions is not None)
 
-    def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
+    def submit(self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = ()) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch: see `streamvid.decode.base.Decoder`.
 
         Sessions and the CPU begin at once; DALI decodes when the result is asked for, in the asking thread. The
         tensors of several slices may share memory.
+
+        Args:
+            slices: of the batch.
+            on_cpu: for each slice, whether the CPU decodes it whatever `decode_route` says; default: none.
         """
         guard = shared_guard()
         in_sessions: list[int] = []
         by_dali: list[int] = []
-        on_cpu: list[int] = []
+        by_cpu: list[int] = []
         for number, encoded in enumerate(slices):
             codec, width, height = encoded.codec, encoded.width, encoded.height
-            route = decode_route(codec, encoded.stsd, width, height, in_order=encoded.in_order)
-            if route is Route.CPU:
-                on_cpu.append(number)
-            elif not self._uses_dali(route):
+            route = decode_route(codec, encoded.stsd, width, height)
+            if route is Route.CPU or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
+                by_cpu.append(number)
+            elif not self.uses_dali(route):
                 in_sessions.append(number)
             elif guard.admit(self._device_id, codec, width, height):
                 by_dali.append(number)
             else:
-                on_cpu.append(number)
+                by_cpu.append(number)
         session_frames = (
             self._sessions.submit([slices[n] for n in in_sessions])
             if self._sessions is not None and in_sessions
             else None
         )
-        cpu_frames = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in on_cpu}
+        cpu_frames = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in by_cpu}
 
         def result() -> list[torch.Tensor]:
             import torch

@@ -8,11 +8,13 @@ same as DALI's, bit for bit: `streamvid.color.nv12`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import logging
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +24,7 @@ from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import split_at_idr
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_worker import NvdecWorker
+from streamvid.errors import InputError
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 NVDEC_ENGINES: Final = 7
 """Engines of an H100 or H200, for drivers that do not say."""
+_NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
 _JOIN_SECONDS: Final = 10.0
 """How long a thread is waited for at exit."""
 _MEMORY_SHARE: Final = 32
@@ -37,14 +41,36 @@ _MEMORY_SHARE: Final = 32
 log = logging.getLogger(__name__)
 
 
+def load_nvdec() -> None:
+    """Load the driver's library of NVDEC, which PyNvVideoCodec and DALI use.
+
+    Raises:
+        InputError: it is not there, as in containers without the driver capability `video`.
+    """
+    try:
+        ctypes.CDLL(_NVDEC_LIBRARY)
+    except OSError as error:
+        raise InputError(
+            f"NVDEC cannot be used, as the driver's {_NVDEC_LIBRARY} cannot be loaded ({error}): in a container set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video, on a machine install the driver's libnvidia-decode, or "
+            "give device='cpu'"
+        ) from None
+
+
+def missing_packages() -> list[str]:
+    """Of the packages that decode sessions need, those that are not installed."""
+    return [name for name in ("PyNvVideoCodec", "triton") if importlib.util.find_spec(name) is None]
+
+
 def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool | None:
-    """A pool of decode sessions, or None (and a warning) if PyNvVideoCodec and Triton do not work on this machine.
+    """A pool of decode sessions, or None (and one warning) if PyNvVideoCodec and Triton do not work on this machine.
 
     Args:
         device_id: the GPU's number.
         threads: CPU cores that may be used. One for each engine and one for the caller are kept; the others assist.
     """
-    if any(importlib.util.find_spec(name) is None for name in ("PyNvVideoCodec", "triton")):
+    if missing := missing_packages():
+        _warn_of_dali(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
         return None
     try:
         import PyNvVideoCodec as nvc  # noqa: N813
@@ -60,8 +86,18 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
         engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
         return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
     except Exception as error:
-        log.warning("DALI decodes, as PyNvVideoCodec does not work here: %s", " ".join(str(error).split())[:300])
+        _warn_of_dali(f"PyNvVideoCodec or Triton does not work here ({' '.join(str(error).split())[:300]})")
         return None
+
+
+@cache
+def _warn_of_dali(reason: str) -> None:
+    """Once in a process: each loader asks twice."""
+    log.warning(
+        "%s: DALI decodes H.264 and HEVC instead, 3 to 48 times slower; `pip install PyNvVideoCodec triton`, and see "
+        "`streamvid doctor`",
+        reason,
+    )
 
 
 class NvdecSessionPool:

@@ -61,12 +61,10 @@ class Gpu:
     """Which clips a GPU decodes slowly or not at all, from their metadata alone.
 
     Attributes:
-        refused: clips because of which a loader on a GPU raises InputError before it starts.
-        on_cpu: clips that are decoded on the CPU, as no GPU decodes their codec.
+        on_cpu: clips that CPU cores decode in a GPU run, or that it refuses with fallback="error".
         slow: clips for each of which a decoder is opened, as their display height differs from the coded height.
     """
 
-    refused: tuple[GpuNote, ...]
     on_cpu: tuple[GpuNote, ...]
     slow: tuple[GpuNote, ...]
 
@@ -201,18 +199,17 @@ def _spread(values: Float64) -> Spread:
 
 def _gpu(dataset: Dataset) -> Gpu:
     from streamvid.decode.dali_cache_guard import misses_cache
-    from streamvid.loader.preflight import cpu_decoded_clips, unsupported_clips
+    from streamvid.loader.preflight import cpu_decoded_clips
 
     clips = dataset.clips
-    refused = [GpuNote(what, why, len(rows)) for what, why, rows in unsupported_clips(dataset)]
-    on_cpu = [GpuNote(codec, why, count) for codec, why, count in cpu_decoded_clips(dataset)]
+    on_cpu = [GpuNote(what, why, len(rows)) for what, why, rows in cpu_decoded_clips(dataset)]
     slow = []
     streams = clips.codec.codes.astype(np.int64) << 40 | clips.width.astype(np.int64) << 20 | clips.height
     for stream, count in zip(*(part.tolist() for part in np.unique(streams, return_counts=True)), strict=True):
         codec, width, height = clips.codec.names[stream >> 40], stream >> 20 & 0xFFFFF, stream & 0xFFFFF
         if misses_cache(codec, width, height):
             slow.append(GpuNote(f"{codec} {width} x {height}", "coded in another height: a decoder per stream", count))
-    return Gpu(_by_clips(refused), _by_clips(on_cpu), _by_clips(slow))
+    return Gpu(_by_clips(on_cpu), _by_clips(slow))
 
 
 def _by_clips(notes: Sequence[GpuNote]) -> tuple[GpuNote, ...]:

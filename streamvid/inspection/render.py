@@ -50,8 +50,7 @@ def render(info: Info, cost: SamplingCost | None = None, sampling: str = "") -> 
         "": _bars(info.durations),
         "packets per random access": _in_words(info.gop),
         "non-displayed packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
-        "not decodable on GPUs": _notes(info.gpu.refused),
-        "decoded on the CPU": _notes(info.gpu.on_cpu),
+        "decoded on the CPU, not GPUs": _notes(info.gpu.on_cpu),
         "slow on GPUs": _notes(info.gpu.slow),
     }
     if cost is not None:

@@ -13,7 +13,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.pipeline import RenderPipeline
-from streamvid.loader.preflight import check_decodable, probe_slice
+from streamvid.loader.preflight import Fallback, find_cpu_decoded, probe_slice
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch_plan import Epoch
 from streamvid.transform.render import RenderedBatch, make_renderer
@@ -61,6 +61,7 @@ def make_engine(
     device_id: int | None,
     num_threads: int,
     max_batch: int,
+    fallback: Fallback,
 ) -> Engine:
     """The engine of that name, if it can decode the clips.
 
@@ -72,6 +73,8 @@ def make_engine(
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads that decode and transform.
         max_batch: clips per batch at most.
+        fallback: "cpu": clips that the GPU does not decode are decoded on the CPU, but not by "dali"; "error": they
+            are refused.
 
     Raises:
         InputError: clips that it cannot decode on this device.
@@ -79,10 +82,20 @@ def make_engine(
     dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
+    on_cpu = None
     if device_id is not None:
-        probe = partial(probe_slice, dataset, access=access)
-        check_decodable(dataset, rows, device_id=device_id, probe=probe, sessions=name == "default")
+        on_cpu = find_cpu_decoded(
+            dataset,
+            rows,
+            device_id=device_id,
+            probe=partial(probe_slice, dataset, access=access),
+            num_threads=num_threads,
+            fallback=fallback if name == "default" else "error",
+            sessions=name == "default",
+        )
     if name == "dali":
         return DaliEngine(dataset, access, spec, transform, device_id=device_id, num_threads=num_threads)
-    make = partial(make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch)
+    make = partial(
+        make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch, on_cpu=on_cpu
+    )
     return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make))

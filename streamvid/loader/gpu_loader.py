@@ -13,14 +13,14 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
-from streamvid.loader.preflight import check_decodable
+from streamvid.loader.preflight import FALLBACKS, Fallback, find_cpu_decoded
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
@@ -75,6 +75,7 @@ class GpuDataLoader:
         drop_last: bool = False,
         num_workers: int = 0,
         device: str | int | None = None,
+        fallback: Fallback = "cpu",
         num_threads: int | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -116,17 +117,27 @@ class GpuDataLoader:
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
-        device_id = find_device(device)
+        one_of(fallback, FALLBACKS, "fallback")
+        num_threads = num_threads or find_cores()
+        device_id, on_cpu = find_device(device), None
         if device_id is not None:
-            check_decodable(dataset.dataset, dataset.rows, device_id=device_id, probe=self._probe)
+            on_cpu = find_cpu_decoded(
+                dataset.dataset,
+                dataset.rows,
+                device_id=device_id,
+                probe=self._probe,
+                num_threads=num_threads,
+                fallback=fallback,
+            )
         self._device = torch.device("cpu" if device_id is None else f"cuda:{device_id}")
         self._pipeline = RenderPipeline(
             partial(
                 make_renderer,
                 dataset.clip_transform,
                 device_id=device_id,
-                threads=num_threads or find_cores(),
+                threads=num_threads,
                 max_batch=batch_size,
+                on_cpu=on_cpu,
             )
         )
         self._epoch = 0

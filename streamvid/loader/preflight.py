@@ -1,21 +1,22 @@
-"""The preflight check of a GPU run: does this GPU decode these clips, and rightly? An epoch must not stop in the middle
-for a clip that it does not decode."""
+"""The preflight check of a GPU run: which clips does this GPU decode, and rightly? CPU cores decode the others, as an
+epoch must not stop in the middle for a clip that the GPU does not decode."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from streamvid.arrays import Int64, unique_rows
+from streamvid.arrays import Bool, Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.clip_groups import group_clips
+from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.dali_cache_guard import mixed_up
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.nvdec import load_nvdec
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
@@ -27,91 +28,130 @@ from streamvid.video.packet_selection import EncodedSlice
 
 log = logging.getLogger(__name__)
 
+Fallback = Literal["cpu", "error"]
+FALLBACKS: Final[tuple[Fallback, ...]] = ("cpu", "error")
+
 _PROBE_FRAMES: Final = 3
 _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
-_REMEDY: Final = "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give device='cpu'"
+_REMEDY: Final = (
+    "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give fallback='cpu' or "
+    "device='cpu'"
+)
 
 
-def check_decodable(
-    dataset: ClipSource, rows: Int64, *, device_id: int, probe: Callable[[int], EncodedSlice], sessions: bool = True
-) -> None:
-    """Check that the GPU decodes clips rightly: by the table of `streamvid.video.gpu_support`, and by trying.
+def find_cpu_decoded(
+    dataset: ClipSource,
+    rows: Int64,
+    *,
+    device_id: int,
+    probe: Callable[[int], EncodedSlice],
+    num_threads: int,
+    fallback: Fallback = "cpu",
+    sessions: bool = True,
+) -> Bool:
+    """Which clips the CPU decodes in a GPU run: by the table of `streamvid.video.gpu_support`, and by trying.
 
-    Of every group that the table lets through, the smallest and the largest clip are decoded on the GPU and on the CPU,
-    and compared.
+    Of every group that the table gives to the GPU, the smallest and the largest clip are decoded on the GPU and on the
+    CPU, and compared. One warning says which clips the CPU decodes, why, and how fast.
 
     Args:
         dataset: the dataset.
         rows: int64 [clips], the rows that will be used.
         device_id: the GPU.
         probe: gives a few frames of a row's clip: see `probe_slice`.
+        num_threads: CPU threads that will decode.
+        fallback: "error": refuse such clips.
         sessions: False: DALI decodes what the persistent sessions could.
 
+    Returns:
+        bool [clips of the dataset].
+
     Raises:
-        InputError: some cannot be decoded, or come out wrong. Names codecs, clips and the remedy.
+        InputError: the driver's NVDEC library cannot be loaded and there are clips for the GPU; with fallback="error",
+            clips that the GPU does not decode. Names codecs, clips and the remedy.
     """
     groups = group_clips(dataset, rows)
-    problems: list[str] = []
-    for group, members in groups.items():
-        if group.support.route is Route.NONE:
-            problems.append(group.describe(dataset, members, group.support.reason))
-        elif group.support.route is Route.CPU:
-            log.warning("%d clips of %s are decoded on the CPU: %s", len(members), group.codec, group.support.reason)
-    area = dataset.clips.width.astype(np.int64) * dataset.clips.height
+    left = [(group, members, group.support.reason) for group, members in groups.items() if _is_for_cpu(group)]
+    for_gpu = {group: members for group, members in groups.items() if not _is_for_cpu(group)}
+    if for_gpu:
+        load_nvdec()
+        left += _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
+    on_cpu = np.zeros(len(dataset), dtype=bool)
+    if not left:
+        return on_cpu
+    if fallback == "error":
+        problems = "; ".join(group.describe(dataset, members, reason) for group, members, reason in left)
+        raise InputError(f"this GPU cannot decode {problems}: {_REMEDY}")
+    notes = []
+    for group, members, reason in left:
+        on_cpu[members] = True
+        pace = _decoded_per_second(probe(int(members[np.argmax(_area(dataset, members))])))
+        notes.append(f"{group.describe(dataset, members, reason)}, at {pace * num_threads:.0f} frames/s or less")
+    log.warning(
+        "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --for gpu` transcodes "
+        "such clips, fallback='error' refuses them",
+        np.count_nonzero(on_cpu), len(rows), num_threads, "; ".join(notes),
+    )  # fmt: skip
+    return on_cpu
+
+
+def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
+    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support`: codec, profile and pixel format;
+    why; and the clips' rows, int64 [clips]. Needs no GPU."""
+    return [
+        (str(group), group.support.reason, rows) for group, rows in group_clips(dataset).items() if _is_for_cpu(group)
+    ]
+
+
+def _is_for_cpu(group: ClipGroup) -> bool:
+    return group.support.route is Route.CPU
+
+
+def _area(dataset: ClipSource, rows: Int64) -> Int64:
+    return dataset.clips.width[rows].astype(np.int64) * dataset.clips.height[rows]
+
+
+def _refused_by_gpu(
+    dataset: ClipSource,
+    groups: dict[ClipGroup, Int64],
+    device_id: int,
+    probe: Callable[[int], EncodedSlice],
+    *,
+    sessions: bool,
+) -> list[tuple[ClipGroup, Int64, str]]:
+    """Of groups that the table gives to the GPU, those that it fails on or decodes wrongly, and clips of sizes that
+    DALI's decoder cache mixes up; each with the reason."""
+    refused = []
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
-    _guard_sizes(dataset, rows, device_id, decoder)
+    by_dali = {group: rows for group, rows in groups.items() if decoder.uses_dali(group.support.route)}
+    if by_dali:
+        rows = np.concatenate(list(by_dali.values()))
+        mixed = rows[mixed_up(dataset, rows, device_id)]
+        reason = "DALI would mix them up with other heights coded alike"
+        refused += [(group, members, reason) for group, members in group_clips(dataset, mixed).items()]
+        groups = {group: np.setdiff1d(members, mixed) for group, members in groups.items()}
     try:
         for group, members in groups.items():
-            if group.support.route not in (Route.NVDEC, Route.DALI):
-                continue
-            smallest, largest = members[np.argmin(area[members])], members[np.argmax(area[members])]
-            for row in dict.fromkeys((int(smallest), int(largest))):
+            area = _area(dataset, members)
+            ends = (members[np.argmin(area)], members[np.argmax(area)]) if len(members) else ()
+            for row in dict.fromkeys(int(end) for end in ends):
                 if problem := _try(probe(row), decoder):
-                    problems.append(group.describe(dataset, members, problem))
+                    refused.append((group, members, problem))
                     decoder.close()
                     # After an error a DALI pipeline is of no use.
                     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
                     break
     finally:
         decoder.close()
-    if problems:
-        raise InputError(f"this GPU cannot decode {'; '.join(problems)}: {_REMEDY}")
+    return refused
 
 
-def unsupported_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
-    """What a GPU run would refuse by the table of `streamvid.video.gpu_support`: codec, profile and pixel format; why;
-    and the clips' rows, int64 [clips]. Needs no GPU."""
-    groups = group_clips(dataset).items()
-    return [(str(group), group.support.reason, rows) for group, rows in groups if group.support.route is Route.NONE]
-
-
-def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, int]]:
-    """What a GPU run decodes on the CPU: codec, why, and how many clips."""
-    found: Counter[tuple[str, str]] = Counter()
-    for group, rows in group_clips(dataset).items():
-        if group.support.route is Route.CPU:
-            found[group.codec, group.support.reason] += len(rows)
-    return [(codec, why, count) for (codec, why), count in found.items()]
-
-
-def _guard_sizes(dataset: ClipSource, rows: Int64, device_id: int, decoder: GpuDecoder) -> None:
-    """Of sizes that DALI's decoder cache mixes up, admit the more frequent ones to DALI, and log what the CPU gets."""
-    clips = dataset.clips
-    # Of a sample description the bit depth alone counts, and clips of one pixel format have the same: nearly every clip
-    # may have a sample description of its own.
-    columns = clips.codec.codes, clips.pix_fmt.codes, clips.width, clips.height
-    first, which = unique_rows(*(column[rows] for column in columns))
-    sizes: Counter[tuple[str, int, int]] = Counter()
-    for row, count in zip(rows[first].tolist(), np.bincount(which).tolist(), strict=True):
-        codec, width, height = clips.codec[row], int(clips.width[row]), int(clips.height[row])
-        if decoder.uses_dali(codec, clips.stsds[clips.stsd_id[row]], width, height):
-            sizes[codec, width, height] += count
-    for size in shared_guard().prefer(device_id, sizes):
-        log.warning(
-            "%d clips of %s %dx%d are decoded on the CPU: DALI would mix them up with other heights coded alike",
-            sizes[size], *size,
-        )  # fmt: skip
+def _decoded_per_second(encoded: EncodedSlice) -> float:
+    """Frames that one core decodes in a second, with their conversion to RGB where they are wanted."""
+    started = time.perf_counter()
+    decode_with_pyav(encoded)
+    return len(encoded.sizes) / (time.perf_counter() - started)
 
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
@@ -123,9 +163,13 @@ def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSl
 
 def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:
     """Decode on both devices and compare: the problem in words, or ""."""
+    import torch
+
     try:
         (decoded,) = decoder.decode([encoded])
         gpu = decoded.cpu().numpy()
+    except torch.OutOfMemoryError:
+        raise
     except (VideoError, RuntimeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"

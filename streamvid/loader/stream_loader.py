@@ -16,6 +16,7 @@ from streamvid.errors import InputError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
+from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
@@ -72,6 +73,8 @@ class StreamLoader:
             `streamvid.plan.epoch_plan.Plan`.
         drop_last: PyTorch's word for last_batch="drop" and "partial"; give one of the two.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
+        fallback: who decodes clips that the GPU does not: "cpu", CPU cores, with one warning that says how many and how
+            fast; "error": nobody, the loader refuses them.
         engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. The same clips, frames and
             order; docs/training.md says which clips it decodes.
         rank, world_size: which part of every step is this process' own; world_size=1 alone: all of it. Default: found
@@ -110,6 +113,7 @@ class StreamLoader:
         last_batch: LastBatch | LastBatchPolicy | None = None,
         drop_last: bool | None = None,
         device: str | int | None = None,
+        fallback: Fallback = "cpu",
         engine: EngineName = "default",
         rank: int | None = None,
         world_size: int | None = None,
@@ -129,6 +133,7 @@ class StreamLoader:
                 "locality='node' with a mesh needs ranks_per_node: the mesh's data-parallel ranks on a node"
             )
         one_of(engine, ENGINES, "engine")
+        one_of(fallback, FALLBACKS, "fallback")
         batch_size = integer(batch_size, "batch_size")
         num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
         cache_bytes = integer(cache_bytes, "cache_bytes", most=None)
@@ -168,6 +173,7 @@ class StreamLoader:
             device_id=device_id,
             num_threads=num_threads,
             max_batch=batch_size,
+            fallback=fallback,
         )
         self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
         self._batch_fn, self._batch_size = batch_fn, batch_size

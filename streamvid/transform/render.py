@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from streamvid.decode.base import Decoder, Pending
+from streamvid.arrays import Bool
+from streamvid.decode.base import Pending, PendingFrames
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch.encoded_batch import EncodedBatch
@@ -78,7 +79,9 @@ class Renderer(Protocol):
         """Free threads and device memory."""
 
 
-def make_renderer(spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int) -> Renderer:
+def make_renderer(
+    spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int, on_cpu: Bool | None = None
+) -> Renderer:
     """The renderer for a transform. DALI is imported only if it is needed.
 
     Args:
@@ -86,10 +89,11 @@ def make_renderer(spec: ClipTransform, *, device_id: int | None, threads: int, m
         device_id: the GPU's number, or None for the CPU.
         threads: CPU threads that decode and transform; 0 for `render_sample` alone, in the calling thread.
         max_batch: clips per batch at most.
+        on_cpu: bool [clips of the dataset]: with a GPU, the clips that the CPU decodes; default: none.
     """
     if device_id is None and fits_batch_writer(spec.transform):
         return CpuRenderer(spec.transform, threads=threads)
-    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch)
+    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu)
 
 
 class CpuRenderer:
@@ -137,10 +141,18 @@ class DaliRenderer:
     Args: as of `make_renderer`.
     """
 
-    def __init__(self, spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int) -> None:
-        self._transform, self._scratch = spec.transform, Scratch()
+    def __init__(
+        self,
+        spec: ClipTransform,
+        *,
+        device_id: int | None,
+        threads: int,
+        max_batch: int,
+        on_cpu: Bool | None = None,
+    ) -> None:
+        self._transform, self._scratch, self._on_cpu = spec.transform, Scratch(), on_cpu
         self._cpu_decoder: CpuDecoder | None = None
-        self._decoder: Decoder
+        self._decoder: CpuDecoder | GpuDecoder
         if device_id is not None:
             self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
         else:
@@ -173,7 +185,7 @@ class DaliRenderer:
     def _submit(self, batch: EncodedBatch) -> Pending[DecodedBatch]:
         params = batch_params(self._transform, batch)
         if self._cpu_decoder is None:
-            frames = self._decoder.submit(batch.slices)
+            frames = self._submit_slices(batch)
             return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
         sinks = crop_resize_sinks(self._transform, batch, params, self._scratch)
         written = self._cpu_decoder.write(batch.slices, sinks)
@@ -185,6 +197,11 @@ class DaliRenderer:
             )
 
         return Pending(decoded)
+
+    def _submit_slices(self, batch: EncodedBatch) -> PendingFrames:
+        if isinstance(self._decoder, CpuDecoder) or self._on_cpu is None:
+            return self._decoder.submit(batch.slices)
+        return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist())
 
 
 def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pending[T]]) -> Iterator[T]:

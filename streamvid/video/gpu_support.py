@@ -1,8 +1,8 @@
 """What decodes a clip beside a GPU: one table of what NVDEC and DALI support, and what packing does about the rest.
 
-It is asked by packing (what to transcode), `streamvid info` (what a GPU run would refuse), the preflight check of the
-loaders (`streamvid.loader.preflight`) and the GPU decoder (`streamvid.decode.gpu`). Its sources: docs/dali-notes.md for
-what DALI gets wrong, `cuvidGetDecoderCaps` on an H200 for formats and sizes.
+It is asked by packing (what to transcode), `streamvid info` (what a GPU run decodes on the CPU), the preflight check of
+the loaders (`streamvid.loader.preflight`) and the GPU decoder (`streamvid.decode.gpu`). Its sources: docs/dali-notes.md
+for what DALI gets wrong, `cuvidGetDecoderCaps` on an H200 for formats and sizes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ class Route(Enum):
 
     NVDEC: persistent decode sessions, or DALI where PyNvVideoCodec is not installed.
     DALI: DALI's `fn.decoders.video`, which drives NVDEC, too.
-    CPU: FFmpeg; the frames are copied to the GPU.
-    NONE: nobody; the loaders refuse it before the first batch.
+    CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
     """
 
     NVDEC = "nvdec"
     DALI = "dali"
     CPU = "cpu"
-    NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -107,24 +105,24 @@ def support(
         return Support(Route.CPU, "the presentation order of its frames is not known")
     caps, bit_depth = _CAPS.get(codec), _BIT_DEPTHS.get(pix_fmt)
     if caps is None:
-        return Support(Route.NONE, f"NVDEC has no decoder for {codec}")
+        return Support(Route.CPU, f"NVDEC has no decoder for {codec}")
     if bit_depth is None:
-        return Support(Route.NONE, f"NVDEC behind DALI decodes 4:2:0 with 8 or 10 bits, not {pix_fmt}")
+        return Support(Route.CPU, f"NVDEC behind DALI decodes 4:2:0 with 8 or 10 bits, not {pix_fmt}")
     if width % 2 or height % 2:
-        return Support(Route.NONE, "DALI garbles frames with an odd width or height")
+        return Support(Route.CPU, "DALI garbles frames with an odd width or height")
     if "lead-in" in found and codec in ("h264", "hevc"):
-        return Support(Route.NONE, "it does not begin with a picture that a decoder can start from")
+        return Support(Route.CPU, "it does not begin with a picture that a decoder can start from")
     if "show-existing" in found or "superframes" in found:
-        return Support(Route.NONE, "DALI returns wrong frames of VP9 with non-displayed pictures")
+        return Support(Route.CPU, "DALI returns wrong frames of VP9 with non-displayed pictures")
     if codec == "h264" and all_intra:
-        return Support(Route.NONE, "DALI fails on H.264 of I-frames alone")
+        return Support(Route.CPU, "DALI fails on H.264 of I-frames alone")
     if codec == "h264" and bit_depth > 8:
-        return Support(Route.NONE, "NVDEC has no decoder for 10-bit H.264")
+        return Support(Route.CPU, "NVDEC has no decoder for 10-bit H.264")
     if width < caps.min_width or height < caps.min_height or max(width, height) > caps.max_side:
         smallest, largest = f"{caps.min_width}x{caps.min_height}", f"{caps.max_side}x{caps.max_side}"
-        return Support(Route.NONE, f"NVDEC decodes {codec} from {smallest} to {largest} alone")
+        return Support(Route.CPU, f"NVDEC decodes {codec} from {smallest} to {largest} alone")
     if codec == "av1" and not has_av1:
-        return Support(Route.NONE, "GPUs such as A100, H100 and H200 have no AV1 decoder")
+        return Support(Route.CPU, "GPUs such as A100, H100 and H200 have no AV1 decoder")
     if bit_depth not in caps.bit_depths:
         return Support(Route.DALI, f"10-bit {codec} is not known to decode rightly")
     step = _DITHER_BLOCK if bit_depth > 8 else 2

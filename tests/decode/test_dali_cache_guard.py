@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
-from streamvid.decode.dali_cache_guard import DecoderCacheGuard, misses_cache
+from streamvid.dataset.clip_table import Categories
+from streamvid.decode import dali_cache_guard
+from streamvid.decode.dali_cache_guard import DecoderCacheGuard, misses_cache, mixed_up
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp8", "mpeg4"])
@@ -31,3 +37,27 @@ def test_which_streams_open_a_decoder_each() -> None:
     assert misses_cache("h264", 1920, 1080)
     assert not misses_cache("h264", 1920, 1088)
     assert not misses_cache("vp9", 1920, 1080)
+
+
+def test_of_a_datasets_clips_the_rarer_height_is_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are asked for once, however many clips have them."""
+    asked: list[dict[tuple[str, int, int], int]] = []
+
+    class Guard(DecoderCacheGuard):
+        def prefer(self, device_id: int, counts: Any) -> list[tuple[str, int, int]]:
+            asked.append(dict(counts))
+            return super().prefer(device_id, counts)
+
+    guard = Guard()
+    monkeypatch.setattr(dali_cache_guard, "shared_guard", lambda: guard)
+    clips = SimpleNamespace(
+        codec=Categories(np.tile(np.array([0, 0, 1], dtype=np.int32), 50), ("h264", "vp9")),
+        width=np.full(150, 320),
+        height=np.array([192, 180, 180] * 50),
+    )
+    clips.height[3] = 180
+    dataset: Any = SimpleNamespace(clips=clips)
+    rows = np.arange(149, dtype=np.int64)
+    found = mixed_up(dataset, rows, 0)
+    assert np.flatnonzero(found).tolist() == [n for n in range(0, 149, 3) if n != 3]
+    assert asked == [{("h264", 320, 192): 49, ("h264", 320, 180): 51, ("vp9", 320, 180): 49}]

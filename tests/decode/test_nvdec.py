@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from streamvid.color import nv12
-from streamvid.decode import nvdec_worker
+from streamvid.decode import nvdec, nvdec_worker
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
@@ -245,3 +245,22 @@ def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(clips: Clips, open
         (got,) = pool.submit([good]).result()
         np.testing.assert_array_equal(got[..., 0].numpy(), frames)
     pool.close()
+
+
+def test_where_sessions_cannot_be_opened_one_warning_says_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvdec._warn_of_dali.cache_clear()
+    monkeypatch.setattr(nvdec.importlib.util, "find_spec", lambda name: None)
+    for _ in range(3):
+        assert nvdec.open_session_pool(0) is None
+    (record,) = caplog.records
+    assert "PyNvVideoCodec and triton are not installed" in record.getMessage()
+    assert "3 to 48 times slower" in record.getMessage()
+    assert "pip install" in record.getMessage()
+    # Installed, but it does not load: here for want of a driver.
+    monkeypatch.setattr(nvdec.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
+    assert nvdec.open_session_pool(0) is None
+    assert "does not work here" in caplog.records[-1].getMessage()
+    nvdec._warn_of_dali.cache_clear()

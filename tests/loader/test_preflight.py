@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from streamvid.dataset.dataset import Dataset
+from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
-from streamvid.loader.preflight import check_decodable, cpu_decoded_clips, probe_slice
+from streamvid.loader.preflight import Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -54,7 +56,7 @@ class Decoder:
     def __init__(self, **options: Any) -> None:
         pass
 
-    def uses_dali(self, *_: object) -> bool:
+    def uses_dali(self, route: Route) -> bool:
         return False
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
@@ -66,61 +68,74 @@ class Decoder:
         pass
 
 
-def probed(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, *, too_bright: int) -> list[str]:
-    """Run the check; returns the sources of the clips that it tried."""
+@dataclass(frozen=True)
+class Check:
+    """What the check tried, and gave to the CPU: sources of clips."""
+
+    tried: list[str]
+    on_cpu: list[str]
+
+
+def checked(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, *, too_bright: int = 0, fallback: Fallback = "cpu"
+) -> Check:
+    """Run the check."""
     monkeypatch.setattr(preflight, "GpuDecoder", Decoder)
+    monkeypatch.setattr(preflight, "load_nvdec", lambda: None)
     monkeypatch.setattr(Decoder, "too_bright", too_bright)
     tried: list[str] = []
     probe = partial(probe_slice, dataset, access=ShardAccess(dataset, cache=None, limit_bytes=1 << 30))
+    names = [Path(source).stem for source in dataset.clips.source]
 
     def note(row: int) -> EncodedSlice:
-        tried.append(Path(dataset.clips.source[row]).stem)
+        tried.append(names[row])
         return probe(row)
 
-    check_decodable(dataset, np.arange(len(dataset), dtype=np.int64), device_id=0, probe=note)
-    return sorted(tried)
+    rows = np.arange(len(dataset), dtype=np.int64)
+    on_cpu = find_cpu_decoded(dataset, rows, device_id=0, probe=note, num_threads=4, fallback=fallback)
+    return Check(sorted(tried), sorted(names[row] for row in np.flatnonzero(on_cpu).tolist()))
 
 
 def test_the_smallest_and_the_largest_clip_of_each_gpu_group_are_tried(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert probed(dataset, monkeypatch, too_bright=5) == ["h264", "hevc", "large"]
+    found = checked(dataset, monkeypatch, too_bright=5)
+    # One of Motion JPEG is decoded to measure how fast cores are.
+    assert [name for name in found.tried if not name.startswith("mjpeg")] == ["h264", "hevc", "large"]
 
 
-def test_frames_unlike_the_cpus_are_refused(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"cannot decode 1 clips of hevc .* differ from the CPU's by 8 levels"):
-        probed(dataset, monkeypatch, too_bright=8)
+def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    caplog.clear()
+    assert checked(dataset, monkeypatch, too_bright=8).on_cpu == ["hevc", "mjpeg", "mjpeg_2"]
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "3 of 6 clips are decoded by 4 CPU threads" in message
+    assert message.count("frames/s") == 2
+    assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
+
+
+def test_the_gpu_alone_on_request(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"cannot decode 2 clips of mjpeg .* 1 clips of hevc .* by 8 levels.*device="):
+        checked(dataset, monkeypatch, too_bright=8, fallback="error")
+
+
+def test_a_run_that_needs_nvdec_and_lacks_it_says_so(dataset: Dataset) -> None:
+    """Containers without the driver capability `video` have no libnvcuvid; this machine has none either."""
+    rows = np.arange(len(dataset), dtype=np.int64)
+    probe = partial(probe_slice, dataset, access=ShardAccess(dataset, cache=None, limit_bytes=1 << 30))
+    jpeg = np.flatnonzero([codec == "mjpeg" for codec in dataset.clips.codec])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvdec, "_NVDEC_LIBRARY", "libnvcuvid-of-no-driver.so.1")
+        with pytest.raises(InputError, match="NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"):
+            find_cpu_decoded(dataset, rows, device_id=0, probe=probe, num_threads=1)
+        # What no GPU decodes needs none.
+        assert find_cpu_decoded(dataset, jpeg, device_id=0, probe=probe, num_threads=1).sum() == 2
 
 
 def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset) -> None:
-    ((codec, why, count),) = cpu_decoded_clips(dataset)
-    assert (codec, count) == ("mjpeg", 2)
+    ((what, why, rows),) = cpu_decoded_clips(dataset)
+    assert (what.split()[0], len(rows)) == ("mjpeg", 2)
     assert why
-
-
-def test_sizes_are_counted_once_for_all_sample_descriptions(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly every clip of a dataset may have a sample description of its own."""
-    asked, guarded = [], []
-    guard: Any = type("Guard", (), {"prefer": lambda self, _, sizes: guarded.append(dict(sizes)) or []})()
-    monkeypatch.setattr(preflight, "shared_guard", lambda: guard)
-    clips = dataset.clips
-    count = 50 * len(dataset)
-    rows = np.tile(np.arange(len(dataset)), 50)
-    many = {
-        name: value[rows]
-        if isinstance(value := getattr(clips, name), np.ndarray)
-        else replace(value, codes=value.codes[rows])
-        for name in ("codec", "pix_fmt", "width", "height")
-    }
-    stsds = [clips.stsds[clips.stsd_id[row]] + bytes([n % 256, n // 256]) for n, row in enumerate(rows.tolist())]
-    whole: Any = SimpleNamespace(clips=SimpleNamespace(**many, stsd_id=np.arange(count), stsds=stsds))
-
-    class Asking(Decoder):
-        def uses_dali(self, *what: object) -> bool:
-            asked.append(what)
-            return what[0] == "h264"
-
-    decoder: Any = Asking()
-    preflight._guard_sizes(whole, np.arange(count, dtype=np.int64), 0, decoder)
-    assert len(asked) == 5
-    assert guarded == [{("h264", 160, 144): 50, ("h264", 192, 144): 50, ("h264", 176, 144): 50}]
