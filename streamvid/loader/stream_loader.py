@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -182,8 +183,15 @@ class StreamLoader:
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._next = self._schedule.start(0)
+        """Where the next iteration begins."""
+        self._restored: Mapping[str, Any] | None = None
+        """The state that it is from, if it is from one."""
         self._now: Cursor | None = None
-        """The cursor of the iteration that was begun last; None before the first, and when it has ended."""
+        """Behind the last batch of the iteration under way; None if there is none, or set_epoch was called since."""
+        self._iteration: object = None
+        """Which iteration that is: the one that began last."""
+        self._left: Cursor | None = None
+        """Where the loop was left, if that was before the epoch's end and nothing has begun since."""
 
     def __repr__(self) -> str:
         world = self._schedule.plan.world
@@ -207,15 +215,28 @@ class StreamLoader:
         """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0, most=None)
         if epoch != self.epoch:
-            self._next = self._schedule.start(epoch)
+            self._next, self._restored = self._schedule.start(epoch), None
+        self._now = self._left = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
+
+        Within the loop it is a position in the epoch. An epoch that was left by `break` is over: behind the loop, the
+        state is the beginning of the next one, as the next iteration is. But while an exception that ended the loop is
+        handled (`except`, `finally`), it is still the position in the epoch.
 
         The same on every rank at the same step; JSON-safe, under 1 KiB. It follows the protocol of torchdata's
         stateful loaders.
         """
         self._meet_world()
+        if self._left is not None and sys.exc_info()[0] is not None:
+            return self._left.state()
+        if self._left is not None:
+            log.warning(
+                "epoch %d was left before its end, so this state begins epoch %d; one saved within the loop goes on "
+                "with the rest", self._left.position.epoch, self.epoch,
+            )  # fmt: skip
+            self._left = None
         return (self._now or self._next).state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,7 +251,8 @@ class StreamLoader:
         Raises:
             InputError: the state belongs to another dataset, sampling, seed or order, or is no state.
         """
-        self._next, self._now = self._schedule.resume(state), None
+        self._next, self._restored = self._schedule.resume(state), dict(state)
+        self._now = self._iteration = self._left = None
 
     def stats(self) -> LoaderStats:
         """Counts and times so far."""
@@ -249,14 +271,12 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._run()
-
-    def _run(self) -> Iterator[Batch]:
+        """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
         self._meet_world(settle=True)
         cursor = self._next
-        self._next, self._now = self._schedule.after(cursor), cursor
-        source, columns = self._samples.source, self._samples.columns
-        rendered = self._engine.run(cursor.epoch())
+        epoch, source, columns = cursor.epoch(), self._samples.source, self._samples.columns
+        this, left = object(), epoch.left
+        rendered = self._engine.run(epoch)
         try:
             while True:
                 started = time.perf_counter()
@@ -265,16 +285,23 @@ class StreamLoader:
                 if one is None:
                     break
                 self._meet_world(settle=True)
-                before, cursor = cursor, cursor.advanced()
-                if self._now is before:  # not if another iteration has begun since
-                    self._now = cursor
                 parts = source.part_of(one.encoded.clips) if len(source.subsets) > 1 else None
                 batch = make_batch(one, self.dataset, columns, parts)
-                yield batch if self._batch_fn is None else self._batch_fn(batch)
+                batch = batch if self._batch_fn is None else self._batch_fn(batch)
+                if left == epoch.left:
+                    self._iteration, self._next = this, self._schedule.after(cursor)
+                cursor, left = cursor.advanced(), left - 1
+                if self._iteration is this:  # not if another has begun since, or a state was loaded
+                    self._now, self._left = cursor, None
+                yield batch
+        except GeneratorExit:
             if self._now is cursor:
-                self._now = None
+                self._now, self._left = None, cursor if left else None
+            raise
         finally:
             rendered.close()
+        if self._now is cursor:
+            self._now = None
 
     def _meet_world(self, *, settle: bool = False) -> None:
         """Plan for the world that this process is in now. Once settled, it must stay the same."""
@@ -289,7 +316,8 @@ class StreamLoader:
                     "take the first batch after init_process_group, or give the loader rank and world_size"
                 )
             _check_steps(schedule.plan)
-            self._schedule, self._next = schedule, schedule.resume(self._next.state())
+            self._schedule = schedule
+            self._next = schedule.resume(self._restored) if self._restored else schedule.start(self.epoch)
         self._settled = settle
 
     def _open(

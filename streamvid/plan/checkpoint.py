@@ -12,7 +12,7 @@ continues with the new one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -85,7 +85,7 @@ class RunSchedule:
         return self.start(cursor.position.epoch + 1)
 
     def resume(self, state: Mapping[str, Any]) -> Cursor:
-        """The cursor that a state stands for.
+        """The cursor that a state stands for. With `steps_per_epoch`, an epoch has so many steps whatever the ranks.
 
         If shards were appended since, and part of the state's epoch was consumed, the cursor is in the schedule of the
         shards before the append. An epoch that is finished or has not begun always continues in this schedule.
@@ -100,9 +100,8 @@ class RunSchedule:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not position.history:
-            resized = replace(position, size=self.plan.size)
-            return Cursor(self, resized) if schedule is self else self.start(position.epoch)
-        cursor = Cursor(schedule, position)
+            return Cursor(self, self.plan.resized(position)) if schedule is self else self.start(position.epoch)
+        cursor = Cursor(schedule, schedule.plan.resized(position))
         return cursor if cursor.epoch().left else self.after(cursor)
 
     @cached_property
@@ -155,17 +154,14 @@ class Cursor:
 
     def state(self) -> dict[str, Any]:
         """The cursor as a JSON object of under 1 KiB: the identity, the position, and for each topology of its history
-        [partitions, ranks, batch, steps made, bucket_steps]."""
+        [partitions, ranks, batch, steps made, bucket_steps] and, where it has one, the size."""
         return {
             "version": VERSION,
             **asdict(self.schedule.identity),
             "epoch": self.position.epoch,
             "first": self.position.first,
             "size": self.position.size,
-            "segments": [
-                [run.topology.partitions, run.topology.ranks, run.topology.batch, run.steps, run.topology.bucket_steps]
-                for run in self.position.history
-            ],
+            "segments": [_numbers(run) for run in self.position.history],
         }
 
 
@@ -191,16 +187,23 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
             raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
-        history = tuple(_topology_run(numbers) for numbers in state["segments"])
+        history = tuple(_topology_run(*numbers) for numbers in state["segments"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
     return Position(epoch, first, size, history)
 
 
-def _topology_run(numbers: Sequence[object]) -> TopologyRun:
-    partitions, ranks, batch, steps, bucket_steps = numbers
+def _numbers(run: TopologyRun) -> list[int]:
+    topology = run.topology
+    size = [] if run.size is None else [run.size]
+    return [topology.partitions, topology.ranks, topology.batch, run.steps, topology.bucket_steps, *size]
+
+
+def _topology_run(
+    partitions: object, ranks: object, batch: object, steps: object, bucket_steps: object, size: object = None
+) -> TopologyRun:
     topology = Topology(_count(partitions, 1), _count(ranks, 1), _count(batch, 1), _count(bucket_steps))
-    return TopologyRun(topology, _count(steps))
+    return TopologyRun(topology, _count(steps), None if size is None else _count(size, 1))
 
 
 def _count(value: object, least: int = 0) -> int:

@@ -57,10 +57,17 @@ class Topology:
 
 @dataclass(frozen=True)
 class TopologyRun:
-    """Consecutive steps made in one topology."""
+    """Consecutive steps made in one topology.
+
+    Attributes:
+        topology: how they were divided.
+        steps: how many there were.
+        size: samples in the epoch as that topology would have ended it, if that was not where the epoch ends now.
+    """
 
     topology: Topology
     steps: int
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,15 @@ class Position:
         topologies = [topology, *(run.topology for run in self.history)]
         if all(one.partitions == 1 and not one.bucket_steps for one in topologies):
             # A single partition keeps its order: of earlier topologies, only the number of samples consumed matters.
-            consumed = min(self.size, sum(run.steps * run.topology.share for run in self.history))
+            consumed = min(self.size, self.consumed)
             earlier = (TopologyRun(Topology(1, 1, 1), consumed),) if consumed else ()
             return replace(self, history=(*earlier, TopologyRun(topology, 1)))
         return replace(self, history=(*self.history, TopologyRun(topology, 1)))
+
+    @property
+    def consumed(self) -> int:
+        """Samples that the steps made so far had room for, in each partition."""
+        return sum(run.steps * run.topology.share for run in self.history)
 
 
 @dataclass(frozen=True)
@@ -241,22 +253,33 @@ class Plan:
         """The beginning of the epoch after that of `position`."""
         return Position(position.epoch + 1, position.first + position.size, self.size)
 
-    def epoch(self, position: Position) -> Epoch:
-        """What is left of an epoch, in the current topology.
+    def resized(self, position: Position) -> Position:
+        """The position with the epoch's end where this topology puts it.
 
-        The topologies of its history are replayed, and the samples that the steps of each consumed are removed.
+        Of an epoch of `steps` steps, those are left that the topologies before left, and the next one begins where it
+        ends. But bucketing consumes samples out of order. Where fewer samples a step would end the epoch before all are
+        consumed that it skipped, it ends after those, as no sample may be lost.
         """
-        partitions: list[Partition] = []
-        topology, done = None, 0
-        for number, run in enumerate((*position.history, TopologyRun(self.topology, 0))):
-            if topology is None:
-                partitions = self._first_partitions(position, run.topology)
-            elif run.topology != topology:
-                left = self._remaining(partitions, topology, done, position.epoch)
-                partitions = self._divided(left, run.topology, position, number)
-                done = 0
-            topology = run.topology
-            done += run.steps
+        if self.steps is None:
+            return position
+        if not position.history:
+            return replace(position, size=self.size)
+        *earlier, last = position.history
+        size = last.size or position.size
+        position = replace(position, history=(*earlier, replace(last, size=size)))
+        share, consumed = self.topology.share, position.consumed
+        steps = max(0, -(-(size - consumed) // last.topology.share))
+        if steps and last.topology != self.topology and any(run.topology.bucket_steps for run in position.history):
+            furthest = max(run.size or 0 for run in position.history)
+            left = self._replayed(replace(position, size=furthest))[0][0]
+            sample_ids, passes = self.stream.take(position.first + consumed, len(left))
+            skipped = np.flatnonzero((left.sample_ids != sample_ids) | (left.passes != passes))
+            steps = max(steps, -(-(int(skipped[-1]) + 1) // share) if len(skipped) else 0)
+        return replace(position, size=consumed + steps * share)
+
+    def epoch(self, position: Position) -> Epoch:
+        """What is left of an epoch, in the current topology."""
+        partitions, done = self._replayed(position)
         if self.bucket_steps:
             orders = self._orders(partitions, self.topology, position.epoch)
             partitions = [partition.at(order) for partition, order in zip(partitions, orders, strict=True)]
@@ -269,13 +292,35 @@ class Plan:
             last_batch=self.last_batch,
         )
 
-    def _remaining(self, partitions: list[Partition], topology: Topology, steps: int, epoch: int) -> list[Partition]:
-        """The samples of each partition that `steps` steps in a topology leave, in the order before bucketing."""
+    def _replayed(self, position: Position) -> tuple[list[Partition], int]:
+        """The samples of each partition from the current topology's first step on, in the order before bucketing, and
+        the number of steps that it has made.
+
+        The topologies of the position's history are replayed, and the samples that the steps of each consumed are
+        removed.
+        """
+        runs = (*position.history, TopologyRun(self.topology, 0))
+        sizes = [position.size if run.size is None else run.size for run in runs]
+        topology, size, before, done = runs[0].topology, sizes[0], 0, 0
+        partitions = self._first_partitions(position, max(sizes), topology)
+        for number, run in enumerate(runs):
+            if run.topology != topology:
+                left = self._remaining(partitions, topology, done, max(0, size - before), position.epoch)
+                partitions = self._divided(left, run.topology, position, number)
+                before, done = before + done * topology.share, 0
+            topology, size, done = run.topology, sizes[number], done + run.steps
+        return [partition.at(slice(max(0, size - before))) for partition in partitions], done
+
+    def _remaining(
+        self, partitions: list[Partition], topology: Topology, steps: int, upto: int, epoch: int
+    ) -> list[Partition]:
+        """What `steps` steps in a topology leave of each partition, of which it divided the first `upto` samples."""
         consumed = steps * topology.share
         if not topology.bucket_steps:
             return [partition.at(slice(consumed, None)) for partition in partitions]
         left = []
-        for partition, order in zip(partitions, self._orders(partitions, topology, epoch), strict=True):
+        divided = [partition.at(slice(upto)) for partition in partitions]
+        for partition, order in zip(partitions, self._orders(divided, topology, epoch), strict=True):
             still = np.ones(len(partition), dtype=bool)
             still[order[:consumed]] = False
             left.append(partition.at(np.flatnonzero(still)))
@@ -295,9 +340,9 @@ class Plan:
                 ranks=topology.ranks, batch=topology.batch, window=topology.bucket_steps, full=full, random=random,
             )  # fmt: skip
 
-    def _first_partitions(self, position: Position, topology: Topology) -> list[Partition]:
+    def _first_partitions(self, position: Position, size: int, topology: Topology) -> list[Partition]:
         if not self.local:
-            return [Partition(*self.stream.take(position.first, position.size))]
+            return [Partition(*self.stream.take(position.first, size))]
         sample_ids, shards = pass_samples(self.stream.pools[0], self.stream.seed, position.epoch)
         return self._ordered(split_by_node(sample_ids, shards, topology.partitions, seed=self.stream.seed), position, 0)
 

@@ -314,12 +314,32 @@ def test_an_epoch_goes_on_with_other_ranks_and_batches(packed: Packed, engine: E
                     one.load_state_dict(state)
                 for number, batch in enumerate(one, start=1):
                     seen.update(batch["clip"][batch["valid"]].tolist())
+                    now = one.state_dict()
                     if number == steps:
                         break
-                states.append(one.state_dict())
+                states.append(now)
         state = states[0]
         assert all(one == state for one in states)
     assert seen == Counter(range(len(RECIPES)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_epoch_begins_with_its_first_batch(packed: Packed, engine: EngineName) -> None:
+    whole = batches(packed, engine, epochs=2, batch_size=2)
+    with loader(packed, engine, batch_size=2) as one:
+        looked = iter(one)
+        next(looked)
+        state = one.state_dict()
+        del looked
+    with loader(packed, engine, batch_size=2) as resumed:
+        stray = [iter(resumed)]
+        resumed.load_state_dict(state)
+        stray += [iter(resumed), iter(resumed)]
+        assert resumed.state_dict() == state
+        assert not streamvid_threads()
+        rest = list(stray[0])
+        stray += [iter(resumed)]
+        assert_same(whole[1:], rest + list(resumed))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

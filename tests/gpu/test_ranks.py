@@ -37,12 +37,13 @@ with open(f"{folder}/{dist.get_rank()}.jsonl", "w") as log:
             total = batch["video"].sum()
             dist.all_reduce(total)  # hangs if one rank makes fewer steps
             made += 1
+            standing = loader.state_dict()
             rows = list(zip(batch["epoch"].tolist(), batch["clip"].tolist(), batch["valid"].tolist()))
             print(json.dumps({"rows": rows, "sum": batch["video"].sum(dim=(1, 2, 3, 4)).tolist()}), file=log)
             if made == steps:
                 break
 if dist.get_rank() == 0:
-    json.dump(loader.state_dict(), open(f"{folder}/state.json", "w"))
+    json.dump(standing, open(f"{folder}/state.json", "w"))
 dist.destroy_process_group()
 """
 

@@ -151,6 +151,164 @@ def test_what_is_prefetched_does_not_count(datasets: tuple[str, str]) -> None:
     assert sorted(rest + first["clip"].tolist()) == list(range(CLIPS))
 
 
+def test_an_iterator_that_nobody_uses_changes_nothing(datasets: tuple[str, str]) -> None:
+    with loader(datasets[0]) as whole:
+        batches = [summary(batch) for _ in range(2) for batch in whole]
+    with loader(datasets[0]) as first:
+        before = first.state_dict()
+        stray = [iter(first) for _ in range(3)]
+        assert (first.state_dict(), first.epoch) == (before, 0)
+        got = []
+        for batch in first:
+            got.append(summary(batch))
+            if len(got) == 3:
+                state = first.state_dict()
+        del stray
+        assert got == batches[: len(first)]
+        assert (first.epoch, first.state_dict()["epoch"]) == (1, 1)
+    with loader(datasets[0]) as second:
+        early = iter(second)
+        second.load_state_dict(state)
+        stray = [iter(second), iter(second)]
+        assert second.state_dict() == state
+        assert second.epoch == 0
+        # One that was asked for before the state was loaded begins where the state says, as it begins with its batch.
+        assert [summary(batch) for batch in early] == batches[3 : len(second)]
+        del stray
+        assert [summary(batch) for batch in second] == batches[len(second) :]
+
+
+def test_a_first_batch_that_fails_does_not_begin_an_epoch(datasets: tuple[str, str]) -> None:
+    fail = [True]
+
+    def function(batch: Any) -> Any:
+        if fail.pop() if fail else False:
+            raise ZeroDivisionError
+        return batch
+
+    with loader(datasets[0], batch_fn=function) as one:
+        before = one.state_dict()
+        with pytest.raises(ZeroDivisionError):
+            list(one)
+        assert one.state_dict() == before
+        assert sorted(clip for batch in one for clip in batch["clip"].tolist()) == list(range(CLIPS))
+
+
+@pytest.mark.parametrize("taken", [1, 5, 8])
+def test_an_epoch_left_by_break_is_over_in_the_same_run_and_in_a_resumed_one(
+    datasets: tuple[str, str], taken: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loader(datasets[0]) as one, loader(datasets[0]) as resumed:
+        assert len(one) == 8
+        for made, _ in enumerate(one, start=1):
+            within = one.state_dict()
+            if made == taken:
+                break
+        state = one.state_dict()
+        # A loop that was left before its end could have been meant to go on: that is said, once.
+        said = [record.getMessage() for record in caplog.records if "left" in record.getMessage()]
+        assert len(said) == (taken < 8)
+        assert all("epoch 0" in text and "epoch 1" in text for text in said)
+        assert one.state_dict() == state
+        assert len(caplog.records) == len(said)
+        resumed.load_state_dict(state)
+        assert one.epoch == resumed.epoch == state["epoch"] == 1
+        assert [summary(batch) for batch in one] == [summary(batch) for batch in resumed]
+        resumed.load_state_dict(within)
+        assert sum(1 for _ in resumed) == (8 - taken or 8)
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_an_epoch_set_after_break_is_in_the_state(datasets: tuple[str, str], held: bool, epoch: int) -> None:
+    with loader(datasets[0]) as one, loader(datasets[0]) as resumed, loader(datasets[0]) as whole:
+        iterator = iter(one)
+        next(iterator)
+        next(iterator)
+        if not held:
+            iterator.close()  # type: ignore[attr-defined]
+        one.set_epoch(epoch)
+        resumed.load_state_dict(one.state_dict())
+        whole.set_epoch(epoch)
+        expected = [summary(batch) for batch in whole]
+        assert one.epoch == resumed.epoch == epoch
+        assert [summary(batch) for batch in resumed] == expected
+        assert [summary(batch) for batch in one] == expected
+        del iterator
+
+
+def test_an_epoch_set_within_the_loop_is_the_next_one(datasets: tuple[str, str]) -> None:
+    with loader(datasets[0]) as one, loader(datasets[0]) as resumed:
+        for made, _ in enumerate(one):
+            if made == 2:
+                one.set_epoch(7)
+                assert one.state_dict()["epoch"] == 7
+            if made == 3:  # the loop goes on, and that is what a state says
+                resumed.load_state_dict(one.state_dict())
+                assert resumed.epoch == 0
+        assert one.epoch == one.state_dict()["epoch"] == 7
+        assert sum(1 for _ in resumed) == 4
+
+
+def test_a_state_saved_for_an_exception_resumes_the_epoch(datasets: tuple[str, str]) -> None:
+    """Ctrl-C, and the run is saved: nothing of the epoch may be lost."""
+    states = []
+    with loader(datasets[0]) as one, loader(datasets[0]) as resumed:
+        seen: list[int] = []
+        try:
+            for batch in one:
+                seen += batch["clip"].tolist()
+                if len(seen) == 9:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            states.append(one.state_dict())
+        resumed.load_state_dict(states[0])
+        assert sorted(seen + [clip for batch in resumed for clip in batch["clip"].tolist()]) == list(range(CLIPS))
+        assert one.state_dict()["epoch"] == 1
+
+
+def test_of_several_iterations_the_one_that_began_last_is_in_the_state(datasets: tuple[str, str]) -> None:
+    with loader(datasets[0]) as one:
+        first, second = iter(one), iter(one)
+        next(second)
+        next(second)
+        assert next(first)["epoch"][0] == 1
+        assert (one.epoch, one.state_dict()["epoch"]) == (2, 1)
+        next(second)
+        assert one.state_dict()["segments"][-1][3] == 1
+        second.close()  # type: ignore[attr-defined]
+        next(first)
+        assert one.state_dict()["segments"][-1][3] == 2
+        assert sum(1 for _ in first) == 6
+        assert one.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 4)])
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_an_epoch_is_so_many_steps_on_other_ranks(
+    datasets: tuple[str, str], before: int, after: int, taken: int
+) -> None:
+    """Saved before the first batch, within the epoch, and at its end."""
+    options = {"steps_per_epoch": 5, "batch_size": 1, "transform": None, "last_batch": "drop"}
+    with loader(datasets[0], rank=0, world_size=before, **options) as one:
+        state = one.state_dict()
+        for _ in zip(range(taken), one, strict=False):
+            state = json.loads(json.dumps(one.state_dict()))
+    seen: Counter[int] = Counter()
+    for rank in range(after):
+        with loader(datasets[0], rank=rank, world_size=after, **options) as two:
+            two.load_state_dict(state)
+            assert (len(two), two.epoch) == (5, taken // 5)
+            for epoch in range(2):
+                clips = [clip for batch in two for clip in batch["clip"].tolist()]
+                assert len(clips) == 5 - (taken % 5 if epoch == 0 else 0)
+                seen.update(clips)
+    with loader(datasets[0], rank=0, world_size=1, steps_per_epoch=100, batch_size=1, transform=None) as stream:
+        consumed, total = taken * before, sum(seen.values())
+        order = [batch["clip"].item() for _, batch in zip(range(consumed + total), stream, strict=False)]
+    assert seen == Counter(order[consumed:])
+
+
 def test_another_run_refuses_the_state(datasets: tuple[str, str]) -> None:
     with loader(datasets[0]) as one:
         state = one.state_dict()

@@ -142,6 +142,23 @@ def test_steps_per_epoch_of_the_ranks_that_there_are_then(dataset: str, monkeypa
         assert [len(list(source)) for _ in range(3)] == [3, 3, 3]
 
 
+def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epoch 2 begins behind two epochs of as many ranks as there are then; a restored one, where the state says."""
+    with loader(dataset, steps_per_epoch=3, rank=1, world_size=4) as known:
+        known.set_epoch(2)
+        expected = [take(known) for _ in range(2)]
+        known.set_epoch(2)
+        state = known.state_dict()
+    for restored in (False, True):
+        with monkeypatch.context() as patch, loader(dataset, steps_per_epoch=3) as source:
+            if restored:
+                source.load_state_dict(state)
+            source.set_epoch(2)
+            source.state_dict()
+            joins(patch, 1, 4)
+            assert [take(source) for _ in range(2)] == expected
+
+
 def test_another_world_after_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with loader(dataset) as source:
         batches = iter(source)

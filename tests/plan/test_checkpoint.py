@@ -45,12 +45,99 @@ def schedule(sizes: list[int], world: World = ALONE, **options: Any) -> RunSched
         stream,
         batch_size,
         world,
+        options.get("last_batch", "partial"),
         local=local,
         steps=options.get("steps"),
         bucket_steps=bucket_steps,
         bucket_keys=lambda: bucket_keys,
     )
     return RunSchedule(plan, tuple(f"{n}:{size}" for n, size in enumerate(sizes)), sv.Window(2))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    steps=st.integers(1, 7),
+    phases=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 3), st.sampled_from([0, 0, 1, 3, 64]), st.integers(0, 9)),
+        min_size=1, max_size=5,
+    ),
+    shuffle=st.sampled_from(["full", "block", "none"]),
+    pools=st.integers(1, 2),
+)  # fmt: skip
+def test_an_epoch_is_so_many_steps_whatever_the_ranks(
+    sizes: list[int], steps: int, phases: list[tuple[int, int, int, int]], shuffle: str, pools: int
+) -> None:
+    """Phases of so many ranks with such a batch size, bucketing and steps made; a state in between; and then to the
+    epoch's end. All in all the ranks are given the sample stream from its beginning, without a gap or repeat."""
+    state = None
+    made: Counter[int] = Counter()
+    given_out: list[tuple[int, int]] = []
+    last = (phases[-1][0], phases[-1][1], phases[-1][2], None)
+    for ranks, batch, group, most in (*phases, last):
+        of_rank = [
+            schedule(
+                sizes, World(rank, ranks), batch_size=batch, shuffle=shuffle, group=group, steps=steps, pools=pools
+            )
+            for rank in range(ranks)
+        ]
+        cursors = [one.start(0) if state is None else one.resume(json.loads(json.dumps(state))) for one in of_rank]
+        assert {len(one.plan) for one in of_rank} == {steps}
+        number = 0
+        while number != most:
+            if not cursors[0].epoch().left:
+                assert not any(cursor.epoch().left for cursor in cursors)
+                cursors = [one.after(cursor) for one, cursor in zip(of_rank, cursors, strict=True)]
+                if most is None:
+                    break
+            for cursor in cursors:
+                epoch = cursor.epoch()
+                part = epoch.step(epoch.done)
+                assert part.valid.all()
+                assert len(part.sample_ids) == batch
+                given_out += zip(part.passes.tolist(), part.sample_ids.tolist(), strict=True)
+            made[cursors[0].position.epoch] += 1
+            cursors = [cursor.advanced() for cursor in cursors]
+            number += 1
+        assert all(cursor.state() == cursors[0].state() for cursor in cursors)
+        state = cursors[0].state()
+    stream = of_rank[0].plan.stream
+    sample_ids, passes = stream.take(0, len(given_out))
+    whole = list(zip(passes.tolist(), sample_ids.tolist(), strict=True))
+    if any(group for _, _, group, _ in phases):
+        given_out, whole = sorted(given_out), sorted(whole)
+        # An epoch may be longer, so that no clip is lost, but only one that went on with a smaller step.
+        shares = [ranks * batch for ranks, batch, _, _ in phases]
+        assert min(made.values()) == steps or not made
+        assert set(made.values()) <= {steps} or shares != sorted(shares)
+    else:
+        assert set(made.values()) <= {steps}
+    assert given_out == whole
+
+
+@pytest.mark.parametrize(("before", "after", "drop"), [(4, 2, False), (2, 4, False), (8, 1, False), (1, 4, True)])
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_state_between_epochs_on_other_ranks(before: int, after: int, drop: bool, epochs: int) -> None:
+    def made(world: World) -> RunSchedule:
+        return schedule([30], world, batch_size=1, steps=10, last_batch="drop" if drop else "partial")
+
+    cursor = made(World(0, before)).start(0)
+    for _ in range(10 * epochs):
+        cursor = cursor.advanced()
+    resumed = made(World(0, after)).resume(cursor.state())
+    assert (resumed.position.epoch, resumed.epoch().left) == (epochs, 10)
+    assert resumed.position.first == 10 * epochs * before
+
+
+def test_a_state_of_before_sizes_were_in_it() -> None:
+    """Those of an epoch that is resumed on as many ranks have none now, either."""
+    two, four = (schedule([30], World(0, ranks), batch_size=1, steps=10) for ranks in (2, 4))
+    state = two.start(0).advanced().advanced().state()
+    assert [len(numbers) for numbers in state["segments"]] == [5]
+    assert two.resume(state).epoch().left == 8
+    resumed = four.resume(state)
+    assert resumed.epoch().left == 8
+    assert four.resume(resumed.state()) == resumed
+    assert two.resume(resumed.state()).epoch().left == 8
 
 
 def rest(make: Any, standing_of: Any, ranks: int) -> Counter[int]:
