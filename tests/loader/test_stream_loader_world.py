@@ -108,8 +108,10 @@ def test_a_state_loaded_before_the_process_group(
 ) -> None:
     """What was left of the epoch is divided among the ranks that there are then."""
     with loader(dataset, rank=0, world_size=1, last_batch=last_batch) as first:
-        done = [row for _, batch in zip(range(before), first, strict=False) for row in rows(batch)]
-        state = first.state_dict()
+        done = []
+        for _, batch in zip(range(before), first, strict=False):
+            done += rows(batch)
+            state = first.state_dict()
     seen = Counter(done)
     for rank in range(2):
         with monkeypatch.context() as patch, loader(dataset, last_batch=last_batch) as source:

@@ -296,7 +296,8 @@ def test_gone_on_with_by_other_ranks_grouped_or_not(dataset: Path, later: bool |
         with loader(dataset, group_by_size=2, rank=rank, world_size=2) as one:
             for _, batch in zip(range(2), one, strict=False):
                 seen.update(batch["key"])
-            states.append(one.state_dict())
+                state = one.state_dict()
+            states.append(state)
     assert states[0] == states[1]
     assert len(json.dumps(states[0])) < 1024
     for rank in range(3):
