@@ -266,10 +266,12 @@ class Plan:
             return replace(position, size=self.size)
         *earlier, last = position.history
         size = last.size or position.size
+        if last.topology == self.topology:
+            return replace(position, size=size)
         position = replace(position, history=(*earlier, replace(last, size=size)))
         share, consumed = self.topology.share, position.consumed
         steps = max(0, -(-(size - consumed) // last.topology.share))
-        if steps and last.topology != self.topology and any(run.topology.bucket_steps for run in position.history):
+        if steps and any(run.topology.bucket_steps for run in position.history):
             furthest = max(run.size or 0 for run in position.history)
             left = self._replayed(replace(position, size=furthest))[0][0]
             sample_ids, passes = self.stream.take(position.first + consumed, len(left))
