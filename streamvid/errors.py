@@ -10,7 +10,13 @@ from __future__ import annotations
 
 
 class StreamvidError(Exception):
-    """Base of all errors raised for bad input; its text is one sentence that names what is wrong and what to do."""
+    """Base of all errors raised for bad input; its text is one sentence that names what is wrong and what to do.
+
+    Attributes:
+        path: the file that could not be read, without secrets; None if it is about something else.
+    """
+
+    path: str | None = None
 
 
 class InputError(StreamvidError, ValueError):

@@ -20,7 +20,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.encoded_batch import encoded_batch
 from streamvid.fetch.epoch_reader import upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
-from streamvid.fetch.shard_access import ShardAccess
+from streamvid.fetch.shard_access import ShardAccess, shard_errors
 from streamvid.plan.epoch_plan import Epoch, Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.transform.params import ClipTransform
@@ -38,6 +38,7 @@ class _OpenChunk:
     """The pipeline of some steps, and the leases that keep its shards in the cache."""
 
     batches: list[ChunkBatch]
+    paths: dict[int, str]
     pipeline: ChunkPipeline
     leases: ExitStack
 
@@ -89,8 +90,9 @@ class DaliEngine:
                 working.append(pool.submit(self._open, chunks))
                 while (chunk := working[0].result()) is not None:
                     working.append(pool.submit(self._open, chunks))
-                    for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
-                        yield RenderedBatch(batch.encoded, tensors)
+                    with shard_errors(self._dataset, chunk.paths, chunk.paths.__getitem__):
+                        for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
+                            yield RenderedBatch(batch.encoded, tensors)
                     working.pop(0)
                     chunk.close()
             finally:
@@ -137,8 +139,11 @@ class DaliEngine:
         with ExitStack() as leases:
             paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
             batches = [self._batch(step, paths) for step in steps]
-            pipeline = ChunkPipeline(batches, self._transform, device_id=self._device_id, num_threads=self._num_threads)
-            return _OpenChunk(batches, pipeline, leases.pop_all())
+            with shard_errors(self._dataset, paths, paths.__getitem__):
+                pipeline = ChunkPipeline(
+                    batches, self._transform, device_id=self._device_id, num_threads=self._num_threads
+                )
+            return _OpenChunk(batches, paths, pipeline, leases.pop_all())
 
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
         """Plan a step's samples, and find the byte ranges to read for them."""

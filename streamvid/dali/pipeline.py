@@ -177,10 +177,10 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
     if "readers.webdataset" in text:
         sources = [source for batch in batches for source in batch.sources]
         cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
-        paths = ", ".join(dict.fromkeys(cut or [source.path for source in sources]))
-        return DatasetError(
-            f"DALI could not read {paths} ({reason}): check the dataset with `streamvid verify`, then copy it again"
-        )
+        paths = ", ".join(cut[:1] or dict.fromkeys(source.path for source in sources))
+        unreadable = DatasetError(f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify")
+        unreadable.path = cut[0] if cut else None
+        return unreadable
     keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + _DEPTH] for key in batch.keys))
     return VideoError(
         f"DALI could not decode one of the clips {keys} ({reason}): check them with `streamvid verify --decode`, "

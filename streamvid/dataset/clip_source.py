@@ -16,7 +16,8 @@ from streamvid.dataset.clip_table import ClipTable, ShardIndex
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.index_cache import IndexCache, ShardFiles
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.errors import InputError
+from streamvid.errors import DatasetError, InputError
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
 
@@ -83,6 +84,14 @@ class ClipSource:
     def shard_path(self, s: int, extension: str = "tar") -> str:
         """Path or URL of a file of shard *s*: its ``tar``, ``idx`` or ``parquet``."""
         return self._files[s].path(extension)
+
+    def shard_error(self, s: int, error: DatasetError) -> DatasetError:
+        """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
+        restore = "" if isinstance(error, StorageUnavailable) else "restore it (streamvid verify checks all), and "
+        return type(error)(
+            f"shard {self.shards[s].name} of the dataset {redact(self._files[s].dataset)} cannot be read: "
+            f"{str(error).rstrip('.')}; {restore}go on from the last checkpoint"
+        )
 
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""

@@ -18,6 +18,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError
 from streamvid.fetch.encoded_batch import read_slices
 from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.fetch.shard_access import shard_errors
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.video.frame_index import HIDDEN, NPY_HEADER_BYTES, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
@@ -76,7 +77,9 @@ class ClipReader:
                 ByteRange(self.dataset.shard_path(shard), start, end)
                 for shard, start, end in zip(shards.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
             ]
-            for row, data in zip(missing, self._ranges.read(wanted), strict=True):
+            with shard_errors(self.dataset, shards.tolist(), self.dataset.shard_path):
+                blocks = self._ranges.read(wanted)
+            for row, data in zip(missing, blocks, strict=True):
                 found[row] = self._parse(row, data.tobytes())
             with self._lock:
                 for row in missing:

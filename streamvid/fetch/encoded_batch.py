@@ -12,7 +12,7 @@ import numpy.typing as npt
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.plan_samples import SamplePlan
-from streamvid.fetch.shard_access import ShardAccess
+from streamvid.fetch.shard_access import ShardAccess, shard_errors
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.video.packet_selection import EncodedSlice, extract_packets
 from streamvid.video.stored_clip import UNORDERED
@@ -105,13 +105,14 @@ def read_slices(
         path_of: gives the path or URL of a shard's tar by its number.
 
     Raises:
-        DatasetError: a shard cannot be read. Names the shard.
+        DatasetError: a shard cannot be read. Names the shard and its dataset.
     """
     wanted = []
     for sample in samples:
         path, origin = path_of(int(dataset.clips.shard[sample.clip])), int(dataset.clips.mp4_offset[sample.clip])
         wanted += [ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
-    blocks = iter(reader.read(wanted))
+    with shard_errors(dataset, dataset.clips.shard[[sample.clip for sample in samples]].tolist(), path_of):
+        blocks = iter(reader.read(wanted))
     slices = []
     for sample in samples:
         own = [next(blocks) for _ in range(len(sample.spans))]

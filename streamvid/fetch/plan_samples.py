@@ -16,6 +16,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
+from streamvid.fetch.shard_access import shard_errors
 from streamvid.plan.epoch_plan import Step
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
@@ -75,7 +76,8 @@ def plan_samples(dataset: ClipSource, step: Step, spec: SampleSpec) -> list[Samp
     samples = []
     for item, number, valid in zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
         clip = row_of(item)
-        index = dataset.index(clip)
+        with shard_errors(dataset, [int(dataset.clips.shard[clip])]):
+            index = dataset.index(clip)
         for_sampling = draws(spec.seed, number, item, spec.sampling.num_random)
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)

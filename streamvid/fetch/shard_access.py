@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import DatasetError
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local
+from streamvid.storage.url import is_local, redact
 
 _SHARE: Final = 16
 """A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
+
+
+@contextlib.contextmanager
+def shard_errors(
+    dataset: ClipSource, shards: Iterable[int], path_of: Callable[[int], str] | None = None
+) -> Iterator[None]:
+    """Let a DatasetError of the block name the shard and its dataset.
+
+    Args:
+        dataset: whose shards are read.
+        shards: their numbers.
+        path_of: where they are. Of several shards, it is the one at the error's path.
+    """
+    try:
+        yield
+    except DatasetError as error:
+        for number in shards:
+            if path_of is None or redact(path_of(number)) == error.path:
+                raise dataset.shard_error(number, error) from error
+        raise
 
 
 class ShardAccess:
@@ -53,7 +74,8 @@ class ShardAccess:
             for number in shards:
                 path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
                 if self._cache is not None and not is_local(path):
-                    lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
+                    with shard_errors(self._dataset, [number]):
+                        lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
                     path = str(leases.enter_context(lease).path)
                 paths.append(path)
             yield paths

@@ -66,6 +66,7 @@ def explained(path: AnyPath, action: str) -> Iterator[None]:
             raise
         kind, what = reason
         error = kind(f"Cannot {action} {redact(text)}: {what}.")
+        error.path = redact(text)
         # Without the original exception if its text may contain secrets of the URL.
         raise error from (exc if redact(text) == text else None)
 

@@ -80,9 +80,7 @@ class RangeReader:
             blocks |= {n: self._file(ranges[n].path).read(ranges[n]) for n in some}
         for n, one in enumerate(ranges):
             if len(blocks[n]) != one.end - one.start:
-                raise DatasetError(
-                    f"{redact(one.path)} ends before byte {one.end}: copy it again or run streamvid verify"
-                )
+                raise _unreadable(one.path, f"ends before byte {one.end}")
         return [blocks[n] for n in range(len(ranges))]
 
     def _file(self, path: str) -> _LocalFile:
@@ -99,6 +97,12 @@ class RangeReader:
             return file
 
 
+def _unreadable(path: str, what: str) -> DatasetError:
+    error = DatasetError(f"{redact(path)} {what}")
+    error.path = redact(path)
+    return error
+
+
 class _LocalFile:
     """An open file descriptor, closed with the last reference: another thread may still read from a file that
     `RangeReader` has dropped."""
@@ -108,9 +112,7 @@ class _LocalFile:
         try:
             self._descriptor = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise DatasetError(
-                f"{path} cannot be opened ({error.strerror}): copy it again or run streamvid verify"
-            ) from error
+            raise _unreadable(path, f"cannot be opened ({error.strerror})") from error
 
     def read_ahead(self, wanted: ByteRange) -> None:
         """Let the kernel fetch the range into the page cache, in the background."""
@@ -124,7 +126,7 @@ class _LocalFile:
             try:
                 count = os.preadv(self._descriptor, [view[done:]], wanted.start + done)
             except OSError as error:
-                raise DatasetError(f"{wanted.path} cannot be read ({error.strerror}): check the disk") from error
+                raise _unreadable(wanted.path, f"cannot be read ({error.strerror}): check the disk") from error
             if not count:
                 break
             done += count

@@ -1,0 +1,147 @@
+"""A shard that is lost in the middle of an epoch: the error names it and its dataset, and says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import streamvid as sv
+from streamvid.fetch.shard_access import ShardAccess
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tests.support.clips import write
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+Batches = Iterator[dict[str, Any]]
+Reader = Callable[[str, Path], Batches]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten shards of one clip each."""
+    folder = tmp_path_factory.mktemp("lost")
+    (folder / "videos").mkdir()
+    for n in range(10):
+        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=n)
+        write(recipe, folder / "videos" / f"{n:02}.webm")
+    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
+    assert len(sv.Dataset.open(folder / "set").shards) == 10
+    return folder / "set"
+
+
+def streamed(path: str, cache: Path, **options: Any) -> Batches:
+    with sv.StreamLoader(
+        path,
+        batch_size=1,
+        sampling=sv.Window(2),
+        device="cpu",
+        num_threads=1,
+        cache_dir=cache,
+        shuffle=False,
+        **options,
+    ) as loader:
+        yield from loader
+
+
+def by_dali(path: str, cache: Path) -> Batches:
+    return streamed(path, cache, engine="dali")
+
+
+def with_another(path: str, cache: Path) -> Batches:
+    """Of two datasets that are mixed."""
+    with sv.StreamLoader(
+        sv.Mix([(path, 1), (f"{cache}/other", 1)]), batch_size=1, sampling=sv.Window(2), device="cpu", cache_dir=cache
+    ) as loader:
+        yield from loader
+
+
+def at_random(path: str, cache: Path) -> Batches:
+    clips = sv.ClipDataset(path, sampling=sv.Window(2))
+    return (clips[n] for n in range(len(clips)))
+
+
+def by_workers(path: str, cache: Path) -> Batches:
+    clips = sv.ClipDataset(path, sampling=sv.Window(2))
+    with sv.GpuDataLoader(clips, batch_size=1, device="cpu", num_threads=1, num_workers=1, prefetch_factor=1) as loader:
+        yield from loader
+
+
+def each(path: Path, change: Callable[[Path], object], *extensions: str) -> None:
+    for file in path.rglob("*"):
+        if file.suffix[1:] in extensions:
+            change(file)
+
+
+FAULTS: dict[str, Callable[[Path], None]] = {
+    "tars gone": lambda path: each(path, Path.unlink, "tar"),
+    "tars cut": lambda path: each(path, lambda file: os.truncate(file, 600), "tar"),
+    "parquet files gone": lambda path: each(path, Path.unlink, "parquet"),
+    "all gone": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("reader", [streamed, by_dali, with_another, at_random, by_workers])
+def test_on_disk(packed: Path, reader: Reader, fault: str, tmp_path: Path) -> None:
+    if fault == "parquet files gone" and reader in (at_random, by_workers):
+        return  # they read frame indexes from the tars
+    shutil.copytree(packed, tmp_path / "set")
+    shutil.copytree(packed, tmp_path / "cache" / "other")
+    batches = reader(str(tmp_path / "set"), tmp_path / "cache")
+    next(batches)
+    FAULTS[fault](tmp_path / "set")
+    check(batches, str(tmp_path / "set"))
+
+
+def check(batches: Batches, path: str) -> None:
+    with pytest.raises(sv.DatasetError, match=r"^shard 0000\d+ of the dataset ") as error:
+        for _ in batches:
+            pass
+    text = str(error.value)
+    assert f"of the dataset {path} cannot be read: " in text
+    assert "restore it" in text
+    assert "streamvid verify" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("reader", [streamed, by_dali, with_another, at_random])
+def test_in_a_bucket(packed: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the cache does not hold yet."""
+    monkeypatch.setattr(ShardAccess, "prefetch", lambda *_: None)
+    path = f"memory://lost-{reader.__name__}"
+    memory = fsspec.filesystem("memory")
+    memory.put(str(packed), path, recursive=True)
+    shutil.copytree(packed, tmp_path / "cache" / "other")
+    batches = reader(path, tmp_path / "cache")
+    next(batches)
+    memory.rm(path, recursive=True)
+    check(batches, path)
+
+
+def test_a_bucket_that_cannot_be_reached(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is to be restored there."""
+    from streamvid.storage import retry
+
+    monkeypatch.setattr(retry, "DELAYS", ())
+    memory = fsspec.filesystem("memory")
+    memory.put(str(packed), "memory://unreachable", recursive=True)
+    batches = at_random("memory://unreachable", tmp_path)
+    next(batches)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr(type(memory), "cat_ranges", broken)
+    with pytest.raises(sv.DatasetError, match=r"^shard 0000\d+ of the dataset memory://unreachable") as error:
+        next(batches)
+    assert "try again" in str(error.value)
+    assert "last checkpoint" in str(error.value)
+    assert "restore" not in str(error.value)
