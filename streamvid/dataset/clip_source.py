@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
-from streamvid.dataset.clip_table import ClipTable, ShardIndex
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.index_cache import IndexCache, ShardFiles
+from streamvid.dataset.index_columns import ShardIndex
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import StorageUnavailable

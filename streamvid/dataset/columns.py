@@ -44,8 +44,8 @@ class Columns:
     ) -> None:
         self._clips = clips
         makers: dict[str, Callable[[], pa.Array]] = {
-            "key": lambda: clips.key.array,
-            "source": lambda: clips.source.array,
+            "key": lambda: clips.key.array.combine_chunks(),
+            "source": lambda: clips.source.array.combine_chunks(),
             "label": lambda: pa.array(clips.label, mask=clips.label < 0),
         }
         if classes is not None:
@@ -101,14 +101,16 @@ class Columns:
             return self._made[name]
         for field in (name, name.removeprefix(META)):
             if field in self.meta.names:
-                return self.meta.get(field)
+                return self.meta_column(field)
         raise InputError(f"there is no column {name!r}: {self.hint(name)}")
 
     def meta_column(self, name: str) -> pa.Array:
         """A metadata column, also where a built-in column has the same name; otherwise as `get`."""
         if name not in self.meta.names:
             raise InputError(f"the clips' metadata have no field {name!r}: {self.hint(name)}")
-        return self.meta.get(name)
+        if META + name not in self._made:
+            self._made[META + name] = self.meta.get(name)
+        return self._made[META + name]
 
     def hint(self, name: str) -> str:
         """For messages: the names of the columns, and the one most like `name`."""

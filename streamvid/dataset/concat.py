@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import Categories, ClipTable, Int32, ShardIndex
+from streamvid.dataset.clip_table import TEXTS, Categories, ClipTable, Int32
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.index_cache import ShardFiles
+from streamvid.dataset.index_columns import ShardIndex
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.string_column import StringColumn
+from streamvid.dataset.string_column import BinaryColumn, StringColumn, hashes, repeated
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.shard_cache import ShardCache
 
@@ -194,13 +195,14 @@ def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
             columns[field.name] = Categories(codes, tuple(names))
         elif isinstance(values[0], np.ndarray):
             columns[field.name] = np.concatenate(values)
-        elif field.name in ("key", "source", "meta", "sha256"):
-            columns[field.name] = StringColumn(pa.concat_arrays([value.array for value in values]))
+        elif field.name in TEXTS:
+            columns[field.name] = StringColumn(_chunks([value.array for value in values]))
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
-    codes, boxes = _concat_codes([table.stsd_id for table in tables], [table.stsds for table in tables])
-    columns["stsd_id"], columns["stsds"] = codes, list(boxes)
+    firsts = np.cumsum([0, *(len(table.stsds) for table in tables)]).astype(np.int32)
+    columns["stsd_id"] = np.concatenate([table.stsd_id + n for table, n in zip(tables, firsts, strict=False)])
+    columns["stsds"] = BinaryColumn(_chunks([table.stsds.array for table in tables]))
     columns["key"] = _unique_keys([table.key for table in tables], [part.name for part in parts])
     return ClipTable(**columns)
 
@@ -230,16 +232,20 @@ def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tu
 def _unique_keys(keys: Sequence[StringColumn], names: Sequence[str]) -> StringColumn:
     """The keys of all parts; a key that two parts have gets the part's name before it. No part has a key twice."""
     columns = [part.array for part in keys]
-    whole = pa.concat_arrays(columns)
-    if pc.count_distinct(whole).as_py() == len(whole):
-        return StringColumn(whole)
-    counted = pc.value_counts(whole)
-    several = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+    whole = StringColumn(_chunks(columns))
+    several = repeated(whole, np.concatenate([hashes(chunk) for chunk in whole.array.chunks]))
+    if not several:
+        return whole
+    texts = pa.array(several, type=pa.large_string())
     named = [
-        pc.if_else(pc.is_in(text, value_set=several), pc.binary_join_element_wise(_text(name), text, _text("/")), text)
+        pc.if_else(pc.is_in(text, value_set=texts), pc.binary_join_element_wise(_text(name), text, _text("/")), text)
         for name, text in zip(names, columns, strict=True)
     ]
-    return StringColumn(pa.concat_arrays(named))
+    return StringColumn(_chunks(named))
+
+
+def _chunks(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], type=columns[0].type)
 
 
 def _text(text: str) -> pa.Scalar[Any]:

@@ -1,31 +1,40 @@
-"""The consolidated table: the per-clip columns of all shards' Parquet files as one Arrow table, for `table_cache`."""
+"""The consolidated rows of a dataset: the per-clip columns of all shards as Arrow IPC streams, one after another.
+
+They are written block by block, so that memory holds a few blocks and the numbers. The streams of texts and metadata
+have a record batch for each block; a new one begins where the metadata columns change. The last stream has the numbers
+of all clips in one record batch, as NumPy needs them. Read back, all arrays are views of the bytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import fields
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from streamvid.dataset.clip_table import Categories, ClipTable, clip_table, shard_numbers
+from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, Int32
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
-from streamvid.dataset.schema import FIELD_PREFIX
-from streamvid.dataset.string_column import StringColumn
+from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
+from streamvid.dataset.schema import FIELD_PREFIX, SCALAR_SCHEMA
+from streamvid.dataset.shard_rows import RowBlock
+from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
+from streamvid.errors import DatasetError
 
-_LAYOUT: Final = b"streamvid rows 2\n"
-"""Part of the cache key: change it together with what `to_table` makes."""
+_LAYOUT: Final = b"streamvid rows 3\n"
+"""Part of the cache key: change it together with what `write_rows` writes."""
 _METADATA_KEY: Final = b"streamvid"
 _STSD: Final = "stsd"
+_KNOWN: Final = 4096
+"""Sample descriptions that are recognised wherever they come again; others only within a block."""
 
 
 def cache_key(manifest: bytes, signatures: Sequence[tuple[int, int]]) -> str:
-    """The name of a dataset's consolidated table in the cache: SHA-256, in hexadecimal, of all that it depends on.
+    """The name of a dataset's consolidated rows in the cache: SHA-256, in hexadecimal, of all that they depend on.
 
     Args:
         manifest: dataset.json, which has the checksum of every Parquet file.
@@ -36,69 +45,146 @@ def cache_key(manifest: bytes, signatures: Sequence[tuple[int, int]]) -> str:
     return digest.hexdigest()
 
 
-def consolidate(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
-    """The rows and metadata columns of all shards.
+def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> None:
+    """Write the rows of all shards to a local file, whose length will be a multiple of 8 bytes.
 
     Args:
-        tables: what `read_scalars` read of each shard.
+        path: of the file.
+        blocks: the rows in order.
         entries: the shards' entries in dataset.json.
 
     Raises:
-        DatasetError: a value out of range. Names shard and clip.
+        DatasetError: two clips have the same key, or what reading the blocks raises.
+        OSError: the file cannot be written.
     """
-    blocks = []
-    # Neighbours with the same metadata columns make one block: shards differ only where videos were appended.
-    for schema, group in groupby(range(len(tables)), key=lambda s: _meta_schema(tables[s])):
-        numbers = list(group)
-        columns = {name: name.removeprefix(FIELD_PREFIX) for name, _ in schema}
-        table = pa.concat_tables([tables[s].select(list(columns)) for s in numbers])
-        first, last = entries[numbers[0]].name, entries[numbers[-1]].name
-        name = f"shard {first}" if first == last else f"shards {first} to {last}"
-        rows = sum(tables[s].num_rows for s in numbers)
-        blocks.append(ColumnBlock(rows, from_parquet(table.rename_columns(list(columns.values()))), name))
-    return clip_table(tables, entries), concat_columns(blocks) if blocks else MetaColumns()
+    joined = _Joined(sum(entry.clips for entry in entries))
+    with pa.OSFile(path, "wb") as sink, ExitStack() as streams:
+        writer: pa.RecordBatchStreamWriter | None = None
+        schema = pa.schema([])
+        for block in blocks:
+            batch = joined.add(block)
+            if writer is None or not batch.schema.equals(schema, check_metadata=True):
+                streams.close()
+                schema = batch.schema
+                writer = streams.enter_context(pa.ipc.new_stream(sink, schema))
+            writer.write_batch(batch)
+        streams.close()
+        numbers = joined.numbers()
+        with pa.ipc.new_stream(sink, numbers.schema) as last:
+            last.write_batch(numbers)
+    with pa.memory_map(path) as file:
+        key = read_rows(file.read_buffer(), entries)[0].key
+    for twice in repeated(key, joined.key_hashes):
+        raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
 
 
-def to_table(clips: ClipTable, meta: MetaColumns) -> pa.Table:
-    """Rows and metadata columns as one table, one chunk per column."""
-    columns: dict[str, pa.Array] = {}
-    for field in fields(ClipTable):
-        value = getattr(clips, field.name)
-        if isinstance(value, Categories):
-            columns[field.name] = _dictionary(value.codes, value.names, pa.large_string())
-        elif isinstance(value, StringColumn):
-            columns[field.name] = value.array
-        elif field.name not in ("shard", "stsd_id", "stsds"):
-            columns[field.name] = pa.array(value)
-    columns[_STSD] = _dictionary(clips.stsd_id, clips.stsds, pa.large_binary())
-    columns |= {FIELD_PREFIX + name: array for name, array in meta.arrays.items()}
-    rest = {"errors": dict(meta.errors), "parquet_types": dict(meta.parquet_types)}
-    return pa.table(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(rest)})
-
-
-def from_table(table: pa.Table, entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
-    """What `to_table` was given; arrays are views of the table's memory."""
+def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
+    """The rows and metadata columns that `write_rows` wrote; arrays are views of `content`."""
+    reader = pa.BufferReader(content)
+    tables: list[pa.Table] = []
+    while reader.tell() < content.size:
+        tables.append(pa.ipc.open_stream(reader).read_all())
+    *texts, last = tables
     columns: dict[str, Any] = {"shard": shard_numbers(entries)}
-    for field in fields(ClipTable):
-        if field.name in table.column_names:
-            column = table[field.name].chunk(0)
-            if pa.types.is_dictionary(column.type):
-                columns[field.name] = Categories(column.indices.to_numpy(), tuple(column.dictionary.to_pylist()))
-            elif pa.types.is_large_string(column.type):
-                columns[field.name] = StringColumn(column)
-            else:
-                columns[field.name] = column.to_numpy()
-    stsd = table[_STSD].chunk(0)
-    columns["stsd_id"], columns["stsds"] = stsd.indices.to_numpy(), stsd.dictionary.to_pylist()
-    names = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
-    arrays = {name.removeprefix(FIELD_PREFIX): table[name].chunk(0) for name in names}
-    return ClipTable(**columns), MetaColumns(arrays, **json.loads(table.schema.metadata[_METADATA_KEY]))
+    for name in last.column_names:
+        column = last[name].chunk(0)
+        if pa.types.is_dictionary(column.type):
+            columns[name] = Categories(column.indices.to_numpy(), tuple(column.dictionary.to_pylist()))
+        else:
+            columns[name] = column.to_numpy()
+    for name in TEXTS:
+        columns[name] = StringColumn(_chunks(texts, name, pa.large_string()))
+    columns["stsds"] = BinaryColumn(_chunks(texts, _STSD, pa.large_binary()))
+    return ClipTable(**columns), _metadata(texts, entries)
 
 
-def _dictionary(codes: Any, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(values, type=kind))
+def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
+    """int32 [clips]: which shard each clip is in."""
+    return np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
 
 
-def _meta_schema(table: pa.Table) -> tuple[tuple[str, str], ...]:
-    """Names and types of the metadata columns of a shard's table."""
-    return tuple((field.name, str(field.type)) for field in table.schema if field.name.startswith(FIELD_PREFIX))
+class _Joined:
+    """Joins blocks: their numbers in memory, renumbered where they refer to others.
+
+    A clip's `stsd_id` is the row of the first clip that has its sample description, and only there it is written.
+    """
+
+    def __init__(self, clips: int) -> None:
+        self._numbers = {
+            field.name: np.empty(clips, dtype=field.type.to_pandas_dtype())
+            for field in SCALAR_SCHEMA
+            if pa.types.is_integer(field.type)
+        }
+        self._codes = {name: np.empty(clips, dtype=np.int32) for name in CATEGORIES}
+        self._names: dict[str, dict[str, int]] = {name: {} for name in CATEGORIES}
+        self._stsd_id = np.empty(clips, dtype=np.int32)
+        self._known = pa.array([], type=pa.large_binary())
+        self._known_rows = np.empty(0, dtype=np.int32)
+        self.key_hashes = np.empty(clips, dtype=np.uint64)
+        self._done = 0
+
+    def add(self, block: RowBlock) -> pa.RecordBatch:
+        """Take a block's numbers; gives its texts and metadata."""
+        rows = slice(self._done, self._done + len(block))
+        for name, values in block.numbers.items():
+            self._numbers[name][rows] = values
+        for name, category in block.categories.items():
+            numbers = self._names[name]
+            renumbered = [numbers.setdefault(text, len(numbers)) for text in category.names]
+            self._codes[name][rows] = np.array(renumbered, dtype=np.int32)[category.codes]
+        self.key_hashes[rows] = block.key_hashes
+        self._done = rows.stop
+        meta = block.meta
+        columns = {**block.texts, _STSD: self._sample_descriptions(block, rows)}
+        columns |= {FIELD_PREFIX + name: array for name, array in meta.arrays.items()}
+        about = {"errors": dict(meta.errors), "parquet_types": dict(meta.parquet_types)}
+        return pa.record_batch(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
+
+    def numbers(self) -> pa.RecordBatch:
+        """The numbers of all clips."""
+        columns: dict[str, pa.Array] = {name: pa.array(values) for name, values in self._numbers.items()}
+        for name, codes in self._codes.items():
+            names = pa.array(list(self._names[name]), type=pa.large_string())
+            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes), names)
+        columns["stsd_id"] = pa.array(self._stsd_id)
+        return pa.record_batch(columns)
+
+    def _sample_descriptions(self, block: RowBlock, rows: slice) -> pa.Array:
+        """large_binary [rows]: sample descriptions, null where an earlier clip has the same."""
+        first = np.full(len(block.stsds), len(block), dtype=np.int64)
+        np.minimum.at(first, block.stsd_codes, np.arange(len(block)))
+        row_of = first.astype(np.int32) + np.int32(rows.start)
+        at = pc.index_in(block.stsds, value_set=self._known).to_numpy(zero_copy_only=False)
+        new = np.isnan(at)
+        row_of[~new] = self._known_rows[at[~new].astype(np.int64)]
+        self._stsd_id[rows] = row_of[block.stsd_codes]
+        room = np.flatnonzero(new)[: _KNOWN - len(self._known)]
+        if len(room):
+            self._known = pa.concat_arrays([self._known, block.stsds.take(pa.array(room))])
+            self._known_rows = np.concatenate([self._known_rows, row_of[room]])
+        codes = np.zeros(len(block), dtype=np.int64)
+        codes[first[new]] = np.flatnonzero(new)
+        written = np.zeros(len(block), dtype=bool)
+        written[first[new]] = True
+        return block.stsds.take(pa.array(codes, mask=~written))
+
+
+def _chunks(tables: Sequence[pa.Table], name: str, kind: pa.DataType) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for table in tables for chunk in table[name].chunks], type=kind)
+
+
+def _metadata(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> MetaColumns:
+    ends = np.cumsum([entry.clips for entry in entries])
+    blocks, done = [], 0
+    for table in tables:
+        first, last = np.searchsorted(ends, [done, done + table.num_rows - 1], side="right")
+        done += table.num_rows
+        arrays = {
+            name.removeprefix(FIELD_PREFIX): table[name] for name in table.column_names if name.startswith(FIELD_PREFIX)
+        }
+        meta = MetaColumns(arrays, **json.loads(table.schema.metadata[_METADATA_KEY]))
+        name = (
+            f"shard {entries[first].name}" if first == last else f"shards {entries[first].name} to {entries[last].name}"
+        )
+        blocks.append(ColumnBlock(table.num_rows, meta, name))
+    return concat_columns(blocks) if blocks else MetaColumns()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from streamvid.dataset import consolidated, table_cache
@@ -14,6 +15,7 @@ from streamvid.dataset.columns import Columns
 from streamvid.dataset.index_cache import ShardFiles
 from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
@@ -21,6 +23,8 @@ from streamvid.storage.url import is_local, join, local_path, redact
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
+_BLOCK_CLIPS: Final = 16_384
+"""Rows that are validated together: of few, Python's overhead dominates."""
 
 
 class Dataset(ClipSource):
@@ -72,16 +76,16 @@ class Dataset(ClipSource):
             check_sizes(path, manifest.shards)
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
-        key = consolidated.cache_key(document, [shard.signature() for shard in shards])
-        table = table_cache.load(key) if cached else None
-        if table is not None:
-            clips, meta = consolidated.from_table(table, manifest.shards)
+
+        def build(file: str) -> None:
+            consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached), manifest.shards)
+
+        if cached:
+            key = consolidated.cache_key(document, [shard.signature() for shard in shards])
+            content = table_cache.open_or_build(key, build)
         else:
-            with ThreadPoolExecutor(max(1, min(_THREADS, len(shards)))) as threads:
-                tables = list(threads.map(lambda shard: shard.read_scalars(check_sha256=cached), shards))
-            clips, meta = consolidated.consolidate(tables, manifest.shards)
-            if cached:
-                table_cache.store(key, consolidated.to_table(clips, meta))
+            content = table_cache.in_memory(build)
+        clips, meta = consolidated.read_rows(content, manifest.shards)
         return cls(path, manifest, clips, meta=meta, cache=cache)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,6 +102,37 @@ def read_manifest(path: str) -> Manifest:
         DatasetError: there is none, it is damaged, or of another version.
     """
     return _parse_document(_read_document(path), path)
+
+
+def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool) -> Iterator[RowBlock]:
+    """The rows of all shards in order, read by threads a little ahead of whoever takes them."""
+    local = all(is_local(shard.dataset) for shard in shards)
+    threads = max(1, min(len(shards), len(os.sched_getaffinity(0)) if local else _THREADS, _THREADS))
+
+    def read(some: Sequence[ShardFiles]) -> list[RowBlock]:
+        return row_blocks([shard.read_scalars(check_sha256=check_sha256) for shard in some], [s.entry for s in some])
+
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[Future[list[RowBlock]]] = deque()
+        try:
+            for some in _groups(shards, most=-(-len(shards) // threads)):
+                ahead.append(pool.submit(read, some))
+                if len(ahead) > threads + 2:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[ShardFiles]]:
+    """Consecutive shards that are read together: about `_BLOCK_CLIPS` clips, of `most` shards."""
+    first = clips = 0
+    for number, shard in enumerate(shards):
+        clips += shard.entry.clips
+        if clips >= _BLOCK_CLIPS or number + 1 - first >= most or number + 1 == len(shards):
+            yield shards[first : number + 1]
+            first, clips = number + 1, 0
 
 
 def _parse_document(document: bytes, path: str) -> Manifest:

@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.dataset.clip_table import ClipTable, ShardIndex, read_index, read_scalars
+from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.index_columns import ShardIndex, read_index
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.shard_rows import read_scalars
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
@@ -54,7 +56,7 @@ class ShardFiles:
         return 0, 0
 
     def read_scalars(self, *, check_sha256: bool) -> pa.Table:
-        """The columns with one value per clip: see `streamvid.dataset.clip_table.read_scalars`.
+        """The columns with one value per clip: see `streamvid.dataset.shard_rows.read_scalars`.
 
         Args:
             check_sha256: compare a remote file with its checksum in dataset.json.

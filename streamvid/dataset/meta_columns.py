@@ -24,13 +24,13 @@ class MetaColumns:
     """Metadata columns by name.
 
     Attributes:
-        arrays: the usable columns, each with one value per clip, null where a clip has none.
+        arrays: the usable columns, each with one value per clip, null where a clip has none. Of one chunk or of many.
         errors: the columns that cannot be used, and why: a type such as binary, or types that contradict each other
             between shards or datasets.
         parquet_types: the type of each column on disk, as text, such as ``float32``.
     """
 
-    arrays: Mapping[str, pa.Array] = field(default_factory=dict)
+    arrays: Mapping[str, pa.Array | pa.ChunkedArray] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     parquet_types: Mapping[str, str] = field(default_factory=dict)
 
@@ -40,10 +40,12 @@ class MetaColumns:
         return (*self.arrays, *(name for name in self.errors if name not in self.arrays))
 
     def get(self, name: str) -> pa.Array:
-        """A column. Raises KeyError if there is none of that name, DatasetError if it cannot be used."""
+        """A column; one of many chunks is copied. Raises KeyError if there is none of that name, DatasetError if it
+        cannot be used."""
         if name in self.errors:
             raise DatasetError(self.errors[name])
-        return self.arrays[name]
+        array = self.arrays[name]
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def concat_columns(blocks: Sequence[ColumnBlock]) -> MetaColumns:
     becomes float64; any other difference of types makes the column unusable."""
     if len(blocks) == 1:
         return blocks[0].columns
-    arrays: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.ChunkedArray] = {}
     errors: dict[str, str] = {}
     types: dict[str, str] = {}
     for name in dict.fromkeys(name for block in blocks for name in block.columns.names):
@@ -100,7 +102,7 @@ class _TypesDifferError(Exception):
     """A column's types in two blocks have no common type; the text names the blocks and the types."""
 
 
-def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.Array:
+def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.ChunkedArray:
     kind, first = pa.null(), ""
     for block in blocks:
         if name in block.columns.errors:
@@ -114,10 +116,12 @@ def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.Array:
                 f"the column {name!r} holds {_in_words(kind)} in {first} and {_in_words(own.type)} in {block.name}"
             )
         kind, first = common, first or block.name
-    parts = [block.columns.arrays.get(name) for block in blocks]
-    sizes = [block.rows for block in blocks]
-    filled = [pa.nulls(n, kind) if part is None else part for n, part in zip(sizes, parts, strict=True)]
-    return pa.concat_arrays([part.cast(kind, safe=False) for part in filled])
+    chunks: list[pa.Array] = []
+    for block in blocks:
+        part = block.columns.arrays.get(name)
+        cast = pa.nulls(block.rows, kind) if part is None else part.cast(kind, safe=False)
+        chunks += cast.chunks if isinstance(cast, pa.ChunkedArray) else [cast]
+    return pa.chunked_array(chunks, type=kind)
 
 
 def _common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:

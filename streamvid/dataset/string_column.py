@@ -1,43 +1,49 @@
-"""A column of strings in Arrow memory. Python strings are made on access, as making a million of them takes seconds."""
+"""Columns of strings in Arrow memory. Python strings are made on access, as making a million of them takes seconds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, TypeVar, overload
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+UInt64 = npt.NDArray[np.uint64]
+T = TypeVar("T", str, bytes)
+
 _CHUNK: Final = 8192
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4)."""
 
 
-class StringColumn(Sequence[str]):
-    """Strings in one Arrow array. Equal to any sequence of the same strings; may be pickled.
+class ArrowColumn(Sequence[T]):
+    """Strings in an Arrow array. Equal to any sequence of the same strings; may be pickled.
 
     Args:
-        array: large_string, without nulls, valid UTF-8.
+        array: large_string or large_binary, without nulls where it is read, valid UTF-8.
     """
 
-    def __init__(self, array: pa.Array) -> None:
-        self.array = array
+    def __init__(self, array: pa.Array | pa.ChunkedArray) -> None:
+        self.array = pa.chunked_array([array]) if isinstance(array, pa.Array) else array
 
     def __len__(self) -> int:
         return len(self.array)
 
     @overload
-    def __getitem__(self, i: int) -> str: ...
+    def __getitem__(self, i: int) -> T: ...
     @overload
-    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: slice) -> list[T]: ...
     def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [str(text) for text in self.array[i].to_pylist()]
-        return str(self.array[int(i)].as_py())
+        return self.array[i].to_pylist() if isinstance(i, slice) else self.array[int(i)].as_py()
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[T]:
         for first in range(0, len(self.array), _CHUNK):
             yield from self.array.slice(first, _CHUNK).to_pylist()
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, StringColumn):
+        if isinstance(other, ArrowColumn):
             return bool(self.array.equals(other.array))
         return (
             isinstance(other, Sequence)
@@ -49,4 +55,48 @@ class StringColumn(Sequence[str]):
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(text) for text in self[:3])
-        return f"StringColumn([{shown}{', …' if len(self) > 3 else ''}])"
+        return f"{type(self).__name__}([{shown}{', …' if len(self) > 3 else ''}])"
+
+
+class StringColumn(ArrowColumn[str]):
+    """Strings."""
+
+
+class BinaryColumn(ArrowColumn[bytes]):
+    """Byte strings."""
+
+
+def hashes(array: pa.Array) -> UInt64:
+    """uint64 [strings]: a hash of each string of a large_string array without nulls; equal strings have equal ones."""
+    first, last = array.offset, array.offset + len(array) + 1
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int64)[first:last]
+    start, sizes = ends[:-1], np.diff(ends)
+    # Every eight bytes are read as a number, those behind a string's end masked.
+    padded = np.concatenate([np.frombuffer(data or b"", dtype=np.uint8), np.zeros(8, dtype=np.uint8)])
+    words = np.ndarray((len(padded) - 7,), dtype=np.uint64, buffer=padded, strides=(1,))
+    result = sizes.astype(np.uint64)
+    for done in range(0, int(sizes.max(initial=0)), 8):
+        left = np.clip(sizes - done, 0, 8).astype(np.uint64)
+        mask = np.where(
+            left == 8, ~np.uint64(0), (np.uint64(1) << (left * np.uint64(8)) % np.uint64(64)) - np.uint64(1)
+        )
+        result = (result ^ (words[np.minimum(start + done, len(words) - 1)] & mask)) * _MULTIPLIER
+        result ^= result >> np.uint64(29)
+    return result
+
+
+def repeated(column: StringColumn, hashed: UInt64) -> list[str]:
+    """The strings that a column has more than once.
+
+    Args:
+        column: the strings.
+        hashed: uint64 [strings], their `hashes`. To sort these takes a fifth of the time of
+            counting strings, and a tenth of the memory.
+    """
+    ordered = np.sort(hashed)
+    several = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(several):
+        return []
+    counted = Counter(column[row] for row in np.flatnonzero(np.isin(hashed, several)).tolist())
+    return [text for text, count in counted.items() if count > 1]

@@ -13,8 +13,8 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import packet_rules
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.index_columns import packet_rules
 from streamvid.errors import DatasetError
 from streamvid.fetch.encoded_batch import read_slices
 from streamvid.fetch.plan_samples import SamplePlan

@@ -19,10 +19,14 @@ from typing import Final
 import numpy as np
 
 from streamvid.checks import suggest_keywords
-from streamvid.dataset.clip_table import ClipTable, ShardIndex, clip_table, read_index, read_scalars
+from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.index_columns import ShardIndex, read_index
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.schema import BLOCK, KINDS
+from streamvid.dataset.shard_rows import read_scalars, row_blocks
+from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
 from streamvid.progress import Progress
@@ -347,7 +351,8 @@ def _open_rows(
     source = os.fspath(files["parquet"])
     try:
         table = read_scalars(source, entry)
-        clips = clip_table([table], [entry])
+        content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
+        clips, _ = read_rows(content, [entry])
     except DatasetError as error:
         report(str(error))
         return None

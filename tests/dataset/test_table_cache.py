@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from streamvid.dataset import index_cache, table_cache
+from streamvid.dataset import consolidated, dataset, index_cache, table_cache
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.consolidated import cache_key
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.table_cache import open_or_build
 from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
 from tests.support.packed import NATURAL_ORDER, edit_parquet, make_videos
@@ -61,7 +65,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def same(one: Dataset, two: Dataset) -> None:
+    for clips in (one.clips, two.clips):
+        boxes = [clips.stsds[number] for number in clips.stsd_id.tolist()]
+        assert boxes == [one.clips.stsds[number] for number in one.clips.stsd_id.tolist()]
     for field in fields(ClipTable):
+        if field.name in ("stsd_id", "stsds"):
+            continue
         a, b = getattr(one.clips, field.name), getattr(two.clips, field.name)
         if isinstance(a, np.ndarray):
             assert a.dtype == b.dtype
@@ -84,7 +93,19 @@ def test_the_second_time_no_parquet_is_read(packed: Path, folder: Path, reads: l
     same(first, again)
     for row in range(len(first)):
         assert np.array_equal(first.index(row).offset, again.index(row).offset)
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*.*"))) == 1
+
+
+@pytest.mark.parametrize("known", [0, 1, 100])
+def test_rows_do_not_depend_on_how_they_were_read(packed: Path, monkeypatch: pytest.MonkeyPatch, known: int) -> None:
+    at_once = Dataset.open(packed)
+    table_cache._entry(next(iter(table_cache.user_cache_dir().glob("*.rows"))).stem).unlink()
+    monkeypatch.setattr(dataset, "_BLOCK_CLIPS", 1)
+    monkeypatch.setattr(consolidated, "_KNOWN", known)
+    one_by_one = Dataset.open(packed)
+    assert one_by_one.clips.key.array.num_chunks == len(at_once.shards)
+    same(at_once, one_by_one)
+    assert not one_by_one.clips.width.flags.writeable
 
 
 def test_small_datasets_are_not_kept(packed: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,23 +138,19 @@ def test_names_follow_all_that_rows_depend_on() -> None:
     assert cache_key(b"a", [(1, 2)]) in names
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "no arrow", "a folder"])
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "a folder"])
 def test_a_damaged_file_is_read_past_and_replaced(packed: Path, folder: Path, reads: list[str], damage: str) -> None:
     first = Dataset.open(packed)
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.rows")
     data = path.read_bytes()
+    path.unlink()  # the first has it mapped
     if damage == "flipped":
         path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
     elif damage == "short":
         path.write_bytes(data[:-100])
     elif damage == "empty":
         path.write_bytes(b"")
-    elif damage == "no arrow":
-        import hashlib
-
-        path.write_bytes(b"x" * 1000 + hashlib.sha256(b"x" * 1000).digest())
     else:
-        path.unlink()
         path.mkdir()
     same(first, Dataset.open(packed))
     assert len(reads) == 2 * len(first.shards)
@@ -153,48 +170,173 @@ def test_a_place_that_cannot_be_written_costs_nothing_but_time(
     assert len(Dataset.open(packed)) == 6
 
 
+def zeros(count: int, builds: list[str] | None = None) -> Callable[[str], None]:
+    """Writes so many bytes."""
+
+    def build(path: str) -> None:
+        if builds is not None:
+            builds.append(path)
+        Path(path).write_bytes(bytes(count))
+
+    return build
+
+
+def never(path: str) -> None:
+    raise AssertionError(f"{path} was there")
+
+
 def test_the_ones_used_longest_ago_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = pa.table({"x": pa.array(np.zeros(200_000))})
+    size = 1_600_000
     names = [str(n) * 64 for n in range(4)]
-    monkeypatch.setattr(table_cache, "LIMIT_BYTES", 6_500_000)
+    monkeypatch.setattr(table_cache, "LIMIT_BYTES", 4 * size)
     for age, name in enumerate(names[:2]):
-        table_cache.store(name, rows)
+        open_or_build(name, zeros(size))
         os.utime(folder / f"{name}.rows", (1000 + age, 1000 + age))
-    assert table_cache.load(names[0]) is not None  # now the one used last
-    kept = table_cache.load(names[1])
+    assert open_or_build(names[0], never).size == size  # now the one used last
+    kept = open_or_build(names[1], never)
     os.utime(folder / f"{names[1]}.rows", (1000, 1000))
     (folder / "notes.txt").write_text("not ours")
-    stale, fresh = folder / f".{'a' * 16}.tmp", folder / f".{'b' * 16}.tmp"
+    stale, fresh = folder / f"{'a' * 64}.0.part", folder / f"{'b' * 64}.1.part"
     for left in (stale, fresh):
         left.write_bytes(b"x")
     os.utime(stale, (1000, 1000))
-    table_cache.store(names[2], rows)
-    table_cache.store(names[3], rows)
+    open_or_build(names[2], zeros(size))
+    open_or_build(names[3], zeros(size))
     assert table_cache.load(names[1]) is None
     assert table_cache.load(names[3]) is not None
-    assert sum(path.stat().st_size for path in folder.glob("*.rows")) <= 6_500_000
+    assert sum(path.stat().st_size for path in folder.glob("*.rows")) <= 4 * size
     assert (folder / "notes.txt").exists()
     assert (stale.exists(), fresh.exists()) == (False, True)
-    assert kept is not None
-    assert kept.equals(rows), "whoever has it mapped keeps it"
+    assert kept.to_pybytes() == bytes(size), "whoever has it mapped keeps it"
     monkeypatch.setattr(table_cache, "LIMIT_BYTES", 1000)
-    table_cache.store("f" * 64, rows)
+    assert open_or_build("f" * 64, zeros(size)).size == size
     assert table_cache.load("f" * 64) is None
-    assert table_cache.load(names[3]) is not None, "a table that is too large pushes nothing out"
+    assert table_cache.load(names[3]) is not None, "rows that are too many push nothing out"
 
 
-def test_processes_at_once(packed: Path, folder: Path) -> None:
+def test_a_full_disk_costs_memory_alone(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reads: list[str]
+) -> None:
+    build = table_cache._build
+
+    def full(entry: Path, part: Path, write: Callable[[str], None]) -> Any:
+        def fails(path: str) -> None:
+            write(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return build(entry, part, fails)
+
+    monkeypatch.setattr(table_cache, "_build", full)
+    monkeypatch.setattr(table_cache, "_LARGE", 0)
+    assert len(Dataset.open(packed)) == 6
+    assert "No space left on device" in caplog.text
+    assert "XDG_CACHE_HOME" in caplog.text
+    assert not list(table_cache.user_cache_dir().glob("*.*"))
+
+
+def test_processes_at_once_read_the_rows_once(packed: Path, folder: Path) -> None:
     script = (
-        "import sys; from streamvid.dataset import table_cache; table_cache.MIN_CLIPS = 1\n"
+        "import sys, time\n"
+        "from streamvid.dataset import index_cache, table_cache\n"
         "from streamvid.dataset.dataset import Dataset\n"
-        "from streamvid.storage.cache_dir import user_cache_dir\n"
-        "for _ in range(10):\n"
-        "    for file in user_cache_dir().glob('*.rows'): file.unlink(missing_ok=True)\n"
-        "    assert len(Dataset.open(sys.argv[1])) == len(Dataset.open(sys.argv[1])) == 6\n"
+        "table_cache.MIN_CLIPS = 1\n"
+        "read = index_cache.read_scalars\n"
+        "def slow(*given):\n"
+        "    print('read', flush=True); time.sleep(0.2); return read(*given)\n"
+        "index_cache.read_scalars = slow\n"
+        "sys.stdin.readline()\n"
+        "assert len(Dataset.open(sys.argv[1])) == 6\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", script, str(packed)]) for _ in range(3)]
-    assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
-    assert not list(folder.glob("*.tmp"))
+    running = [start(script, str(packed)) for _ in range(4)]
+    for process in running:
+        say(process)
+    printed = [process.communicate(timeout=60)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    assert sorted(text.count("read") for text in printed) == [0, 0, 0, len(list((packed / "shards").glob("*.tar")))]
+    assert len(list(folder.glob("*.*"))) == 1
+
+
+BUILDER = (
+    "import sys; from streamvid.dataset import table_cache\n"
+    "def build(path):\n"
+    "    with open(path, 'wb') as file:\n"
+    "        file.write(bytes(8)); file.flush(); print('writing', flush=True)\n"
+    "        sys.stdin.readline(); file.write(bytes(8))\n"
+    "assert table_cache.open_or_build(sys.argv[1], build).size == 16\n"
+)
+
+
+def test_a_builder_that_is_killed_harms_nobody(folder: Path) -> None:
+    builder = start(BUILDER, NAME)
+    assert wait_for(builder) == "writing"
+    builds: list[str] = []
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(open_or_build, NAME, zeros(24, builds))
+        time.sleep(0.3)
+        assert not waiting.done()
+        builder.kill()
+        assert waiting.result(timeout=60).size == 24
+    builder.communicate()
+    assert len(builds) == 1
+    assert open_or_build(NAME, never).size == 24
+    assert [path.name for path in folder.glob("*.*")] == [f"{NAME}.rows"]
+
+
+def test_a_builder_that_is_stopped_holds_nobody_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(table_cache, "STALLED_SECONDS", 1.0)
+    builder = start(BUILDER, NAME)
+    assert wait_for(builder) == "writing"
+    builder.send_signal(signal.SIGSTOP)
+    builds: list[str] = []
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(open_or_build, NAME, zeros(24, builds)) for _ in range(3)]
+        assert [one.result(timeout=60).size for one in waiting] == [24] * 3
+    assert len(builds) == 1, "those that wait build it once, too"
+    assert "has stalled" in caplog.text
+    # Whoever opens it now does not wait, and the stopped one may go on.
+    assert open_or_build(NAME, never).size == 24
+    builder.send_signal(signal.SIGCONT)
+    say(builder)
+    builder.communicate(timeout=60)
+    assert builder.returncode == 0
+    assert open_or_build(NAME, never).size == 16
+    assert [path.name for path in folder.glob("*.*")] == [f"{NAME}.rows"]
+
+
+def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cache, "STALLED_SECONDS", 1.0)
+
+    def slow(path: str) -> None:
+        with open(path, "wb") as file:
+            for _ in range(10):
+                file.write(bytes(8))
+                file.flush()
+                time.sleep(0.25)
+
+    with ThreadPoolExecutor(1) as thread:
+        building = thread.submit(open_or_build, NAME, slow)
+        while not list(folder.glob("*.part")):
+            time.sleep(0.01)
+        assert open_or_build(NAME, never).size == 80
+        assert building.result().size == 80
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def test_a_remote_parquet_that_is_another_is_not_kept(packed: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
-from streamvid.dataset.string_column import StringColumn
+from streamvid.dataset.string_column import BinaryColumn, StringColumn
 from streamvid.packing.lists import ParsedList
 from streamvid.packing.metadata import Metadata, MetadataLists
 from tests.support.meta_json import meta_columns
@@ -46,7 +46,7 @@ def dataset_of(
         "source": string_column([f"{row}.mp4" for row in range(count)]),
         "meta": string_column([meta if isinstance(meta, str) else json.dumps(meta) for meta in metas]),
         "sha256": string_column(["0" * 64] * count),
-        "stsds": [b"\0" * 16],
+        "stsds": BinaryColumn(pa.array([b"\0" * 16], type=pa.large_binary())),
     }
     for field in ("rotation",):
         whole[field] = np.asarray(columns.get(field, np.zeros(count)), dtype=np.int32)

@@ -1,0 +1,216 @@
+"""The rows of some shards: read from their Parquet files and validated, to be joined by `consolidated`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, Int32
+from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.meta_columns import MetaColumns, from_parquet
+from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, SCALAR_SCHEMA
+from streamvid.dataset.string_column import UInt64, hashes
+from streamvid.errors import DatasetError
+from streamvid.mp4.boxes import ROTATIONS
+
+MAX_SIDE: Final = 32768
+MAX_TICKS: Final = 1 << 53
+"""The largest time: a float64 represents every smaller integer exactly, and sums do not overflow int64."""
+REMEDY: Final = "copy the shard again or run streamvid verify"
+_KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """The rows of consecutive shards, whose Parquet files have the same metadata columns.
+
+    Attributes:
+        numbers: [clips], by name, as in `ClipTable`.
+        categories: the strings that many clips share, by name.
+        texts: large_string [clips], by name.
+        key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
+        stsd_codes, stsds: clip *i* has the sample description ``stsds[stsd_codes[i]]``.
+        meta: the metadata columns.
+    """
+
+    numbers: dict[str, npt.NDArray[Any]]
+    categories: dict[str, Categories]
+    texts: dict[str, pa.Array]
+    key_hashes: UInt64
+    stsd_codes: Int32
+    stsds: pa.Array
+    meta: MetaColumns
+
+    def __len__(self) -> int:
+        return len(self.key_hashes)
+
+
+def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
+    """The columns of a shard's Parquet file that hold one value per clip: `SCALAR_SCHEMA`, and the metadata columns,
+    whose names begin with `FIELD_PREFIX`.
+
+    Args:
+        source: path of a local file, or its bytes.
+        entry: the shard's entry in dataset.json.
+
+    Raises:
+        DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
+    """
+    return read_columns(source, entry, SCALAR_SCHEMA, FIELD_PREFIX)
+
+
+def read_columns(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "") -> pa.Table:
+    """The columns of a schema, and all whose names begin with the prefix, if one is given; otherwise as
+    `read_scalars`."""
+    file = entry.file("parquet").rpartition("/")[2]
+    try:
+        with pq.ParquetFile(
+            pa.BufferReader(source) if isinstance(source, pa.Buffer) else source, pre_buffer=True
+        ) as parquet:
+            if parquet.metadata.num_rows != entry.clips:
+                raise DatasetError(
+                    f"shard {file} has {parquet.metadata.num_rows} rows for {entry.clips} clips: {REMEDY}"
+                )
+            found = parquet.schema_arrow
+            for field in schema:
+                at = found.get_field_index(field.name)
+                if at < 0 or not _same_type(found.field(at).type, field.type):
+                    kind = "no such column" if at < 0 else str(found.field(at).type)
+                    raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
+            names = schema.names + [name for name in found.names if prefix and name.startswith(prefix)]
+            table = parquet.read(columns=names, use_threads=False).select(names)
+    except FileNotFoundError as error:
+        raise DatasetError(f"shard {file} is missing: {REMEDY}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"shard {file} cannot be read as Parquet: {REMEDY}") from error
+    for field in schema:
+        if field.name != "label" and table[field.name].null_count:
+            raise DatasetError(f"shard {file}: column {field.name!r} has empty cells: {REMEDY}")
+    return table
+
+
+def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> list[RowBlock]:
+    """The rows of consecutive shards, in blocks of as few as possible with the same metadata columns.
+
+    Args:
+        tables: what `read_scalars` read of each shard.
+        entries: the shards' entries in dataset.json.
+
+    Raises:
+        DatasetError: a value out of range, such as a clip beyond the end of its shard's tar. Names shard and clip.
+    """
+    # Shards differ in their metadata columns only where videos were appended.
+    groups = groupby(zip(tables, entries, strict=True), key=lambda item: _meta_schema(item[0]))
+    return [_block(*zip(*group, strict=True)) for _, group in groups]
+
+
+def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
+    """The error for a clip's row that contradicts itself or other rows."""
+    return DatasetError(f"shard {entry.name}.parquet is damaged: clip {key[:100]!r}: {what}; {REMEDY}")
+
+
+def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBlock:
+    table = pa.concat_tables(tables).combine_chunks()
+    numbers = {
+        field.name: _numbers(table[field.name], field.type)
+        for field in SCALAR_SCHEMA
+        if pa.types.is_integer(field.type)
+    }
+    try:
+        texts = {name: _text(table[name]) for name in TEXTS}
+        categories = {}
+        for name in CATEGORIES:
+            codes, names = _dictionary(table[name])
+            categories[name] = Categories(codes, tuple(names.to_pylist()))
+    except ValueError as error:  # ArrowInvalid is a ValueError
+        first, last = entries[0].name, entries[-1].name
+        raise DatasetError(
+            f"text in shards {first} to {last} is not UTF-8 ({str(error).splitlines()[0]}): {REMEDY}"
+        ) from error
+    stsd_codes, stsds = _dictionary(table["stsd"])
+    _check(numbers, table, np.asarray(pc.binary_length(stsds))[stsd_codes], entries)
+    meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
+    names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
+    return RowBlock(
+        numbers=numbers,
+        categories=categories,
+        texts=texts,
+        key_hashes=hashes(texts["key"]),
+        stsd_codes=stsd_codes,
+        stsds=stsds.cast(pa.large_binary()),
+        meta=from_parquet(meta.rename_columns(names)),
+    )
+
+
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_list(wanted):  # the elements' name and nullability may differ
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
+    return bool(found == wanted)
+
+
+def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
+    return np.asarray(pc.fill_null(column, -1).to_numpy(), dtype=kind.to_pandas_dtype())
+
+
+def _text(column: pa.ChunkedArray) -> pa.Array:
+    text: Any = column.cast(pa.large_string()).combine_chunks()
+    text.validate(full=True)
+    return text
+
+
+def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array]:
+    """The code of each value, int32 [rows], and the distinct values in order of first appearance."""
+    encoded: Any = column.combine_chunks().dictionary_encode()
+    encoded.dictionary.validate(full=True)
+    return encoded.indices.to_numpy(), encoded.dictionary
+
+
+def _check(
+    numbers: dict[str, npt.NDArray[Any]], table: pa.Table, stsd_sizes: npt.NDArray[Any], entries: Sequence[ShardEntry]
+) -> None:
+    shard = np.repeat(np.arange(len(entries)), [entry.clips for entry in entries])
+    tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
+    width, height, frames, packets = (numbers[name] for name in ("width", "height", "frames", "packets"))
+    keys = pc.match_substring_regex(table["key"], _KEY_PATTERN).to_numpy()
+    rules = {
+        "its key is not of letters, digits, '_' and '-'": keys.astype(bool),
+        f"its frames are not 1 to {MAX_SIDE} pixels wide and high": (
+            (width >= 1) & (width <= MAX_SIDE) & (height >= 1) & (height <= MAX_SIDE)
+        ),
+        "its rotation is not a multiple of 90 from 0 to 630": np.isin(numbers["rotation"], ROTATIONS),
+        "its time base is not positive": (numbers["time_base_num"] >= 1) & (numbers["time_base_den"] >= 1),
+        "its duration is out of range": (numbers["duration"] >= 0) & (numbers["duration"] <= MAX_TICKS),
+        "its label is negative": (numbers["label"] >= 0) | pc.is_null(table["label"]).to_numpy(),
+        "it has no frames, or more frames than packets": (frames >= 1) & (frames <= packets),
+        "it has more random access points than packets": (
+            (numbers["random_access"] >= 0) & (numbers["random_access"] <= packets)
+        ),
+        "it has no sample description": stsd_sizes >= 16,
+    }
+    for name in ("mp4", "npy", "json"):
+        offset, size = numbers[f"{name}_offset"], numbers[f"{name}_size"]
+        # Not offset + size, which may overflow int64.
+        rules[f"its {name} does not lie within the tar"] = (
+            (offset >= BLOCK) & (size >= 1) & (offset <= tar_size) & (size <= tar_size - np.minimum(offset, tar_size))
+        )
+    for what, good in rules.items():
+        if not good.all():
+            row = int(np.argmin(good))
+            raise damaged(entries[shard[row]], str(table["key"][row].as_py()), what)
+    counts = np.bincount(shard, weights=frames, minlength=len(entries)).astype(np.int64)
+    for entry, count in zip(entries, counts.tolist(), strict=True):
+        if count != entry.frames:
+            raise DatasetError(f"shard {entry.name}.parquet has {count} frames instead of {entry.frames}: {REMEDY}")
+
+
+def _meta_schema(table: pa.Table) -> tuple[tuple[str, str], ...]:
+    """Names and types of the metadata columns of a shard's table."""
+    return tuple((field.name, str(field.type)) for field in table.schema if field.name.startswith(FIELD_PREFIX))
