@@ -5,13 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.table import Table
 
 from streamvid.cli.output import console
 from streamvid.errors import InputError
+from streamvid.storage.url import redact
+from streamvid.text import format_bytes, format_count, format_duration, printable
 
 if TYPE_CHECKING:
+    from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
+    from streamvid.inspection.sampling_cost import SamplingCost
     from streamvid.sampling.windows import Window
+
+_SHOWN: Final = 8
+"""Values of a property that are listed; the rest is summed up."""
+_BAR: Final = 40
+"""Characters of the longest bar."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +44,6 @@ def _run(arguments: argparse.Namespace) -> int:
     window = _window(arguments)
     from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.describe import describe
-    from streamvid.inspection.render import render
     from streamvid.inspection.sampling_cost import sampling_cost
 
     dataset = Dataset.open(arguments.dataset)
@@ -41,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(asdict(info) | {"sampling": None if cost is None else asdict(cost)}, indent=1))
         return 0
-    console().print(render(info, cost, _in_words(arguments)))
+    console().print(_render(info, cost, _in_words(arguments)))
     return 0
 
 
@@ -61,3 +72,82 @@ def _window(arguments: argparse.Namespace) -> Window | None:
 def _in_words(arguments: argparse.Namespace) -> str:
     step = f"{arguments.fps:g} a second" if arguments.fps is not None else f"stride {arguments.stride or 1}"
     return f"{arguments.frames} frames, {step}, at random places"
+
+
+def _render(info: Info, cost: SamplingCost | None, sampling: str) -> Group:
+    """The statistics of a dataset as a rich renderable.
+
+    Args:
+        info: the statistics.
+        cost: the cost of a sampler, if requested.
+        sampling: a description of the sampler.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    labels = "none"
+    if info.labelled:
+        classes = format_count(info.classes, "class", "classes")
+        labels = f"{format_count(info.labelled, 'clip')}, {classes}: {_listed(info.labels)}"
+    rows = {
+        "dataset": f"{info.name} ({redact(info.path)})",
+        "clips": f"{info.clips:,} in {format_count(info.shards, 'shard')}",
+        "frames": f"{info.frames:,}",
+        "duration": format_duration(info.seconds),
+        "size": format_bytes(info.bytes),
+        "labels": labels,
+        "columns": ", ".join(f"{name} ({kind})" for name, kind in info.columns) or "none",
+        "codecs": _listed(info.codecs),
+        "pixel formats": _listed(info.formats),
+        "frame sizes": _listed(info.sizes) + (f"; {info.rotated:,} rotated" if info.rotated else ""),
+        "decoder configurations": f"{info.decoder_configurations:,} (size, codec, pixel format and parameter sets)",
+        "frames per second": _spread(info.fps),
+        "seconds per clip": _spread(info.duration),
+        "": _bars(info.durations),
+        "packets per random access": _spread(info.gop),
+        "non-displayed packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
+        "decoded on the CPU, not GPUs": _notes(info.gpu.on_cpu),
+        "slow on GPUs": _notes(info.gpu.slow),
+    }
+    if cost is not None:
+        rows |= _cost(cost, sampling)
+    for name, value in rows.items():
+        table.add_row(name, "\n".join(printable(line) for line in value.split("\n")))
+    return Group(table)
+
+
+def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:
+    share = 100 * cost.bytes / cost.whole_bytes
+    return {
+        "sampling": f"{sampling}; means over {format_count(cost.clips, 'clip')}",
+        "  read per clip": f"{format_bytes(round(cost.bytes))} in {cost.reads:.1f} reads, {share:.0f} % of the clip",
+        "  decoded per clip": f"{cost.packets:.1f} packets for {cost.frames:.1f} frames: "
+        f"{cost.decoded_per_frame:.2f} per frame; whole clips: {cost.whole_packets / cost.frames:.2f}",
+    }
+
+
+def _bars(histogram: Histogram) -> str:
+    most = max(histogram.counts, default=0)
+    pairs = list(zip(histogram.edges[:-1], histogram.edges[1:], strict=True))
+    texts = [f"{low:.4g} to {high:.4g}" for low, high in pairs]
+    width = max(map(len, texts), default=0)
+    return "\n".join(
+        f"{text:>{width}}  {'#' * -(-_BAR * count // most) if count else ''} {count:,}"
+        for text, count in zip(texts, histogram.counts, strict=True)
+    )
+
+
+def _notes(notes: tuple[GpuNote, ...]) -> str:
+    shown = [f"{format_count(note.clips, 'clip')} of {note.what} ({note.why})" for note in notes[:_SHOWN]]
+    rest = sum(note.clips for note in notes[_SHOWN:])
+    return "; ".join([*shown, f"{rest:,} others"] if rest else shown) or "none"
+
+
+def _listed(counts: Counts) -> str:
+    shown = [f"{name} ({count:,})" for name, count in counts[:_SHOWN]]
+    rest = sum(count for _, count in counts[_SHOWN:])
+    return ", ".join([*shown, f"{len(counts) - _SHOWN} others ({rest:,})"] if rest else shown)
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.least:.4g} to {spread.greatest:.4g}, median {spread.median:.4g}"

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
 
-from streamvid.cli.cut_options import add_cut_options, cutting_rule
 from streamvid.cli.output import SHOWN, console, parse_size
-from streamvid.cli.transcode_options import add_transcode_options, transcode_options, warn_of_incompatible
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 if TYPE_CHECKING:
+    from streamvid.packing.options import FixedLength, Scenes
     from streamvid.packing.report import PackReport
+    from streamvid.video.transcode import TranscodeOptions
+
+_LENGTH: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|min|h|f|)")
+_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_NTSC: Final = {
+    Fraction(written): Fraction(1000 * nearest, 1001)
+    for written, nearest in [("23.976", 24), ("23.98", 24), ("29.97", 30), ("59.94", 60), ("119.88", 120)]
+}
+"""Decimal spellings of NTSC frame rates, which are multiples of 1/1001."""
+_TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,9 +55,94 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
-    add_cut_options(command)
-    add_transcode_options(command)
+    _add_cut_options(command)
+    _add_transcode_options(command)
     command.set_defaults(run=_run)
+
+
+def _add_cut_options(command: argparse.ArgumentParser) -> None:
+    how = command.add_mutually_exclusive_group()
+    how.add_argument(
+        "--clip", type=parse_length, metavar="LENGTH", help="cut videos into clips: 10s, 500ms, 2m, or 64f (frames)"
+    )
+    how.add_argument("--scenes", action="store_true", help="cut videos at scene changes")
+    how.add_argument(
+        "--cuts",
+        metavar="LIST",
+        help="a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame and end_frame",
+    )
+    command.add_argument(
+        "--tail",
+        choices=("keep", "drop", "merge"),
+        default="keep",
+        help="with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
+    )
+    command.add_argument(
+        "--shortest-scene",
+        type=parse_length,
+        metavar="LENGTH",
+        help="with --scenes: length of the shortest scene; default 0.6s",
+    )
+    command.add_argument(
+        "--exact-cuts",
+        choices=("hidden", "reencode"),
+        default="hidden",
+        help="if a clip does not begin at a key frame: store the packets that it depends on, not displayed (hidden, "
+        "the default), or re-encode",
+    )
+
+
+def _add_transcode_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--for",
+        dest="compatible_with",
+        choices=("gpu", "gpu-no-av1", "any"),
+        default="gpu",
+        help="gpu (default): transcode what NVDEC behind DALI does not decode, and nothing else; gpu-no-av1: also AV1, "
+        "which A100, H100 and H200 do not decode; any: transcode nothing",
+    )
+    command.add_argument(
+        "--codec",
+        choices=("h264", "hevc", "vp9", "av1", "mjpeg"),
+        help="transcode all videos; h264 if one of the next four options is given",
+    )
+    command.add_argument("--short-side", type=int, metavar="PIXELS", help="downscale larger frames")
+    command.add_argument("--max-fps", type=parse_rate, metavar="RATE", help="drop frames above this rate")
+    command.add_argument("--gop", type=int, metavar="FRAMES", help="frames from one key frame to the next; default 30")
+    command.add_argument(
+        "--crf", type=int, metavar="N", help="quality, smaller is better; the default depends on codec"
+    )
+    command.add_argument(
+        "--fps",
+        type=parse_rate,
+        metavar="RATE",
+        help="frame rate of image folders without a file of timestamps, and of raw streams without one in their header",
+    )
+
+
+def parse_length(text: str) -> tuple[float, str]:
+    """``10s``, ``2.5`` (seconds), ``500ms``, ``2m``, ``1h`` or ``64f`` (frames) → a number and its unit."""
+    found = _LENGTH.fullmatch(text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length; write 10s, 2.5, 500ms, 2m or 64f (frames)")
+    number, unit = float(found[1]), found[2]
+    if unit == "f":
+        if number != int(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of frames")
+        return number, "frames"
+    # Divided, not multiplied by 0.001: 300 ms are 0.3, and not 0.30000000000000004.
+    return (number / 1000 if unit == "ms" else number * _SECONDS[unit]), "seconds"
+
+
+def parse_rate(text: str) -> Fraction:
+    """``24``, ``29.97`` or ``30000/1001`` → frames per second."""
+    try:
+        rate = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not Fraction(1, 1000) <= rate <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate; write 24, 29.97 or 30000/1001")
+    return _NTSC.get(rate, rate.limit_denominator(1001))
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
@@ -66,9 +162,9 @@ def _run(arguments: argparse.Namespace) -> int:
         cuts=arguments.cuts,
         options=PackOptions(
             compatible_with=arguments.compatible_with,
-            cutting=cutting_rule(arguments),
+            cutting=_cutting_rule(arguments),
             exact_cuts=arguments.exact_cuts == "reencode",
-            transcode=transcode_options(arguments),
+            transcode=_transcode_options(arguments),
             fps=arguments.fps,
         ),
         shard_size=arguments.shard_size,
@@ -81,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     _print_summary(report)
     if arguments.compatible_with == "any":
-        warn_of_incompatible(arguments.destination, console())
+        _warn_of_incompatible(arguments.destination)
     return 0
 
 
@@ -118,3 +214,55 @@ def _print_summary(report: PackReport) -> None:
             out.print(f"  {printable(rejected.source)}: {printable(rejected.reason)}")
         if len(report.rejected) > SHOWN:
             out.print(f"  and {len(report.rejected) - SHOWN:,} more")
+
+
+def _cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
+    """The cutting rule that the options describe; None without --clip and --scenes.
+
+    Raises:
+        InputError: options that do not go together.
+    """
+    from streamvid.packing.options import FixedLength, Scenes
+
+    if arguments.tail != "keep" and arguments.clip is None:
+        raise InputError("--tail applies to the last clip of --clip: give --clip, too")
+    if arguments.shortest_scene is not None and not arguments.scenes:
+        raise InputError("--shortest-scene applies to --scenes: give --scenes, too")
+    if arguments.clip is not None:
+        length, unit = arguments.clip
+        return FixedLength(length, "frames" if unit == "frames" else "seconds", arguments.tail)
+    if not arguments.scenes:
+        return None
+    if arguments.shortest_scene is None:
+        return Scenes()
+    shortest, unit = arguments.shortest_scene
+    if unit == "frames":
+        raise InputError("--shortest-scene takes seconds, such as 0.6s")
+    return Scenes(shortest)
+
+
+def _transcode_options(arguments: argparse.Namespace) -> TranscodeOptions | None:
+    """How all videos are transcoded; None if none of the options is given.
+
+    Raises:
+        InputError: a value is out of range, or incompatible with the decoders that --for names.
+    """
+    given = {name: getattr(arguments, name) for name in _TRANSCODE_OPTIONS if getattr(arguments, name) is not None}
+    if not given:
+        return None
+    from streamvid.video.gpu_support import check_transcode
+    from streamvid.video.transcode import TranscodeOptions
+
+    options = TranscodeOptions(**given)
+    check_transcode(options, arguments.compatible_with)
+    return options
+
+
+def _warn_of_incompatible(destination: str) -> None:
+    """After --for any: print which clips of the dataset CPU cores decode in a GPU run."""
+    from streamvid.dataset.dataset import Dataset
+    from streamvid.loader.preflight import cpu_decoded_clips
+
+    for kind, why, rows in cpu_decoded_clips(Dataset.open(destination)):
+        remedy = "" if kind.startswith("mjpeg") else "; --for gpu transcodes them"
+        console().print(f"warning: in a GPU run CPU cores decode {len(rows):,} clips of {kind}: {why}{remedy}")

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import av
 import numpy as np
 
 from streamvid.arrays import Int64
@@ -101,6 +100,8 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
     container says, and drops the pictures by which it learns that it is more. So the MP4 that the demuxer is given here
     has no packets but a table of times that are reordered as far.
     """
+    import av
+
     times = np.append(np.arange(1, reorder + 1), 0)
     width, height = coded_size(stsd)
     head = slice_header(
@@ -114,6 +115,8 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
 
 
 def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+    import av
+
     for data, rank in packets:
         # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
         # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.cli.cut_options import parse_length
+from streamvid.cli.pack import parse_length
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.frame_spans import (

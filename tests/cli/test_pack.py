@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamvid.cli.main import main
-from streamvid.cli.transcode_options import parse_rate
+from streamvid.cli.pack import parse_rate
 from tests.support.clips import write
 from tools.clips import Recipe
 
