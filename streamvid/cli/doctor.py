@@ -1,0 +1,63 @@
+"""`streamvid doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+
+from streamvid.cli.output import FAILED, console
+from streamvid.text import format_count, printable
+
+if TYPE_CHECKING:
+    from streamvid.inspection.doctor import Finding
+
+_WIDEST: Final = 19
+"""Characters of the longest name in the table."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command and its options."""
+    text = "look at what a training run needs of this machine"
+    command = commands.add_parser(
+        "doctor", help=text, description=f"{text.capitalize()}; exit code 1 if something is missing."
+    )
+    command.add_argument("dataset", metavar="DATASET", nargs="?", help="folder or URL to read as well")
+    command.add_argument("--cache-dir", metavar="DIR", help="as the loader's; default: the user's cache")
+    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    command.set_defaults(run=_run)
+
+
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.doctor import examine
+
+    findings = []
+    out = console()
+    for finding in examine(arguments.dataset, cache_dir=arguments.cache_dir):
+        findings.append(finding)
+        if not arguments.json:
+            out.print(_row(finding))
+    problems = sum(finding.state == "problem" for finding in findings)
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        out.print(format_count(problems, "problem") if problems else "no problems")
+    return FAILED if problems else 0
+
+
+def _row(finding: Finding) -> Table:
+    """A table of one row, as some findings take seconds: each is shown when it is made."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=7)
+    table.add_column(width=_WIDEST)
+    table.add_column(overflow="fold")
+    mark = "PROBLEM" if finding.state == "problem" else finding.state
+    remedy = f"\n→ {printable(finding.remedy)}" if finding.remedy else ""
+    table.add_row(mark, printable(finding.what), f"{printable(finding.found)}{remedy}")
+    return table

@@ -1,0 +1,270 @@
+"""What this machine has of what a training run needs, and what to do about the rest: `streamvid doctor`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from streamvid.dataset.dataset import read_manifest
+from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
+from streamvid.errors import InputError, StreamvidError
+from streamvid.plan.world import find_cores
+from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.url import is_local, join, redact
+from streamvid.text import format_bytes
+
+State = Literal["ok", "note", "problem"]
+
+TESTED_PYTHONS: Final = ((3, 11), (3, 12), (3, 13))
+TESTED: Final[Mapping[str, str]] = {
+    "torch": "2.13.0",
+    "nvidia-dali-cuda120": "2.4.0",
+    "PyNvVideoCodec": "2.2.4",
+    "av": "18.1.0",
+    "webdataset": "1.0.2",
+    "numpy": "2.4.6",
+    "pyarrow": "26.0.1",
+    "fsspec": "2026.9.0",
+    "s3fs": "2026.9.0",
+}
+"""Versions that CI tests: those of constraints.txt."""
+_NEEDED_FOR: Final[Mapping[str, str]] = {"PyNvVideoCodec": "GPUs", "s3fs": "S3"}
+_SHM_BYTES: Final = 1 << 30
+_FILES: Final = 4096
+_CACHE_BYTES: Final = 64 << 30
+"""The loaders' default for `cache_bytes`."""
+_PIECE: Final = 4 << 20
+_PIECES: Final = 16
+_CODECS: Final = ("H264", "HEVC", "VP8", "VP9", "AV1", "MPEG4")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table.
+
+    Attributes:
+        what: was looked at.
+        found: there.
+        state: "ok"; "note": a run goes without it, slower or with less; "problem": a run fails or is far slower.
+        remedy: what to do; empty if nothing.
+    """
+
+    what: str
+    found: str
+    state: State = "ok"
+    remedy: str = ""
+
+
+def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | None = None) -> Iterator[Finding]:
+    """Look at this machine; findings come as they are made.
+
+    Args:
+        dataset: folder or URL of a dataset that is to be read as well, with the credentials that a run would have.
+        cache_dir: as of `StreamLoader`.
+    """
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("Python", _python),
+        ("packages", _packages),
+        ("cores", _cores),
+        ("GPU", _gpu),
+        ("/dev/shm", _shared_memory),
+        ("open files", _open_files),
+        ("cache disk", lambda: _cache_disk(Path(cache_dir) if cache_dir is not None else user_cache_dir())),
+    ]
+    if dataset is not None:
+        checks.append(("dataset", lambda: _dataset(dataset)))
+    for what, check in checks:
+        try:
+            yield from check()
+        except StreamvidError as error:
+            yield Finding(what, "cannot be used", "problem", str(error))
+        except Exception as error:  # whatever is broken here: the other findings are wanted all the more
+            yield Finding(what, f"cannot be examined: {type(error).__name__}: {error}"[:300], "problem")
+
+
+def _python() -> Iterator[Finding]:
+    tested = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
+    version = platform.python_version()
+    if sys.version_info[:2] in TESTED_PYTHONS:
+        yield Finding("Python", version)
+    else:
+        yield Finding("Python", version, "note", f"tested with {tested}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name, tested in TESTED.items():
+        use = _NEEDED_FOR.get(name)
+        try:
+            version = metadata.version(name).split("+")[0]
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "not installed", "note" if use else "problem",
+                          f"pip install {name}" + (f", for {use}" if use else ""))  # fmt: skip
+            continue
+        same = version == tested
+        yield Finding(name, version, "ok" if same else "note", "" if same else f"tested with {tested}")
+
+
+def _cores() -> Iterator[Finding]:
+    cores = find_cores()
+    few = cores < 2
+    yield Finding("cores", f"{cores} for this process", "note" if few else "ok",
+                  "a core reads while another decodes: give the process two or more" if few else "")  # fmt: skip
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    driver = _driver_version()
+    if driver is None:
+        yield Finding("GPU", "no NVIDIA driver", "note", "without a GPU the loaders decode on the CPU")
+        return
+    yield Finding("driver", driver)
+    if torch.version.cuda is None:
+        index = "a build for CUDA: see pytorch.org"
+        yield Finding("torch's CUDA", "none: this torch is a build for the CPU", "problem", f"install {index}")
+        return
+    if not torch.cuda.is_available():
+        remedy = "check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver is new enough for this CUDA"
+        yield Finding("torch's CUDA", f"{torch.version.cuda}, but it sees no GPU", "problem", remedy)
+        return
+    yield Finding("torch's CUDA", torch.version.cuda)
+    for number in range(torch.cuda.device_count()):
+        memory = format_bytes(torch.cuda.get_device_properties(number).total_memory)
+        yield Finding(f"GPU {number}", f"{torch.cuda.get_device_name(number)}, {memory}")
+    yield from _capabilities()
+    try:
+        load_nvdec()
+    except InputError as error:
+        yield Finding("NVDEC", "the driver's library is missing", "problem", str(error))
+        return
+    yield from _sessions()
+    import nvidia.dali
+
+    yield Finding("DALI on the GPU", nvidia.dali.__version__)
+
+
+def _capabilities() -> Iterator[Finding]:
+    """What the container runtime was told to bring of the driver; unset outside containers."""
+    name = "NVIDIA_DRIVER_CAPABILITIES"
+    value = os.environ.get(name)
+    if value is not None:
+        has = not {"video", "all"}.isdisjoint(value.replace(" ", "").split(","))
+        yield Finding(name, value, "ok" if has else "problem", "" if has else f"set {name}=compute,utility,video")
+
+
+def _sessions() -> Iterator[Finding]:
+    """What NVDEC decodes, and whether decode sessions open."""
+    if missing := missing_packages():
+        slower = "without it DALI decodes H.264 and HEVC, 3 to 48 times slower"
+        yield Finding("decode sessions", f"{', '.join(missing)} not installed", "problem",
+                      f"pip install {' '.join(missing)}: {slower}")  # fmt: skip
+        return
+    import PyNvVideoCodec as nvc  # noqa: N813
+
+    for name in _CODECS:
+        codec = getattr(nvc.cudaVideoCodec, name, None)
+        if codec is not None:
+            yield _codec(name, nvc.GetDecoderCaps(gpuid=0, codec=codec))
+    pool = open_session_pool(0)
+    if pool is None:
+        yield Finding("decode sessions", "do not open", "problem", "the log above says why; Triton needs a C compiler")
+    else:
+        pool.close()
+        yield Finding("decode sessions", "open, with PyNvVideoCodec and Triton")
+
+
+def _codec(name: str, caps: Mapping[str, Any]) -> Finding:
+    widest, highest = int(caps.get("max_width", 0)), int(caps.get("max_height", 0))
+    if not widest:
+        return Finding(f"NVDEC {name}", "no decoder", "note", "CPU cores decode it, or transcode it when packing")
+    engines = caps.get("num_decoder_engines")
+    least = f"{caps.get('min_width', '?')}x{caps.get('min_height', '?')}"
+    return Finding(f"NVDEC {name}", f"{least} to {widest}x{highest}" + (f", {engines} engines" if engines else ""))
+
+
+def _driver_version() -> str | None:
+    """The NVIDIA driver's version, by its management library; None without a driver."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        version = ctypes.create_string_buffer(96)
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(version, len(version)) == 0:
+            return version.value.decode(errors="replace")
+    except (OSError, AttributeError):
+        return None
+    return None
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        yield Finding("/dev/shm", "none", "problem", "GpuDataLoader's workers and NCCL need it: mount a tmpfs there")
+        return
+    total = shutil.disk_usage(folder).total
+    small = total < _SHM_BYTES
+    yield Finding("/dev/shm", format_bytes(total), "problem" if small else "ok",
+                  "workers send packets and NCCL buffers through it: docker run --shm-size=8g, or in Kubernetes an "
+                  "emptyDir with medium: Memory" if small else "")  # fmt: skip
+
+
+def _open_files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 0 <= soft < _FILES
+    remedy = f"shards, workers and sockets take some: ulimit -n {min(hard, 65536)}" if few else ""
+    yield Finding("open files", f"{soft} at most", "note" if few else "ok", remedy)
+
+
+def _cache_disk(folder: Path) -> Iterator[Finding]:
+    """The disk that shards of remote datasets are kept on."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        yield Finding("cache disk", f"{folder}: not writable ({error.strerror})", "problem",
+                      "give the loaders cache_dir, or set XDG_CACHE_HOME")  # fmt: skip
+        return
+    free = shutil.disk_usage(existing).free
+    small = free < _CACHE_BYTES
+    yield Finding("cache disk", f"{folder}: {format_bytes(free)} free", "note" if small else "ok",
+                  f"for remote datasets: give the loaders cache_bytes below that (default "
+                  f"{format_bytes(_CACHE_BYTES)}) or another cache_dir" if small else "")  # fmt: skip
+
+
+def _dataset(path: str) -> Iterator[Finding]:
+    """Whether a dataset can be read, and how fast: the beginning of its largest shard, in ranges."""
+    started = time.perf_counter()
+    manifest = read_manifest(path)
+    opened = time.perf_counter() - started
+    yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
+    shard = max(manifest.shards, key=lambda entry: entry.bytes)
+    url = join(path, shard.file("tar"))
+    edges = np.linspace(0, min(shard.bytes, _PIECES * _PIECE), _PIECES + 1).astype(np.int64).tolist()
+    ranges = [ByteRange(url, start, end) for start, end in pairwise(edges) if end > start]
+    reader = RangeReader()
+    started = time.perf_counter()
+    reader.read([ByteRange(url, 0, 1)])
+    latency = time.perf_counter() - started
+    started = time.perf_counter()
+    taken = sum(len(part) for part in reader.read(ranges))
+    rate = taken / max(time.perf_counter() - started, 1e-9)
+    where = "disk or page cache" if is_local(path) else "this connection"
+    yield Finding(
+        "its shards", f"{format_bytes(round(rate))} a second from {where}; {1000 * latency:.0f} ms for a byte"
+    )

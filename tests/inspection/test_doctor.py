@@ -1,0 +1,139 @@
+"""What `streamvid doctor` finds. Findings on a real GPU: tests/gpu/test_doctor.py."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+import streamvid as sv
+from streamvid.errors import InputError
+from streamvid.inspection import doctor
+from streamvid.inspection.doctor import TESTED, TESTED_PYTHONS, Finding, examine
+from tests.support.clips import write
+from tools.clips import Recipe
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def finding(what: str, found: list[Finding]) -> Finding:
+    (one,) = [row for row in found if row.what == what]
+    return one
+
+
+def test_versions_are_those_that_ci_installs() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", Path("constraints.txt").read_text(), re.MULTILINE))
+    assert {name: pins[name] for name in TESTED} == TESTED
+    least = re.search(r'requires-python = ">=3\.(\d+)"', Path("pyproject.toml").read_text())
+    assert least is not None
+    assert TESTED_PYTHONS[0] == (3, int(least[1]))
+
+
+def test_a_package_that_is_missing_or_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("s3fs", "av"):
+            raise doctor.metadata.PackageNotFoundError(name)
+        return "0.1+cpu" if name == "torch" else TESTED[name]
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    found = list(examine())
+    assert finding("av", found) == Finding("av", "not installed", "problem", "pip install av")
+    assert finding("s3fs", found) == Finding("s3fs", "not installed", "note", "pip install s3fs, for S3")
+    assert finding("torch", found) == Finding("torch", "0.1", "note", f"tested with {TESTED['torch']}")
+    assert finding("numpy", found).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [("compute,utility", "problem"), ("compute,video,utility", "ok"), ("all", "ok"), ("compute, video", "ok")],
+)
+def test_driver_capabilities_without_video(value: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", value)
+    (row,) = doctor._capabilities()
+    assert row.state == state
+    assert ("compute,utility,video" in row.remedy) == (state == "problem")
+
+
+def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver beside a torch for the CPU, then one whose containers lack NVDEC."""
+    monkeypatch.setattr(doctor, "_driver_version", lambda: "580.0")
+    monkeypatch.setattr("torch.version.cuda", None)
+    rows = list(doctor._gpu())
+    assert rows[-1].state == "problem"
+    assert "build for the CPU" in rows[-1].found
+    monkeypatch.setattr("torch.version.cuda", "12.6")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    def load() -> None:
+        raise InputError("set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
+
+    monkeypatch.setattr(doctor, "load_nvdec", load)
+    monkeypatch.delenv("NVIDIA_DRIVER_CAPABILITIES", raising=False)
+    last = list(doctor._gpu())[-1]
+    assert (last.what, last.state) == ("NVDEC", "problem")
+    assert "compute,utility,video" in last.remedy
+
+
+def test_decode_sessions_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "missing_packages", lambda: ["PyNvVideoCodec"])
+    (row,) = doctor._sessions()
+    assert row.state == "problem"
+    assert "pip install PyNvVideoCodec" in row.remedy
+    assert doctor._codec("AV1", {"max_width": 0}).state == "note"
+    known = doctor._codec("H264", {"max_width": 4096, "max_height": 4096, "min_width": 48, "min_height": 16,
+                                   "num_decoder_engines": 7})  # fmt: skip
+    assert known == Finding("NVDEC H264", "48x16 to 4096x4096, 7 engines")
+
+
+def test_little_memory_files_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(64 << 20, 0, 10 << 30))
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (1024, 1 << 20))
+    monkeypatch.setattr(doctor, "find_cores", lambda: 1)
+    found = list(examine(cache_dir=tmp_path / "not" / "yet"))
+    assert "--shm-size" in finding("/dev/shm", found).remedy
+    assert "ulimit -n 65536" in finding("open files", found).remedy
+    assert "cache_bytes" in finding("cache disk", found).remedy
+    assert "10.7 GB free" in finding("cache disk", found).found
+    assert finding("cores", found).state == "note"
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = finding("cache disk", list(examine(cache_dir="/proc/no-cache")))
+    assert (row.state, "cache_dir" in row.remedy) == ("problem", True)
+
+
+def test_a_dataset_is_read(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    write(Recipe(frames=5), tmp_path / "videos" / "a.mp4")
+    sv.pack([tmp_path / "videos"], tmp_path / "dataset", progress=False, workers=1)
+    found = list(examine(str(tmp_path / "dataset")))
+    assert "1 clips" in finding("dataset", found).found
+    assert "a second" in finding("its shards", found).found
+    (tmp_path / "dataset" / "dataset.json").write_text("{")
+    damaged = finding("dataset", list(examine(str(tmp_path / "dataset"))))
+    assert damaged.state == "problem"
+    assert "dataset.json" in damaged.remedy
+
+
+def test_a_bucket_that_is_not_there_leaks_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRETKEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    found = list(examine("http://user:hidden-password@127.0.0.1:9/dataset"))
+    assert finding("dataset", found).state == "problem"
+    shown = repr(found)
+    assert not any(secret in shown for secret in ("hidden-password", "SECRETKEY", "very-secret"))
+
+
+def test_one_broken_check_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("as in no library that we know")
+
+    monkeypatch.setattr(doctor, "find_cores", broken)
+    found = list(examine())
+    assert finding("cores", found).state == "problem"
+    assert "ZeroDivisionError" in finding("cores", found).found
+    assert {"Python", "torch", "/dev/shm", "cache disk"} <= {row.what for row in found}
