@@ -71,25 +71,25 @@ class FrameFormat:
     interlaced: bool = False
 
 
-def open_video(source: Path, *, apply_edits: bool = True) -> InputContainer:
+def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = True) -> InputContainer:
     """Open a local file by its content, and nothing that it may refer to: playlists and the like could name any URL.
 
     Args:
         source: the file.
         apply_edits: let FFmpeg apply the edit lists of an MP4.
+        fill_times: let FFmpeg make up times that the container does not have.
 
     Raises:
         ValueError: it is of none of the formats in `streamvid.video.containers`.
     """
     options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
+    if not apply_edits:
+        options["ignore_editlist"] = "1"
+    if not fill_times:
+        options["fflags"] = "nofillin"
     try:
         with nameless(source) as url:
-            return av.open(
-                url,
-                "r",
-                options=options if apply_edits else {**options, "ignore_editlist": "1"},
-                metadata_errors="replace",
-            )
+            return av.open(url, "r", options=options, metadata_errors="replace")
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:
         kind = kind_of_refused(source)
         if not kind and isinstance(error, av.error.InvalidDataError):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _REORDERED: Final = ("h264", "hevc", "mpeg4")
 """Codecs whose decode order may differ from presentation order."""
 _NO_PTS: Final = -(1 << 63)
+_DATES_PACKS: Final = ("mpeg",)
+"""Containers that date packs, in which several frames may begin. Times that FFmpeg makes up may be wrong."""
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64),
@@ -116,6 +118,8 @@ def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = No
     """
     codec = about.codec
     demuxed = _demux_all(source, codec)
+    if about.container in _DATES_PACKS:
+        demuxed = _with_stored_times(demuxed, source, codec)
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -131,15 +135,15 @@ def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = No
         return _count_times(source, found, codec, fps)
     if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
         return found
-    order = output_order(source, codec, len(missing))
+    order = _output_order(source, codec, count=len(missing))
     if missing.any() and undated.any():
-        return _shown(found, order, _fill_times(found.pts[order]))
+        return _shown(found, order, _fill_times(found.pts[order], demuxed.duration[order]))
     return _shown(found, order, _distinct(found.pts if undated.any() else demuxed.clock))
 
 
 def _count_times(source: Path, found: PacketTimes, codec: str, fps: Fraction | None) -> PacketTimes:
     """The times of a stream whose container has none: its pictures' own, which MPEG-4 has, else those of its rate."""
-    order = output_order(source, codec, len(found.pts))
+    order = _output_order(source, codec, count=len(found.pts))
     if codec == "mpeg4":
         clock = VopClock()
         with closing(open_video(source)) as container, suppress(ValueError):
@@ -151,18 +155,27 @@ def _count_times(source: Path, found: PacketTimes, codec: str, fps: Fraction | N
     return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
-def decode_clock(source: Path, codec: str) -> Int64 | None:
-    """int64 [frames], rising, the times of all frames of a container that dates packets for decoding, not for display;
-    None if each packet has a presentation time, which its frame then has.
+def decoded_times(source: Path, codec: str, container: str) -> Int64 | None:
+    """int64 [frames], rising, the times of the frames that a file decodes to, where FFmpeg gives frames none or makes
+    them up; None where each packet has a presentation time, which its frame then has.
+
+    Args:
+        source: the file.
+        codec, container: as FFmpeg names them.
 
     Raises:
-        ValueError: packets without any time, or two with the same.
+        ValueError: times are missing, or two are the same.
     """
     demuxed = _demux_all(source, codec)
-    if not (demuxed.packets.pts == _NO_PTS).any():
+    if container in _DATES_PACKS:
+        demuxed = _with_stored_times(demuxed, source, codec)
+    pts = demuxed.packets.pts
+    missing = pts == _NO_PTS
+    if not missing.any():
         return None
     if (demuxed.clock == _NO_PTS).any():
-        raise ValueError("some of its frames have no times")
+        order = _output_order(source, codec)
+        return _fill_times(pts[order], demuxed.duration[order])
     return _distinct(demuxed.clock)
 
 
@@ -173,14 +186,26 @@ class _Demuxed:
     Attributes:
         packets: its packets; `_NO_PTS` for those without a presentation time.
         clock: int64 [packets], decode times in ticks; `_NO_PTS` for those without.
+        duration: int64 [packets], for how long each is shown, in ticks; 0 where that is not known.
         expected: number of packets that the container's header promises; 0 if it does not say.
         track: the track's number in the container.
     """
 
     packets: PacketTimes
     clock: Int64
+    duration: Int64
     expected: int
     track: int
+
+
+def _with_stored_times(demuxed: _Demuxed, source: Path, codec: str) -> _Demuxed:
+    """The same with the times that the container has, without those that FFmpeg makes up."""
+    with closing(open_video(source, fill_times=False)) as container:
+        found = demux(container, video_stream(container), codec)
+        pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
+    if len(pts) != len(demuxed.clock):
+        raise ValueError("its packets cannot be told apart")
+    return replace(demuxed, packets=replace(demuxed.packets, pts=pts), clock=pts)
 
 
 def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Demuxed:
@@ -215,7 +240,7 @@ def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Demuxe
         time_base=(base.numerator, base.denominator),
         edits_applied=apply_edits,
     )
-    return _Demuxed(packets, rows["clock"].copy(), expected, track)
+    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
@@ -254,19 +279,23 @@ def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes
         ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.
     """
     ordered = _distinct(found.pts)
-    order = output_order(source, codec, len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped)
+    order = _output_order(
+        source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
+    )
     by_time = np.argsort(found.pts, kind="stable")
     hidden = np.empty_like(found.hidden)
     hidden[order] = found.hidden[by_time]
     return replace(_shown(found, order, ordered), hidden=hidden)
 
 
-def output_order(source: Path, codec: str, count: int, *, apply_edits: bool = True, num_skipped: int = 0) -> Int64:
-    """int64 [packets], the numbers of the packets in the order in which a decoder outputs their pictures.
+def _output_order(
+    source: Path, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
+) -> Int64:
+    """int64 [frames], the numbers of the packets in the order in which a decoder outputs their pictures.
 
     Args:
         source, codec: as for `scan_packet_times`.
-        count: how many packets there are.
+        count: how many packets there are, if each must give a frame.
         apply_edits, num_skipped: as of `PacketTimes`.
 
     Raises:
@@ -281,9 +310,9 @@ def output_order(source: Path, codec: str, count: int, *, apply_edits: bool = Tr
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
-    if len(order) != count or len(set(order)) != len(order):
+    if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
         raise ValueError(
-            f"its {count} packets decode to {len(order)} frames, "
+            f"its {count or len(set(order))} packets decode to {len(order)} frames, "
             "and its container holds no times to match them: transcode it first"
         )
     return np.array(order, dtype=np.int64)
@@ -304,29 +333,35 @@ def _distinct(clock: Int64) -> Int64:
     return ordered
 
 
-def _fill_times(times: Int64) -> Int64:
-    """Times of all frames, where a container has those of some: MPEG program streams date packs, not frames.
+def _fill_times(times: Int64, durations: Int64) -> Int64:
+    """Times of all frames, where a container has those of some: see `_DATES_PACKS`.
+
+    A frame is shown when the one before it ends, and dates correct that. One date that neither of its neighbours agrees
+    with is passed over: FFmpeg's parsers give it to the wrong frame where a start code lies across two packs.
 
     Args:
         times: int64 [frames], in display order, in ticks; -2**63 for those without.
+        durations: int64 [frames], in ticks; 0 where they are not known.
 
     Returns:
-        int64 [frames]. Frames between two with times are evenly spaced; those before the first and behind the last are
-        as far from each other as frames usually are.
+        int64 [frames].
 
     Raises:
-        ValueError: the times that there are do not rise.
+        ValueError: the times do not rise.
     """
     at = np.flatnonzero(times != _NO_PTS)
-    known = times[at]
-    if len(at) < 2 or (np.diff(known) < np.diff(at)).any():
-        raise ValueError("most of its frames have no times, and those that there are do not rise: transcode it first")
-    step = float(np.median(np.diff(known) / np.diff(at)))
-    number = np.arange(len(times))
-    inside = np.interp(number, at, known)
-    before, behind = known[0] + (number - at[0]) * step, known[-1] + (number - at[-1]) * step
-    filled = np.where(number < at[0], before, np.where(number > at[-1], behind, inside))
-    return np.round(filled).astype(np.int64)
+    if not (durations > 0).all():
+        steps = np.diff(times[at]) / np.diff(at)
+        durations = np.full(len(times), round(float(np.median(steps))) if len(steps) else 1)
+    ends = np.cumsum(durations)
+    ahead = times[at] - (ends - durations)[at]
+    if len(at) > 2:
+        middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
+        ahead = np.concatenate([middle[:1], middle, middle[-1:]])
+    filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
+    if (np.diff(filled) <= 0).any():
+        raise ValueError("its times do not rise from frame to frame")
+    return filled
 
 
 def _number(frame: VideoFrame) -> int:

@@ -31,7 +31,7 @@ from streamvid.video.probe import MAX_SIDE, frame_rotation, open_video, video_st
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.timestamps import decode_clock, last_frame_duration
+from streamvid.video.timestamps import decoded_times, last_frame_duration
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -305,8 +305,8 @@ def _frames_of_file(source: Path, fps: Fraction | None) -> TimedFrames:
     if not is_timed(name, source):
         rate = frame_rate(source, fps)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)
-    clock = decode_clock(source, codec)
-    frames = _decode_file(source) if clock is None else _decode_dated(source, clock)
+    times = decoded_times(source, codec, name)
+    frames = _decode_file(source) if times is None else _decode_dated(source, times)
     return TimedFrames(frames, base, rate or Fraction(25), rotation)
 
 
@@ -330,18 +330,18 @@ def _decode_stream(source: Path, rate: Fraction) -> Iterator[tuple[VideoFrame, i
             ticks += max(shown, 2)
 
 
-def _decode_dated(source: Path, clock: Int64) -> Iterator[tuple[VideoFrame, int]]:
-    """All frames of a file, in order, at the times of `clock`, int64 [frames]."""
+def _decode_dated(source: Path, times: Int64) -> Iterator[tuple[VideoFrame, int]]:
+    """All frames of a file, in order, at `times`, int64 [frames]."""
     number = 0
     with closing(open_video(source)) as container:
         stream = video_stream(container)
         stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream), start=1):
-            if frame.is_corrupt or number > len(clock):
+            if frame.is_corrupt or number > len(times):
                 raise ValueError(f"frame {number - 1} of it is damaged or has no time")
-            yield frame, int(clock[number - 1])
-    if number != len(clock):
-        raise ValueError(f"its {len(clock)} packets decode to {number} frames, and it holds no times to match them")
+            yield frame, int(times[number - 1])
+    if number != len(times):
+        raise ValueError(f"its {len(times)} packets decode to {number} frames, and it holds no times to match them")
 
 
 def _decode_file(source: Path) -> Iterator[tuple[VideoFrame, int]]:

@@ -25,7 +25,7 @@ from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
 
-FRAMES, RATE, WIDTH, HEIGHT = 14, 30, 352, 288
+FRAMES, RATE, WIDTH, HEIGHT = 15, 30, 352, 288
 _X264 = {"x264-params": "keyint=6:min-keyint=6:bframes=2:scenecut=0:log-level=none"}
 _X265 = {"x265-params": "keyint=6:min-keyint=6:bframes=2:log-level=none:pools=1:frame-threads=1"}
 _MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
@@ -33,20 +33,29 @@ _MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
 
 def encode(
     path: Path, muxer: str, codec: str, pix_fmt: str = "yuv420p", *, rate: int = RATE, frames: int = FRAMES,
-    options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT),
+    options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT), sound: str = "",
+    numbered: bool = True,
 ) -> Path:  # fmt: skip
     """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know."""
     with av.open(str(path), "w", format=muxer, options={"fflags": "+bitexact"}) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=options or {})
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.thread_count = 1
+        audio: Any = output.add_stream(sound, rate=48000) if sound else None
         for number in range(frames):
-            picture = np.full((size[1], size[0], 3), 40 + 8 * (number % 8), dtype=np.uint8)
-            draw_frame_number(picture, number)
+            picture = np.full((size[1], size[0], 3), 4 * number % 256, dtype=np.uint8)
+            if numbered:
+                draw_frame_number(picture, number)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
             frame.pts, frame.time_base = number, Fraction(1, rate)
             output.mux(stream.encode(frame))
+            if sound:
+                silence = av.AudioFrame.from_ndarray(np.zeros((1, 2304), np.int16), "s16", "stereo")
+                silence.sample_rate = 48000
+                output.mux(audio.encode(silence))
         output.mux(stream.encode(None))
+        if sound:
+            output.mux(audio.encode(None))
     return path
 
 
@@ -126,6 +135,20 @@ def test_frames_are_transcoded_out_of(name: str, tmp_path: Path) -> None:
     rate = 25 if name == "a.gif" else RATE  # GIF counts in hundredths
     source = encode(tmp_path / name, muxer, codec, pix_fmt, options=options, rate=rate)
     check(source, tmp_path / "clip", copied=False, rate=rate)
+
+
+def test_times_that_ffmpeg_makes_up(tmp_path: Path) -> None:
+    """In a pack that begins several pictures of MPEG-2 FFmpeg guesses their times: at the end, one for two of them."""
+    source = encode(
+        tmp_path / "a.vob", "vob", "mpeg2video", rate=25, frames=62, options={"bf": "2", "g": "12"}, sound="mp2",
+        size=(320, 192), numbered=False,
+    )  # fmt: skip
+    with open_video(source) as container:
+        times = [packet.pts for packet in container.demux(video=0) if packet.size]
+    assert len(set(times)) < len(times)
+    clip, _ = prepare(source, tmp_path / "clip")
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(62) / 25, atol=1e-4)
 
 
 def test_dv(tmp_path: Path) -> None:
