@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from streamvid.arrays import UInt8
+from streamvid.bitstream.packet_info import classifier
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.base import FrameSink, Pending
 from streamvid.errors import VideoError
@@ -27,6 +28,16 @@ _MIN_SEGMENT: Final = 32
 
 SliceSegment = tuple[int, int]
 """Packets of a slice, from and to."""
+
+
+class DamagedClipError(VideoError):
+    """A slice that does not decode to its frames.
+
+    Attributes:
+        reason: without the clip's name.
+    """
+
+    reason: str
 
 
 class CpuDecoder:
@@ -145,7 +156,7 @@ def decode_frames(
         the wanted frames, not always in order, each after its row: its index in `encoded.frames`.
 
     Raises:
-        VideoError: it does not decode to its frames.
+        DamagedClipError: it does not decode to its frames.
     """
     import av
 
@@ -158,26 +169,49 @@ def decode_frames(
     try:
         for run in pairwise(cuts):
             # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
+            shown: set[int | None] = set()
             for frame in context.decode(encoded.stsd, _packets(encoded, *run), reorder=reorder):
+                shown.add(frame.pts)
                 # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
                 if frame.is_corrupt:
-                    raise VideoError(f"clip {encoded.name} is damaged: check it with `streamvid verify --decode`")
+                    raise _damaged(encoded, "FFmpeg marks a picture as damaged")
                 row = rows.pop(frame.pts, None) if frame.pts is not None else None
                 if row is None:
                     continue
                 if (frame.width, frame.height) != (encoded.width, encoded.height):
-                    raise VideoError(
-                        f"clip {encoded.name} decodes to frames of {frame.width}x{frame.height}, "
-                        f"its dataset says {encoded.width}x{encoded.height}: pack it again"
+                    raise _damaged(
+                        encoded,
+                        f"it decodes to frames of {frame.width}x{frame.height}, "
+                        f"not of {encoded.width}x{encoded.height}",
                     )
                 yield row, frame
+            if _is_incomplete(encoded, run, shown):
+                raise _damaged(encoded, "a packet decodes to no picture")
     except av.error.FFmpegError as error:
-        raise VideoError(f"clip {encoded.name} cannot be decoded: {error.strerror}") from error
+        raise _damaged(encoded, f"FFmpeg: {error.strerror or type(error).__name__}") from error
     if rows:
-        raise VideoError(
-            f"clip {encoded.name} does not decode to the frames that its index names: "
-            "check it with `streamvid verify --decode`"
-        )
+        raise _damaged(encoded, "its packets do not decode to as many frames")
+
+
+def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, shown: set[int | None]) -> bool:
+    """Whether a packet of a run has no frame though its header says that it is output: FFmpeg may say nothing of a
+    packet that is nonsense, and predict from what it has instead."""
+    silent = [n for n in range(*run) if int(encoded.display_order[n]) not in shown]
+    if not silent or encoded.codec == "mpeg4":  # whose packets may say that nothing is coded
+        return False
+    kind_of = classifier(encoded.codec, encoded.stsd)
+    first, *kinds = (kind_of(memoryview(next(_packets(encoded, n, n + 1))[0])) for n in (run[0], *silent))
+    return first.random_access and any(
+        not kind.hidden and not kind.skipped_leading and kind.order is not None for kind in kinds
+    )
+
+
+def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
+    error = DamagedClipError(
+        f"clip {encoded.name} is damaged ({reason}): check it with `streamvid verify --decode`, pack it again"
+    )
+    error.reason = reason
+    return error
 
 
 def _packets(encoded: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:

@@ -99,10 +99,12 @@ class CpuAssistWorker:
         stsd = in_band_description(key.codec, width=key.width, height=key.height)
         packets = zip(job.packets, job.display_order, strict=True)
         # To the last frame: those behind the last wanted one may be damaged, and it predicted from them.
+        count = 0
         for frame in self._context.decode(stsd, packets, reorder=reorder_depth(job.display_order)):
             self._stage(frame, job, wanted)
-        if wanted:
-            raise VideoError(f"{len(wanted)} frames of clip {job.encoded.name} do not come out of the decoder")
+            count += 1
+        if wanted or count != len(job.packets):
+            raise VideoError(f"frames of clip {job.encoded.name} do not come out of the decoder")
 
     def _configure(self, key: SessionKey) -> None:
         """Allocate pinned memory for planes of this configuration."""

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.fetch.shard_access import ShardAccess, shard_errors
 from streamvid.storage.range_reader import ByteRange, RangeReader
-from streamvid.video.packet_selection import EncodedSlice, extract_packets
+from streamvid.video.packet_selection import EncodedSlice, PacketSelection, extract_packets
 from streamvid.video.stored_clip import UNORDERED
 
 BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
@@ -116,13 +117,13 @@ def read_slices(
     slices = []
     for sample in samples:
         own = [next(blocks) for _ in range(len(sample.spans))]
-        slices.append(encoded_slice(dataset, sample, extract_packets(sample.packets, sample.spans, own)))
+        data = extract_packets(sample.packets, sample.spans, own)
+        slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
     return slices
 
 
-def encoded_slice(dataset: ClipSource, sample: SamplePlan, data: UInt8) -> EncodedSlice:
-    """A sample's packets and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
-    rows, clip, part = dataset.clips, sample.clip, sample.packets
+def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8) -> EncodedSlice:
+    """Packets of a clip and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
     return EncodedSlice(
         name=rows.key[clip],
         codec=rows.codec[clip],

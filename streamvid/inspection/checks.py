@@ -6,9 +6,9 @@ import hashlib
 import io
 import json
 import tarfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +16,16 @@ import av
 import numpy as np
 import pyarrow as pa
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
+from streamvid.decode.damage import find_damage
+from streamvid.fetch.encoded_batch import encoded_slice
+from streamvid.fetch.plan_samples import GAP_BYTES
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json
-from streamvid.video.frame_index import HIDDEN, FrameIndex
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 
 Finding = tuple[str, int | None]
 """A problem, and the row of the clip that has it, if one has."""
@@ -156,9 +161,7 @@ def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
             yield f"the tar has {_member(member.name, offset, member.size)} where {right} should be"
 
 
-def check_clip(
-    read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool, threads: int
-) -> Iterator[str]:
+def check_clip(read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool) -> Iterator[str]:
     """Compare one clip's three files with its row; `index` is the frame index of the Parquet file, None if damaged."""
     files: dict[str, bytes] = {}
     for kind in KINDS:
@@ -177,7 +180,7 @@ def check_clip(
         if sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
             yield "the sample description in its mp4 is not the one in the parquet"
         if index is not None:
-            yield from _check_packets(files["mp4"], clips, row, index, decode=decode, threads=threads)
+            yield from _check_packets(files["mp4"], clips, row, index, decode=decode)
     except (av.error.FFmpegError, ValueError) as error:
         yield f"its mp4 cannot be read ({error})"
 
@@ -194,9 +197,7 @@ def _check_json(data: bytes, clips: ClipTable, row: int) -> Iterator[str]:
         yield f"its json cannot be read ({error})"
 
 
-def _check_packets(
-    data: bytes, clips: ClipTable, row: int, index: FrameIndex, *, decode: bool, threads: int
-) -> Iterator[str]:
+def _check_packets(data: bytes, clips: ClipTable, row: int, index: FrameIndex, *, decode: bool) -> Iterator[str]:
     """Compare the packets that FFmpeg finds with the index; without the edit list, which the index has applied."""
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         if len(container.streams) != 1 or not container.streams.video:
@@ -218,33 +219,14 @@ def _check_packets(
             yield f"packet {int(np.argmin(same))} of its mp4 is not where, or when, the index says"
             return
     if decode:
-        yield from check_frames(data, index, shift, threads)
+        damage = find_damage(index, np.arange(len(index.visible)), partial(_encode, data, clips, row, index))
+        if damage is not None:
+            yield str(damage)
 
 
-def check_frames(data: bytes, index: FrameIndex, shift: int, threads: int) -> Iterator[str]:
-    """Check that every displayed packet decodes to one frame with its pts, in order; non-displayed ones may.
-
-    Args:
-        data: a clip's mp4.
-        index: its frame index.
-        shift: difference of the pts in the mp4 and in the index.
-        threads: of FFmpeg's decoder.
-
-    Yields:
-        The problems.
-    """
-    with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = threads
-        times = [None if frame.pts is None else frame.pts - shift for frame in container.decode(stream)]
-    decoded = Counter(times)
-    visible = Counter(index.frame_pts.tolist())
-    missing = visible - decoded
-    beyond = decoded - visible - Counter(index.pts[(index.flags & HIDDEN) != 0].tolist())
-    if missing:
-        yield f"{missing.total()} of its {visible.total()} frames do not decode, the first at pts {min(missing)}"
-    if beyond:
-        yield f"it decodes to {beyond.total()} frames that are not in the index"
-    known = [time for time in times if time is not None]
-    if known != sorted(known):
-        yield "its frames come out of a decoder in another order than the index says: pack it again"
+def _encode(data: bytes, clips: ClipTable, row: int, index: FrameIndex, frames: Int64) -> EncodedSlice:
+    """Some frames of a clip as a loader reads them; `data` is its mp4."""
+    packets = select_packets(index, frames)
+    spans = byte_ranges(packets, gap=GAP_BYTES)
+    mp4 = np.frombuffer(data, dtype=np.uint8)
+    return encoded_slice(clips, row, packets, extract_packets(packets, spans, [mp4[a:b] for a, b in spans.tolist()]))

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ class _Task:
         entry: of the shard.
         rows: the sampled clips; None: all clips and the whole tar.
         decode: whether to decode them.
-        threads: of the decoder.
+        threads: clips that are checked at the same time.
     """
 
     path: str
@@ -132,7 +133,7 @@ def verify(
 
     Args:
         path: folder or URL; shards of a remote dataset are fetched to the temporary folder while they are checked.
-        decode: decode every clip and compare its frames with the index.
+        decode: decode every frame of every clip as a loader does, and say which it could not give.
         sample: share of clips to check, above 0 and up to 1, drawn at random. The idx and Parquet files of all shards
             are then checked completely, but of the tars nothing but the drawn clips is read.
         seed: of the sample.
@@ -154,7 +155,7 @@ def verify(
     manifest = read_manifest(path)
     cores = len(os.sched_getaffinity(0))
     count = min(workers or cores, max(1, len(manifest.shards)))
-    # With fewer shards than cores, decoders get several threads.
+    # With fewer shards than cores, several clips of a shard are checked at a time.
     threads = max(1, (workers or cores) // count)
     drawn = None if sample is None else _draw(manifest, sample, seed)
     problems: list[Problem] = []
@@ -263,15 +264,20 @@ def _check_shard(task: _Task) -> _Checked:
             for what, row in check_tar(files["tar"], clips):
                 report(what, clips.key[row] if row is not None else "")
         if "tar" in files or (task.rows and "tar" not in wrong):
-            for row in range(len(clips)) if task.rows is None else task.rows:
-                read = _reader(task, files, clips, row)
-                if task.rows is not None:
-                    for what in check_headers(read, clips, row):
+            rows = range(len(clips)) if task.rows is None else task.rows
+            with ThreadPoolExecutor(task.threads) as threads:
+                for row, found in zip(
+                    rows, threads.map(partial(_check_row, task, files, clips, index), rows), strict=True
+                ):
+                    for what in found:
                         report(what, clips.key[row])
-                frames = None if index is None else index.clip(row)
-                for what in check_clip(read, clips, row, frames, decode=task.decode, threads=task.threads):
-                    report(what, clips.key[row])
     return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
+
+
+def _check_row(task: _Task, files: dict[str, Path], clips: ClipTable, index: ShardIndex | None, row: int) -> list[str]:
+    read = _reader(task, files, clips, row)
+    found = [] if task.rows is None else list(check_headers(read, clips, row))
+    return found + list(check_clip(read, clips, row, None if index is None else index.clip(row), decode=task.decode))
 
 
 def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:

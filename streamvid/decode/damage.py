@@ -1,0 +1,120 @@
+"""Which frames of a clip a loader could not decode: what `verify --decode` reports, and why packing rejects a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.decode.cpu import DamagedClipError, decode_frames
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.packet_selection import EncodedSlice, select_packets
+
+_MIN_PACKETS: Final = 64
+"""Packets that are decoded together at least: each part gets a codec context of its own, as parameter sets that only an
+earlier part holds are not known to a loader that begins here."""
+_SHOWN: Final = 5
+"""Runs of frame numbers that a message lists."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Frames that do not decode.
+
+    Attributes:
+        frames: their numbers, ascending.
+        total: frames of the clip.
+        cause: of the first of them.
+    """
+
+    frames: tuple[int, ...]
+    total: int
+    cause: str
+
+    def __str__(self) -> str:
+        numbers = np.array(self.frames)
+        runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+        shown = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:_SHOWN])
+        more = sum(map(len, runs[_SHOWN:]))
+        count = (
+            f"frame {shown} of its {self.total} does"
+            if len(numbers) == 1
+            else (f"{len(numbers)} of its {self.total} frames do")
+        )
+        listed = "" if len(numbers) == 1 else f", {shown}" + (f" and {more} more" if more else "")
+        return f"{count} not decode{listed}: {self.cause}"
+
+
+def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice]) -> Damage | None:
+    """Decode frames of a clip as a loader does, and find out which of them it could not give.
+
+    A frame is damaged if a slice of it alone does not decode: a window is, if one of its frames is. Undamaged parts are
+    decoded once. In a damaged part the frames are found by halving it.
+
+    Args:
+        index: the clip's packets.
+        frames: int64 [wanted], the numbers of the frames to decode, ascending, at least one.
+        encode: makes a slice of some of them, ascending.
+    """
+    found: dict[int, str] = {}
+    for part in _parts(index, frames):
+        # By decode order: what others depend on comes before them.
+        _search(index, part[np.argsort(index.visible[part], kind="stable")], encode, found)
+    if not found:
+        return None
+    numbers = tuple(sorted(found))
+    return Damage(numbers, len(index.visible), found[numbers[0]])
+
+
+def _parts(index: FrameIndex, frames: Int64) -> Iterator[Int64]:
+    """The frames in parts that end where a GOP does."""
+    gops = np.searchsorted(index.starts, index.visible[frames], side="right")
+    first = 0
+    for cut in [*(np.flatnonzero(np.diff(gops)) + 1).tolist(), len(frames)]:
+        if cut == len(frames) or cut - first >= _MIN_PACKETS:
+            yield frames[first:cut]
+            first = cut
+
+
+def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice], found: dict[int, str]) -> None:
+    """Add the damaged ones of some frames, which come in decode order, to `found`, with the cause."""
+    frames = frames[[number not in found for number in frames.tolist()]]
+    if not len(frames):
+        return
+    cause = _cause(encode(np.sort(frames)))
+    if cause is None:
+        return
+    before = len(found)
+    if len(frames) > 1:
+        half = len(frames) // 2
+        _search(index, frames[:half], encode, found)
+        _search(index, frames[half:], encode, found)
+    if len(found) == before:
+        found.update(dict.fromkeys(frames.tolist(), cause))
+        _add_dependent(index, int(frames[0]), cause, found)
+
+
+def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int, str]) -> None:
+    """Add the frames that need all packets of a damaged one: decoding them meets the same damage."""
+    needed = select_packets(index, np.array([damaged])).offsets
+    first = int(index.visible[damaged])
+    # None that is decoded after the GOP behind this one's needs it.
+    later = index.starts[index.starts > first]
+    end = int(later[1]) if len(later) > 1 else len(index)
+    for number in np.flatnonzero((index.visible > first) & (index.visible < end)).tolist():
+        if number not in found and np.isin(needed, select_packets(index, np.array([number])).offsets).all():
+            found[number] = cause
+
+
+def _cause(encoded: EncodedSlice) -> str | None:
+    """Why a slice does not decode to its frames, in their order; None if it does."""
+    try:
+        rows = [row for row, _ in decode_frames(encoded)]
+    except DamagedClipError as error:
+        return error.reason
+    if encoded.in_order and rows != sorted(rows):
+        return "they come out of a decoder in another order than the index says"
+    return None

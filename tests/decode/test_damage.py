@@ -1,0 +1,72 @@
+"""Frames that `find_damage` names are exactly those that a loader cannot decode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.damage import Damage, find_damage
+from streamvid.errors import VideoError
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
+from tests.support.reference import slice_of
+from tools.clips import Recipe
+
+BASE = Recipe(width=208, height=120, frames=80, gop=20, b_frames=3, style="texture")
+CODECS = {
+    "h264": BASE,
+    "hevc_open_gop": replace(BASE, codec="hevc", open_gop=True),
+    "vp9": replace(BASE, codec="vp9", container="webm"),
+    "mpeg4": replace(BASE, codec="mpeg4"),
+    "av1": replace(BASE, codec="av1"),
+    "one_gop": replace(BASE, gop=80),
+}
+
+
+def loads(clip: StoredClip, frames: list[int]) -> bool:
+    try:
+        decode_with_pyav(slice_of(clip, frames))
+    except VideoError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_frames_are_those_that_do_not_load(name: str, seed: int, tmp_path: Path) -> None:
+    clip = store_clip(write(CODECS[name], tmp_path / f"a.{CODECS[name].container}"), tmp_path)
+    rng = np.random.default_rng(seed)
+    data = bytearray(clip.mp4.read_bytes())
+    for packet in rng.choice(len(clip.index), 1 + seed, replace=False):
+        at, size = int(clip.index.offset[packet]), int(clip.index.size[packet])
+        if seed == 1:
+            data[at : at + size] = bytes(size)
+        else:
+            for place in rng.integers(at + min(8, size - 1), at + size, 3):
+                data[place] ^= 0xFF
+    clip.mp4.write_bytes(data)
+    every = np.arange(80)
+    found = find_damage(clip.index, every, partial(slice_of, clip))
+    damaged = set() if found is None else set(found.frames)
+    assert damaged == {n for n in range(80) if not loads(clip, [n])}
+    assert seed != 1 or damaged
+    for first in range(0, 80, 9):
+        window = list(range(first, min(80, first + 16)))
+        assert loads(clip, window) == damaged.isdisjoint(window)
+    # Of some frames it is what is found of all.
+    some = np.arange(24, 40)
+    part = find_damage(clip.index, some, partial(slice_of, clip))
+    assert (set() if part is None else set(part.frames)) & set(some.tolist()) == damaged & set(some.tolist())
+
+
+def test_it_says_which_frames() -> None:
+    assert str(Damage((4,), 9, "gone")) == "frame 4 of its 9 does not decode: gone"
+    assert str(Damage((4, 5, 6, 8), 9, "gone")) == "4 of its 9 frames do not decode, 4 to 6, 8: gone"
+    many = Damage(tuple(range(0, 40, 2)), 50, "gone")
+    assert str(many) == "20 of its 50 frames do not decode, 0, 2, 4, 6, 8 and 15 more: gone"
