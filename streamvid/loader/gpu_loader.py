@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed
 import torch.utils.data
 
 from streamvid.checks import integer, one_of, suggest_keywords
@@ -25,6 +27,8 @@ from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
+
+log = logging.getLogger(__name__)
 
 _PROBE_FRAMES: Final = 3
 
@@ -187,6 +191,8 @@ class GpuDataLoader:
 
     def _run(self, epoch: int) -> Iterator[Batch]:
         self.dataset.set_epoch(epoch)
+        if self._samplers == (None, None) and self._stats.batches == 0:
+            _warn_undivided()
         rendered = self._pipeline.run(self._encoded(), read_here=self._num_workers > 0)
         try:
             while True:
@@ -240,6 +246,14 @@ class _Slices(torch.utils.data.Dataset[_Read]):
         except (StreamvidError, IndexError, KeyError) as error:
             # PyTorch would wrap it into a traceback as text; the user gets the one sentence that it is.
             return error.with_traceback(None)
+
+
+def _warn_undivided() -> None:
+    """Say so if there are several ranks, which all get every clip, as with PyTorch's DataLoader."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            log.warning("all %d ranks get every clip: give sampler=DistributedSampler(dataset) to divide them", ranks)
 
 
 def _share(batch: Any) -> _Read | SharedBatch[_Read]:

@@ -100,7 +100,8 @@ def ranks_per_node(size: int) -> int | None:
         if equal is None or int(equal[1]) * int(equal[2] or 1) != size:
             return None
         return int(equal[1])
-    nodes = os.environ.get("GROUP_WORLD_SIZE", "")  # torchrun's word for their number
+    # torchrun's and deepspeed's words for the number of nodes.
+    nodes = os.environ.get("GROUP_WORLD_SIZE", os.environ.get("CROSS_SIZE", ""))
     unequal = size % per_node if not nodes.isdecimal() else per_node * int(nodes) != size
     return None if unequal else per_node
 

@@ -69,12 +69,13 @@ def find_world(
         mesh: whose data-parallel ranks are the world's.
         ranks_per_node: for the number of nodes; default: as torchrun, deepspeed and Slurm say it, else all are one
             node. Of a mesh, its data-parallel ranks on a node.
-        settle: the world is final. If the launcher may have started tasks that are no single run, that is logged, once
-            per process; if the environment does not say the rank, that is an error. Otherwise only the size is right.
+        settle: the world is final. It is an error then if the environment does not say the rank, or if this is one of
+            several DataLoader workers and rank and world_size are not given; and if the launcher may have started tasks
+            that are no single run, that is logged, once per process. Otherwise only the size is right.
 
     Raises:
         InputError: only one of rank and world_size is given, one is out of range, the mesh does not say which ranks are
-            data-parallel, or an environment variable is missing or no number.
+            data-parallel, or an environment variable is missing or no number; and see `settle`.
     """
     if world_size == 1 and rank is None:
         rank = 0
@@ -82,6 +83,8 @@ def find_world(
         raise InputError("give rank and world_size together, or neither")
     if rank is not None and world_size is not None:
         return _on_nodes(rank, world_size, ranks_per_node, "the arguments")
+    if settle:
+        _refuse_workers()
     if mesh is not None:
         rank, size = data_parallel_rank(mesh)
         return _on_nodes(rank, size, size if ranks_per_node is None else ranks_per_node, "the mesh")
@@ -101,6 +104,18 @@ def find_world(
     if settle and not launch.one_run and launch.size > 1:
         _log_launch(launch)
     return _on_nodes(launch.rank or 0, launch.size, ranks_per_node, launch.source)
+
+
+def _refuse_workers() -> None:
+    """Raises InputError in one of several workers of a DataLoader: each would stream all clips of this rank."""
+    import torch.utils.data
+
+    worker = torch.utils.data.get_worker_info()
+    if worker is not None and worker.num_workers > 1:
+        raise InputError(
+            f"each of the {worker.num_workers} DataLoader workers would stream all clips of this rank: iterate over "
+            "the loader itself, which reads and decodes ahead in threads, or give DataLoader num_workers=0"
+        )
 
 
 @cache

@@ -170,6 +170,26 @@ def test_samplers_of_any_kind(dataset: Path) -> None:
         seen(batch_sampler=[[1, 2, 3]], batch_size=2)
 
 
+def test_ranks_that_all_get_everything_are_told(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ds = sv.ClipDataset(dataset, sampling=sv.Window(2))
+    for ranks, options, said in (
+        (1, {}, 0),
+        (2, {}, 1),
+        (2, {"sampler": DistributedSampler(ds, num_replicas=2, rank=0)}, 0),
+        (2, {"shuffle": True}, 1),
+    ):
+        caplog.clear()
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda ranks=ranks: ranks)
+        with sv.GpuDataLoader(ds, batch_size=4, device="cpu", **options) as loader:  # type: ignore[arg-type]
+            for _ in range(2):
+                list(loader)
+        assert caplog.text.count("DistributedSampler") == said
+
+
 def test_epochs(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     sampler: Any = DistributedSampler(ds, num_replicas=1, rank=0)

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
 import torch.multiprocessing
+import torch.utils.data
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
@@ -246,6 +247,31 @@ def test_a_mesh_with_locality_needs_the_ranks_of_a_node(dataset: str) -> None:
         loader(dataset, mesh=object())
 
 
+class Wrapped(torch.utils.data.IterableDataset[list[int]]):
+    """What some write to give a loader to PyTorch's."""
+
+    def __init__(self, source: sv.StreamLoader) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(rows, self._source)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_within_the_workers_of_a_dataloader(dataset: str, workers: int) -> None:
+    """Two would stream everything twice."""
+    with loader(dataset) as source:
+        batches = torch.utils.data.DataLoader(Wrapped(source), batch_size=None, num_workers=workers)
+        if workers < 2:
+            assert sorted(row for batch in batches for row in batch) == list(range(CLIPS))
+        else:
+            with pytest.raises(sv.InputError, match="2 DataLoader workers"):
+                next(iter(batches))
+    with loader(dataset, rank=0, world_size=1) as source:
+        batches = torch.utils.data.DataLoader(Wrapped(source), batch_size=None, num_workers=workers)
+        assert len(list(batches)) == 7 * max(1, workers)
+
+
 def spawned(rank: int, dataset: str, folder: str) -> None:
     """A process of `mp.spawn`, which makes its loaders before the process group."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -309,3 +335,21 @@ def test_torchrun_is_known_before_the_process_group(dataset: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert Counter(row for part in parts for row in part) == Counter(range(CLIPS))
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_epoch": 5}, {"locality": "node", "ranks_per_node": 1}])
+def test_ranks_that_knew_different_worlds_before(
+    dataset: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under Lightning, whose launcher runs the script again for the other ranks, and tells them what they are."""
+    for rank, environment in enumerate(({}, lightning(1, 2, 2))):
+        with loader(dataset, rank=rank, world_size=2, **options) as known:
+            known.set_epoch(2)
+            expected = [take(known) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            use(patch, environment)
+            with loader(dataset, **options) as source:
+                source.set_epoch(2)
+                source.state_dict()
+                joins(patch, rank, 2)
+                assert [take(source) for _ in range(2)] == expected
