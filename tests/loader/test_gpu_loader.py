@@ -173,7 +173,7 @@ def test_samplers_of_any_kind(dataset: Path) -> None:
 def test_ranks_that_all_get_everything_are_told(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ds = sv.ClipDataset(dataset, sampling=sv.Window(2))
+    ds = sv.ClipDataset(dataset, **OPTIONS)
     for ranks, options, said in (
         (1, {}, 0),
         (2, {}, 1),
