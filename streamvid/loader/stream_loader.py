@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -18,6 +17,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
 from streamvid.loader.preflight import FALLBACKS, Fallback
+from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
@@ -182,16 +182,9 @@ class StreamLoader:
         self._stats = LoaderStats()
         self._settled = False
         """Whether a batch was asked for: the world is final."""
-        self._next = self._schedule.start(0)
-        """Where the next iteration begins."""
+        self._position = RunPosition(self._schedule.start(0))
         self._restored: Mapping[str, Any] | None = None
-        """The state that it is from, if it is from one."""
-        self._now: Cursor | None = None
-        """Behind the last batch of the iteration under way; None if there is none, or set_epoch was called since."""
-        self._iteration: object = None
-        """Which iteration that is: the one that began last."""
-        self._left: Cursor | None = None
-        """Where the loop was left, if that was before the epoch's end and nothing has begun since."""
+        """The state that the position is from, if it is from one."""
 
     def __repr__(self) -> str:
         world = self._schedule.plan.world
@@ -209,14 +202,16 @@ class StreamLoader:
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration begins or resumes."""
-        return self._next.position.epoch
+        return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0, most=None)
-        if epoch != self.epoch:
-            self._next, self._restored = self._schedule.start(epoch), None
-        self._now = self._left = None
+        if epoch == self.epoch:
+            self._position.put(self._position.next)
+        else:
+            self._position.put(self._schedule.start(epoch))
+            self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
@@ -229,15 +224,7 @@ class StreamLoader:
         stateful loaders.
         """
         self._meet_world()
-        if self._left is not None and sys.exc_info()[0] is not None:
-            return self._left.state()
-        if self._left is not None:
-            log.warning(
-                "epoch %d was left before its end, so this state begins epoch %d; one saved within the loop goes on "
-                "with the rest", self._left.position.epoch, self.epoch,
-            )  # fmt: skip
-            self._left = None
-        return (self._now or self._next).state()
+        return self._position.to_save().state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume from a state, on any number of ranks and nodes, with any batch size.
@@ -251,8 +238,8 @@ class StreamLoader:
         Raises:
             InputError: the state belongs to another dataset, sampling, seed or order, or is no state.
         """
-        self._next, self._restored = self._schedule.resume(state), dict(state)
-        self._now = self._iteration = self._left = None
+        self._position.put(self._schedule.resume(state), restored=True)
+        self._restored = dict(state)
 
     def stats(self) -> LoaderStats:
         """Counts and times so far."""
@@ -272,36 +259,29 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
+        return self._position.follow(self._run())
+
+    def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
         self._meet_world(settle=True)
-        cursor = self._next
+        cursor, schedule = self._position.next, self._schedule
         epoch, source, columns = cursor.epoch(), self._samples.source, self._samples.columns
-        this, left = object(), epoch.left
+        following = schedule.after(cursor)
         rendered = self._engine.run(epoch)
         try:
-            while True:
+            for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
-                one = next(rendered, None)
+                one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
-                if one is None:
-                    break
                 self._meet_world(settle=True)
                 parts = source.part_of(one.encoded.clips) if len(source.subsets) > 1 else None
                 batch = make_batch(one, self.dataset, columns, parts)
                 batch = batch if self._batch_fn is None else self._batch_fn(batch)
-                if left == epoch.left:
-                    self._iteration, self._next = this, self._schedule.after(cursor)
-                cursor, left = cursor.advanced(), left - 1
-                if self._iteration is this:  # not if another has begun since, or a state was loaded
-                    self._now, self._left = cursor, None
-                yield batch
-        except GeneratorExit:
-            if self._now is cursor:
-                self._now, self._left = None, cursor if left else None
-            raise
+                cursor = cursor.advanced()
+                yield Delivery(batch, cursor, following, last=not left)
+            # The engine's own end, with which its decoder stays for the next epoch.
+            next(rendered, None)
         finally:
             rendered.close()
-        if self._now is cursor:
-            self._now = None
 
     def _meet_world(self, *, settle: bool = False) -> None:
         """Plan for the world that this process is in now. Once settled, it must stay the same."""
@@ -317,7 +297,7 @@ class StreamLoader:
                 )
             _check_steps(schedule.plan)
             self._schedule = schedule
-            self._next = schedule.resume(self._restored) if self._restored else schedule.start(self.epoch)
+            self._position.put(schedule.resume(self._restored) if self._restored else schedule.start(self.epoch))
         self._settled = settle
 
     def _open(

@@ -144,6 +144,11 @@ class Cursor:
     schedule: RunSchedule
     position: Position
 
+    @property
+    def epoch_number(self) -> int:
+        """The epoch that it is in."""
+        return self.position.epoch
+
     def advanced(self) -> Cursor:
         """The cursor after one more step."""
         return Cursor(self.schedule, self.position.advanced(self.schedule.plan.topology))

@@ -1,0 +1,102 @@
+"""Where the run of a loader stands: within the loop, behind it, or where a state or `set_epoch` put it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+class Position(Protocol):
+    """A place in a run."""
+
+    @property
+    def epoch_number(self) -> int:
+        """The epoch that it is in."""
+
+
+P = TypeVar("P", bound=Position)
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[Batch, P]):
+    """A batch for the loop, and what it does to the run.
+
+    Attributes:
+        batch: the batch.
+        position: the position behind it.
+        following: the beginning of the next epoch.
+        last: whether it is the last batch of its epoch.
+    """
+
+    batch: Batch
+    position: P
+    following: P
+    last: bool
+
+
+class RunPosition(Generic[P]):
+    """The positions of a run, and the rules by which it moves from one to the next.
+
+    An epoch begins with its first batch, not with `iter()`, which frameworks call only to look. It is over when the
+    loop has been left, whether by its end or by `break`: then the next iteration is the next epoch, in the same run and
+    in one that is resumed. But where an exception left the loop, the state that is saved while it is handled resumes
+    the epoch, and so does one saved within the loop.
+
+    Args:
+        start: where the first iteration begins.
+    """
+
+    def __init__(self, start: P) -> None:
+        self.next = start
+        """Where the next iteration begins."""
+        self._now: P | None = None
+        """Behind the last batch of the iteration under way; None if there is none, or `put` was called since."""
+        self._left: P | None = None
+        """Where the loop was left, if that was before the epoch's end and nothing has been done since."""
+        self._iteration: object = None
+        """Which iteration is under way: the one that began last."""
+
+    def put(self, position: P, *, restored: bool = False) -> None:
+        """Let the next iteration begin there. One that is under way and goes on is what a state is of again, unless the
+        position is restored from a state."""
+        self.next, self._now, self._left = position, None, None
+        if restored:
+            self._iteration = None
+
+    def to_save(self) -> P:
+        """The position for a state."""
+        if self._left is not None:
+            if sys.exc_info()[0] is not None:
+                return self._left
+            log.warning(
+                "epoch %d was left before its end, so this state begins epoch %d; one saved within the loop goes on "
+                "with the rest", self._left.epoch_number, self.next.epoch_number,
+            )  # fmt: skip
+            self._left = None
+        return self._now or self.next
+
+    def follow(self, deliveries: Generator[Delivery[Batch, P], None, None]) -> Iterator[Batch]:
+        """The batches of an iteration, each with its effect on the run. Closes the generator."""
+        this, begun, last = object(), False, None
+        try:
+            for one in deliveries:
+                if not begun:
+                    begun, self._iteration, self.next = True, this, one.following
+                if self._iteration is this:  # not if another has begun since, or a state was loaded
+                    self._now, self._left, last = one.position, None, one
+                yield one.batch
+        except GeneratorExit:
+            if last is not None and self._now is last.position:
+                self._now, self._left = None, None if last.last else last.position
+            raise
+        finally:
+            deliveries.close()
+        if last is not None and self._now is last.position:
+            self._now = None
