@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.nal import DpbRequirement, NalSyntax, OutputOrder, ParameterSets, read_units, split_packet
+from streamvid.bitstream.nal import (
+    DpbRequirement,
+    NalSyntax,
+    OutputOrder,
+    ParameterSets,
+    is_broken,
+    read_units,
+    split_packet,
+)
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
 
@@ -264,12 +272,14 @@ def classifier(stsd: bytes) -> Classifier:
         units = split_packet(packet, length_size)
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
         slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
+        broken = is_broken(packet, units, length_size)
         if not slices:
-            return PacketKind(order=None)
+            return PacketKind(order=None, broken=broken)
         return PacketKind(
             random_access=slices[0] & 31 == _IDR,
             disposable=all((first >> 5) & 3 == 0 for first in slices),
             order=order.next_rank(units),
+            broken=broken,
         )
 
     return classify

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.nal import DpbRequirement, NalSyntax, OutputOrder, ParameterSets, read_units, split_packet
+from streamvid.bitstream.nal import (
+    DpbRequirement,
+    NalSyntax,
+    OutputOrder,
+    ParameterSets,
+    is_broken,
+    read_units,
+    split_packet,
+)
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
 
@@ -246,7 +254,8 @@ def classifier(stsd: bytes) -> Classifier:
                     skipped_leading=kind in _RASL,
                     temporal_id=max((unit[1] & 7) - 1, 0),
                     order=order.next_rank(units),
+                    broken=is_broken(packet, units, length_size),
                 )
-        return PacketKind(order=None)
+        return PacketKind(order=None, broken=is_broken(packet, units, length_size))
 
     return classify

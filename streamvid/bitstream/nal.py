@@ -14,6 +14,8 @@ from typing import Final
 
 from streamvid.arrays import Int64, UInt8
 
+_LEAST_UNIT: Final = 4
+"""FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
 START_CODE: Final = b"\0\0\0\1"
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
@@ -173,6 +175,17 @@ def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:
             units.append(packet[position : position + length])
         position += length
     return units
+
+
+def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> bool:
+    """Whether some of a packet is in none of its NAL units, as one is empty or does not fit: FFmpeg and NVDEC then
+    refuse the whole packet.
+
+    Args:
+        packet, length_size: as for `split_packet`.
+        units: what that returned.
+    """
+    return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 
 
 class OutputOrder(ABC):

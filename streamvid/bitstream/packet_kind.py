@@ -23,6 +23,7 @@ class PacketKind:
             pictures alone.
         order: H.264 and HEVC: rank in output order: of two packets, the picture of the one with the lower number is
             output first; None if that is not known, or there is no output. 0 for all other codecs.
+        broken: H.264 and HEVC: decoders refuse it, as its NAL units do not fit.
     """
 
     random_access: bool = False
@@ -35,6 +36,7 @@ class PacketKind:
     no_refresh: bool = False
     resets_context: bool = False
     order: int | None = 0
+    broken: bool = False
 
 
 Classifier = Callable[[memoryview], PacketKind]

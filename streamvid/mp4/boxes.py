@@ -4,15 +4,22 @@ that standard."""
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from io import RawIOBase
+from itertools import islice
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
+MAX_MOOV_BYTES: Final = 256 << 20
+"""Bytes of `moov` that are read into memory: enough for days of video."""
+_MAX_BOXES: Final = 1 << 16
+"""Top-level boxes that are looked at."""
 MAX_HEAD_BYTES: Final = 1 << 26
 _FIXED_1: Final = 1 << 16
 """1.0 in 16.16 fixed point."""
@@ -85,6 +92,37 @@ def find_box(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, in
             if kind in _CONTAINERS:
                 level.append((payload, stop))
     return None
+
+
+def read_moov(source: Path) -> bytes:
+    """The payload of a file's first `moov`; empty if none is found. Raises OSError if it cannot be opened."""
+    with source.open("rb") as file:
+        for kind, payload, end in islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES):
+            if kind == b"moov":
+                file.seek(payload)
+                return file.read(min(max(end - payload, 0), MAX_MOOV_BYTES))
+    return b""
+
+
+def children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
+    """Where the payloads of the boxes in data[start:end] begin and end, by type; of several alike, the last."""
+    return {kind: (payload, stop) for kind, payload, stop in iter_boxes(data, start, end)}
+
+
+def find_track(moov: bytes, number: int) -> dict[bytes, tuple[int, int]]:
+    """The children of the `trak` box with that track_ID, as of `children`.
+
+    Raises:
+        KeyError: there is none.
+        struct.error, IndexError: a box is too short.
+    """
+    for kind, start, end in iter_boxes(moov, 0, len(moov)):
+        if kind == b"trak":
+            trak = children(moov, start, end)
+            tkhd, _ = trak[b"tkhd"]
+            if struct.unpack_from(">I", moov, tkhd + (20 if moov[tkhd] == 1 else 12)) == (number,):
+                return trak
+    raise KeyError(number)
 
 
 def read_timescale(data: bytes | bytearray | memoryview, start: int) -> int:

@@ -3,19 +3,13 @@ end."""
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from streamvid.mp4.boxes import MAX_HEAD_BYTES, find_box, iter_boxes, iter_file_boxes, read_timescale
+from streamvid.mp4.boxes import MAX_HEAD_BYTES, children, find_box, find_track, read_moov, read_timescale
 
-MAX_MOOV_BYTES: Final = 256 << 20
-"""Bytes of `moov` that are read into memory: enough for days of video."""
-_MAX_BOXES: Final = 1 << 16
-"""Top-level boxes that are looked at."""
 _NO_END: Final = 1 << 62
 _RATE_1: Final = (1, 0)
 """media_rate_integer and media_rate_fraction of 1.0."""
@@ -47,8 +41,7 @@ def read_edit(source: Path, track: int) -> Edit | None:
     Raises:
         OSError: it cannot be opened.
     """
-    with source.open("rb") as file:
-        moov = _read_moov(file)
+    moov = read_moov(source)
     try:
         return _edit_of_track(moov, track)
     except (struct.error, IndexError, KeyError):
@@ -103,37 +96,16 @@ def limit_edit(file: BinaryIO, seconds: float) -> bool:
     return True
 
 
-def _read_moov(file: BinaryIO) -> bytes:
-    """The payload of the file's first `moov`; empty if none is found."""
-    for kind, payload, end in islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES):
-        if kind == b"moov":
-            file.seek(payload)
-            return file.read(min(max(end - payload, 0), MAX_MOOV_BYTES))
-    return b""
-
-
 def _edit_of_track(moov: bytes, track: int) -> Edit | None:
-    top = list(iter_boxes(moov, 0, len(moov)))
-    starts = {kind: start for kind, start, _ in top}
-    movie_scale = read_timescale(moov, starts[b"mvhd"])
-    for kind, start, end in top:
-        if kind != b"trak":
-            continue
-        trak = _children(moov, start, end)
-        tkhd, _ = trak[b"tkhd"]
-        if struct.unpack_from(">I", moov, tkhd + (20 if moov[tkhd] == 1 else 12)) == (track,):
-            elst = _children(moov, *trak[b"edts"])[b"elst"]
-            mdhd, _ = _children(moov, *trak[b"mdia"])[b"mdhd"]
-            edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd))
-            is_open = edit is not None and edit.end == edit.begin
-            if edit is None or is_open != (b"mvex" in starts):
-                # In a fragmented file a length of 0 reaches to the end, and other lengths need not count the fragments.
-                # In other files an edit of no length shows nothing.
-                return None
-            return replace(edit, end=_NO_END) if is_open else edit
-    return None
-
-
-def _children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
-    """Where the payloads of the boxes in data[start:end] begin and end, by type."""
-    return {kind: (payload, stop) for kind, payload, stop in iter_boxes(data, start, end)}
+    top = children(moov, 0, len(moov))
+    movie_scale = read_timescale(moov, top[b"mvhd"][0])
+    trak = find_track(moov, track)
+    elst = children(moov, *trak[b"edts"])[b"elst"]
+    mdhd, _ = children(moov, *trak[b"mdia"])[b"mdhd"]
+    edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd))
+    is_open = edit is not None and edit.end == edit.begin
+    if edit is None or is_open != (b"mvex" in top):
+        # In a fragmented file a length of 0 reaches to the end, and other lengths need not count the fragments. In
+        # other files an edit of no length shows nothing.
+        return None
+    return replace(edit, end=_NO_END) if is_open else edit

@@ -18,8 +18,15 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.mp4.boxes import display_matrix, iter_boxes, iter_file_boxes, read_timescale, rotation_of_matrix
-from streamvid.mp4.edit_list import MAX_MOOV_BYTES, parse_edit_list
+from streamvid.mp4.boxes import (
+    MAX_MOOV_BYTES,
+    display_matrix,
+    iter_boxes,
+    iter_file_boxes,
+    read_timescale,
+    rotation_of_matrix,
+)
+from streamvid.mp4.edit_list import parse_edit_list
 from streamvid.mp4.sample_entry import ENTRY_BYTES
 
 _MAX_BOXES: Final = 1000

@@ -7,9 +7,10 @@ Sample descriptions are copied whole from source to clip to slice, so nothing he
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Final
 
-from streamvid.mp4.boxes import be32, box, find_box, full_box, iter_boxes
+from streamvid.mp4.boxes import be32, box, children, find_box, find_track, full_box, iter_boxes, read_moov
 
 ENTRY_BYTES: Final = 86
 """Box header and fixed fields of a VisualSampleEntry; its configuration boxes follow."""
@@ -32,6 +33,32 @@ def sample_description(data: bytes | memoryview) -> bytes:
     if stop - payload < 8 or struct.unpack_from(">I", data, payload + 4)[0] != 1:
         raise ValueError("the video changes its format midway (more than one sample description)")
     return bytes(data[payload - 8 : stop])
+
+
+def read_entries(source: Path, track: int) -> dict[bytes, dict[bytes, bytes]]:
+    """The sample entries of a video track by their four-letter codes, each as the payloads of its boxes.
+
+    Args:
+        source: a local file.
+        track: the track's number (`track_ID`).
+
+    Returns:
+        nothing if the file is no MP4 or cannot be parsed.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    moov = read_moov(source)
+    try:
+        start, end = find_track(moov, track)[b"mdia"]
+        for name in (b"minf", b"stbl", b"stsd"):
+            start, end = children(moov, start, end)[name]
+    except (struct.error, IndexError, KeyError):
+        return {}
+    return {
+        kind: {name: moov[at:to] for name, at, to in iter_boxes(moov, payload - 8 + ENTRY_BYTES, stop)}
+        for kind, payload, stop in iter_boxes(moov, start + 8, end)
+    }
 
 
 def codec_configuration(stsd: bytes, name: bytes) -> bytes:

@@ -95,8 +95,11 @@ def build_clip(
         offset, size: int64 [packets], where they lie in the file, in bytes.
 
     Raises:
-        ValueError: no frame of it can be decoded.
+        ValueError: no frame of it can be decoded, or a packet is broken.
     """
+    broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
+    if broken is not None:
+        raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
         kinds = [replace(kind, disposable=False) for kind in kinds]

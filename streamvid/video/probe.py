@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from streamvid.bitstream import jpeg
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
+from streamvid.mp4.sample_entry import read_entries
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def read_stream_info(source: Path) -> StreamInfo:
     with closing(open_video(source)) as container:
         check_pattern(container.metadata.get("operational_pattern_ul", ""))
         stream = video_stream(container)
+        entries = read_entries(source, stream.id) if container.format.name.startswith("mov") else {}
+        _check_readable(stream, entries)
         context = stream.codec_context
         codec = context.codec.canonical_name
         if codec not in CODECS:
@@ -129,6 +132,28 @@ def read_stream_info(source: Path) -> StreamInfo:
         extradata = context.extradata or b""
         annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
         return StreamInfo(codec, context.profile or "", annex_b, container.format.name.split(",")[0])
+
+
+_ENCRYPTED: Final = "it is encrypted, as by a DRM: decrypt it first"
+
+
+def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, bytes]]) -> None:
+    """Refuse what FFmpeg demuxes and does not decode.
+
+    Args:
+        stream: a file's video track.
+        entries: its sample entries, if the file is an MP4.
+
+    Raises:
+        ValueError: it is encrypted, or in a codec without a decoder.
+    """
+    if b"encv" in entries or any(b"sinf" in boxes for boxes in entries.values()):
+        raise ValueError(_ENCRYPTED)
+    if stream.codec_context is None:
+        names = "".join(f", {name.decode('latin-1')!a}" for name in entries)
+        if b"dav1" in entries:
+            names += " (AV1 for Dolby Vision, whose colours other players get wrong)"
+        raise ValueError(f"FFmpeg does not know the codec of its video track{names}: convert it to H.264 first")
 
 
 def probe_first_frame(source: Path) -> FrameFormat:
@@ -260,6 +285,8 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
     started = False
     for packet in container.demux(stream):
+        if packet.has_sidedata("encryption_info"):
+            raise ValueError(_ENCRYPTED)
         if packet.is_corrupt:
             raise ValueError("a packet in it is damaged or cut off")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):

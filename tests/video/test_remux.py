@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
+from tools.recipes import Codec, Container
 
 HARD = hard_recipes()
 
@@ -161,3 +163,57 @@ def test_names_that_look_like_urls(tmp_path: Path) -> None:
     folder.mkdir()
     source = write(replace(Recipe(), frames=10), folder / "concat:a|b.mp4")
     assert len(store_clip(source, tmp_path).index.visible) == 10
+
+
+@pytest.mark.parametrize("fragmented", [False, True])
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_encrypted_videos_are_refused(codec: Codec, fragmented: bool, tmp_path: Path) -> None:
+    """ISO/IEC 23001-7: FFmpeg demuxes them without a key, and they decode to garbage."""
+    protection = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "0" * 31 + "1", "encryption_kid": "2" * 32}
+    if fragmented:
+        protection["movflags"] = "frag_keyframe+empty_moov"
+    recipe = Recipe(codec=codec, frames=10, gop=5, muxer=tuple(protection.items()))
+    with pytest.raises(VideoError, match="it is encrypted"):
+        store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+
+
+def test_a_sample_entry_of_an_encrypted_video_is_enough(tmp_path: Path) -> None:
+    source = write(Recipe(frames=4), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    at = data.index(b"avc1", data.index(b"stsd"))
+    data[at : at + 4] = b"encv"
+    at = data.index(b"btrt", at)
+    data[at : at + 16] = b"sinf" + struct.pack(">I", 12) + b"frmaavc1"
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match="it is encrypted"):
+        store_clip(source, tmp_path)
+
+
+@pytest.mark.parametrize(("entry", "said"), [(b"dav1", "'dav1' .AV1 for Dolby Vision"), (b"zzz\xff", "'zzz.xff'")])
+def test_codecs_that_ffmpeg_does_not_know(entry: bytes, said: str, tmp_path: Path) -> None:
+    source = write(Recipe(codec="av1", frames=4), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    at = data.index(b"av01", data.index(b"stsd"))
+    data[at : at + 4] = entry
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match=f"FFmpeg does not know the codec of its video track, {said}"):
+        store_clip(source, tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+def test_a_broken_nal_unit_rejects_the_video(codec: Codec, container: Container, tmp_path: Path) -> None:
+    """FFmpeg and NVDEC refuse a packet with an empty unit behind its picture, or one that does not fit."""
+    source = write(Recipe(codec=codec, frames=10, gop=10, container=container), tmp_path / f"a.{container}")
+    with av.open(str(source)) as file:
+        packets = [bytes(packet) for packet in file.demux(video=0) if packet.size]
+    packet = packets[6]
+    for broken in (
+        struct.pack(">I", len(packet) - 8) + packet[4:-4] + bytes(4),
+        struct.pack(">I", len(packet)) + packet[4:],
+    ):
+        data = source.read_bytes()
+        assert data.count(packet) == 1
+        (tmp_path / f"b.{container}").write_bytes(data.replace(packet, broken))
+        with pytest.raises(VideoError, match="its packet 6 cannot be decoded: its NAL units do not fit"):
+            store_clip(tmp_path / f"b.{container}", tmp_path)
