@@ -9,7 +9,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
 from typing import Final, TypeVar
@@ -21,6 +21,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
+from streamvid.storage.filesystem import Details
 from streamvid.storage.url import is_local, local_path
 
 T = TypeVar("T")
@@ -39,24 +40,11 @@ _PARTS: Final = (
 """What the four digests of a pack's fingerprint are made from."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFingerprint:
-    """Size and version of a source.
-
-    Attributes:
-        size: bytes; 0 if the file is missing or its storage does not report a size.
-        mark: differs for every version of the content: the modification time, or an object's ETag.
-    """
-
-    size: int
-    mark: str
+MISSING: Final = Details(0, "missing", False)
 
 
-MISSING: Final = SourceFingerprint(0, "missing")
-
-
-def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
-    """The fingerprint of each source, in the same order; that of an image folder covers all its files.
+def source_details(paths: Sequence[str]) -> list[Details]:
+    """Size and version of each source, in the same order; those of an image folder cover all its files.
 
     Args:
         paths: local paths or URLs. A remote folder with many of the sources is listed once.
@@ -64,7 +52,7 @@ def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
     Raises:
         StreamvidError: a storage does not answer, or denies access.
     """
-    found: list[SourceFingerprint | None] = [None] * len(paths)
+    found: list[Details | None] = [None] * len(paths)
     folders: dict[str, list[int]] = defaultdict(list)
     for i, path in enumerate(paths):
         if is_local(path):
@@ -84,7 +72,7 @@ def source_fingerprints(paths: Sequence[str]) -> list[SourceFingerprint]:
             if details is None or details.is_folder:
                 single.append(i)  # a folder, or a name that the listing spells differently: one request for it
             else:
-                found[i] = SourceFingerprint(details.size, details.mark)
+                found[i] = details
     for i, one in zip(single, map_in_threads(_remote, [paths[i] for i in single]), strict=True):
         found[i] = one
     return [MISSING if one is None else one for one in found]
@@ -99,33 +87,34 @@ def map_in_threads(function: Callable[[str], T], paths: Sequence[str]) -> list[T
         return [first, *threads.map(function, paths[1:])]
 
 
-def _local(path: str) -> SourceFingerprint:
+def _local(path: str) -> Details:
     try:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
                 files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return _together([(name, SourceFingerprint(one.st_size, str(one.st_mtime_ns))) for name, one in files])
-        return SourceFingerprint(found.st_size, str(found.st_mtime_ns))
+            return _together([(name, one.st_size, str(one.st_mtime_ns)) for name, one in files])
+        return Details(found.st_size, str(found.st_mtime_ns), False)
     except OSError:
         return MISSING  # reading it will fail as well, with the reason
     except ValueError as error:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
 
 
-def _remote(path: str) -> SourceFingerprint:
+def _remote(path: str) -> Details:
     details = filesystem.details(path)
     if details is None:
         return MISSING
     if details.is_folder:
         files = filesystem.list_details(path)
-        return _together([(name, SourceFingerprint(files[name].size, files[name].mark)) for name in sorted(files)])
-    return SourceFingerprint(details.size, details.mark)
+        return _together([(name, files[name].size, files[name].mark) for name in sorted(files)])
+    return details
 
 
-def _together(files: Sequence[tuple[str, SourceFingerprint]]) -> SourceFingerprint:
-    content = hashlib.sha256(repr([(name, one.size, one.mark) for name, one in files]).encode("utf-8", "replace"))
-    return SourceFingerprint(sum(one.size for _, one in files), content.hexdigest())
+def _together(files: Sequence[tuple[str, int, str]]) -> Details:
+    """Of a folder: the names, sizes and marks of its files, sorted by name."""
+    content = hashlib.sha256(repr(files).encode("utf-8", "replace"))
+    return Details(sum(size for _, size, _ in files), content.hexdigest(), True)
 
 
 def versions() -> dict[str, str]:
@@ -149,7 +138,6 @@ def versions() -> dict[str, str]:
 
 def job_fingerprint(
     sources: Iterable[SourceVideo],
-    fingerprints: Iterable[SourceFingerprint],
     metadata: Metadata,
     *,
     settings: Mapping[str, object],
@@ -160,27 +148,29 @@ def job_fingerprint(
 
     Args:
         sources: in order, with class numbers as labels. Their paths do not count: moved videos are the same videos.
-        fingerprints: of the sources.
         metadata: the rows of the sources and their cuts.
         settings: everything else that the bytes depend on.
         versions: of the libraries, see `versions`.
         base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
     """
     content = hashlib.sha256()
-    for source, version in zip(sources, fingerprints, strict=True):
-        row = _described(replace(source, path="", cuts=None), metadata)
-        if source.cuts is not None:
-            row["cuts"] = [_described(cut, metadata) for cut in source.cuts]
-        row |= {"size": version.size, "mark": version.mark}
-        content.update(json.dumps(row).encode())
+    for source in sources:
+        content.update(json.dumps({**_described(source, metadata), "path": ""}).encode())
     others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
     return "-".join([content.hexdigest(), *(digest[:16] for digest in others)])
 
 
 def _described(value: SourceVideo | Cut, metadata: Metadata) -> dict[str, Json]:
     """The fields of a source or cut, with its metadata in place of the numbers of its rows."""
-    text = metadata.json(value.rows)
-    return {"meta" if name == "rows" else name: text if name == "rows" else one for name, one in _fields(value).items()}
+    fields: dict[str, Json] = {}
+    for name, one in vars(value).items():
+        if name == "rows":
+            fields["meta"] = metadata.json(one)
+        elif name == "cuts" and one is not None:
+            fields["cuts"] = [_described(cut, metadata) for cut in one]
+        else:
+            fields[name] = to_json(one)
+    return fields
 
 
 def differing_parts(first: str, second: str) -> str:

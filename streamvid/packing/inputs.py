@@ -54,6 +54,8 @@ class SourceVideo:
         label: class name or number; None if it has no label.
         rows: numbers of its rows in lists, which are its metadata; see `streamvid.packing.metadata`.
         cuts: its rows in the cut list, in order; None without a cut list.
+        size: bytes; 0 if unknown.
+        mark: of the version of its content, see `streamvid.storage.filesystem.Details`.
     """
 
     path: str
@@ -62,6 +64,8 @@ class SourceVideo:
     label: int | str | None = None
     rows: tuple[int, ...] = ()
     cuts: tuple[Cut, ...] | None = None
+    size: int = 0
+    mark: str = ""
 
 
 @dataclass(frozen=True)

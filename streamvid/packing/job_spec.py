@@ -12,7 +12,7 @@ import pyarrow as pa
 from streamvid.packing.append import BaseDataset, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name
-from streamvid.packing.fingerprints import job_fingerprint, source_fingerprints, versions
+from streamvid.packing.fingerprints import job_fingerprint, source_details, versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.labels import Join, attach_labels, attach_metadata, class_names
@@ -50,14 +50,12 @@ class GroupTask:
         group: the group.
         cursor: where packing it begins or resumes.
         sources: from `cursor.source` on; labels are class numbers.
-        sizes: bytes of each source, 0 if unknown.
         metadata: the rows of these sources and their cuts.
     """
 
     group: Group
     cursor: GroupCursor
     sources: tuple[SourceVideo, ...]
-    sizes: tuple[int, ...]
     metadata: Metadata
 
 
@@ -68,7 +66,6 @@ class JobSpec:
     Attributes:
         job: what all groups have in common.
         sources: in order, with class numbers as labels.
-        sizes: bytes of each source, 0 if unknown.
         metadata: the rows of all sources and cuts.
         groups: the partition of the sources.
         name, classes: for dataset.json.
@@ -81,7 +78,6 @@ class JobSpec:
 
     job: PackJob
     sources: list[SourceVideo]
-    sizes: list[int]
     metadata: Metadata
     groups: list[Group]
     name: str
@@ -94,10 +90,9 @@ class JobSpec:
 
     def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
         """A group from a cursor on."""
-        rest = slice(cursor.source, group.stop)
-        sources = tuple(self.sources[rest])
+        sources = tuple(self.sources[cursor.source : group.stop])
         rows = (row for s in sources for numbers in (s.rows, *(cut.rows for cut in s.cuts or ())) for row in numbers)
-        return GroupTask(group, cursor, sources, tuple(self.sizes[rest]), self.metadata.part(rows))
+        return GroupTask(group, cursor, sources, self.metadata.part(rows))
 
 
 def plan_job(
@@ -150,15 +145,14 @@ def plan_job(
     sources = _numbered(sources, classes)
     cutting = cuts is not None or options.cutting is not None
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
-    fingerprints = source_fingerprints([source.path for source in sources])
-    sizes = [version.size for version in fingerprints]
-    groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
+    found_details = source_details([source.path for source in sources])
+    sources = [replace(s, size=one.size, mark=one.mark) for s, one in zip(sources, found_details, strict=True)]
+    groups = partition([source.size for source in sources], shard_size, first=0 if base is None else base.next_number)
     if name is None:
         name = base_name(destination) if base is None else base.manifest.name
     settings: dict[str, object] = {"name": name, "shard_size": shard_size, **vars(options)}
     fingerprint = job_fingerprint(
         sources,
-        fingerprints,
         columns,
         settings={**settings, "columns": columns.schema, "classes": classes, "scenes": scene_versions(options)},
         versions=versions(),
@@ -167,7 +161,6 @@ def plan_job(
     return JobSpec(
         PackJob(fingerprint, shard_size, options, versions()),
         sources,
-        sizes,
         columns,
         groups,
         name,

@@ -153,14 +153,15 @@ def _pack_groups(
     journal = Journal(destination, spec.job.fingerprint).read() if resumed else {}
     records: dict[int, Record] = {}
     unfinished: list[tuple[Group, GroupCursor]] = []
-    with PackProgress(len(spec.sources), sum(spec.sizes), enabled=progress) as bar:
+    sizes = [source.size for source in spec.sources]
+    with PackProgress(len(sizes), sum(sizes), enabled=progress) as bar:
         for group in spec.groups:
             finished, cursor = finished_records(group, journal)
             records.update((record.number, record) for record in finished)
             if cursor is not None:
                 unfinished.append((group, cursor))
             stop = group.stop if cursor is None else cursor.source
-            bar.advance(stop - group.start, sum(spec.sizes[group.start : stop]), *totals(finished), resumed=True)
+            bar.advance(stop - group.start, sum(sizes[group.start : stop]), *totals(finished), resumed=True)
         resumed_clips, _, _ = totals(records.values())
         tasks = (spec.task(group, cursor) for group, cursor in unfinished)
         if not unfinished:

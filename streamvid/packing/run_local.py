@@ -64,7 +64,7 @@ def pack_groups(
             with _GroupWriter(job, task, journal, destination, folder) as writer:
                 for source, outcome in group:
                     yield from writer.add(source.number, source.video, outcome)
-                    advance(1, source.size, *_counts(outcome))
+                    advance(1, source.video.size, *_counts(outcome))
                 yield writer.commit(None)
 
 
@@ -143,12 +143,11 @@ def _counts(outcome: Outcome) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A source of a task, its number and bytes, and a folder for its temporary files."""
+    """A source of a task, its number, and a folder for its temporary files."""
 
     task: GroupTask
     number: int
     video: SourceVideo
-    size: int
     folder: Path
 
 
@@ -160,15 +159,15 @@ def _process(
     The files of a source's clips are removed when the next result is asked for.
     """
     todo = (
-        _Source(task, task.cursor.source + i, video, size, folder / f"clip-{task.cursor.source + i}")
+        _Source(task, number, video, folder / f"clip-{number}")
         for task in tasks
-        for i, (video, size) in enumerate(zip(task.sources, task.sizes, strict=True))
+        for number, video in enumerate(task.sources, task.cursor.source)
     )
     with Workers(workers) as pool:
 
         def submit(count: int) -> Iterator[tuple[_Source, Future[list[PreparedClip | RejectedCut]]]]:
             for source in itertools.islice(todo, count):
-                limit_s = _LEAST_LIMIT_S + source.size / _BYTES_PER_S
+                limit_s = _LEAST_LIMIT_S + source.video.size / _BYTES_PER_S
                 yield source, pool.submit(process_source, source.video, source.folder, job.options, limit_s=limit_s)
 
         pending = deque(submit(_AHEAD * workers))

@@ -74,7 +74,7 @@ def pack_groups_on_ray(
                 task = running.pop(reference)
                 records = _result(ray, reference)
                 yield from records
-                advance(len(task.sources), sum(task.sizes), *totals(records))
+                advance(len(task.sources), sum(source.size for source in task.sources), *totals(records))
     finally:
         for reference in running:
             ray.cancel(reference)
@@ -92,8 +92,7 @@ def _pack_group(job: PackJob, task: GroupTask, destination: str) -> list[Record]
     new, cursor = Journal(destination, job.fingerprint).read_group(task.group, task.cursor)
     if cursor is None:
         return new
-    skipped = cursor.source - task.cursor.source
-    rest = replace(task, cursor=cursor, sources=task.sources[skipped:], sizes=task.sizes[skipped:])
+    rest = replace(task, cursor=cursor, sources=task.sources[cursor.source - task.cursor.source :])
     with work_folder(destination) as folder:
         return [*new, *pack_groups(job, [rest], destination, folder, workers=1, advance=lambda *_: None)]
 

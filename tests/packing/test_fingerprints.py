@@ -11,10 +11,9 @@ import pytest
 
 from streamvid.packing.fingerprints import (
     MISSING,
-    SourceFingerprint,
     differing_parts,
     job_fingerprint,
-    source_fingerprints,
+    source_details,
     to_json,
     versions,
 )
@@ -23,13 +22,12 @@ from streamvid.packing.options import Cut, FixedLength, PackOptions
 from streamvid.storage import filesystem
 from tests.support.tables import metadata_of
 
-SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, (0,))
+SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, (0,), size=5, mark="t")
 METADATA = metadata_of(pa.table({"x": [1, 2]}))
-STAMP = SourceFingerprint(5, "t")
 
 
-def print_of(source: SourceVideo = SOURCE, stamp: SourceFingerprint = STAMP, base: str = "", **settings: object) -> str:
-    return job_fingerprint([source], [stamp], METADATA, settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
+def print_of(source: SourceVideo = SOURCE, base: str = "", **settings: object) -> str:
+    return job_fingerprint([source], METADATA, settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
 
 
 def test_a_fingerprint_tells_what_differs() -> None:
@@ -38,8 +36,8 @@ def test_a_fingerprint_tells_what_differs() -> None:
         print_of(replace(SOURCE, key="b")),
         print_of(replace(SOURCE, label=2)),
         print_of(replace(SOURCE, rows=())),
-        print_of(stamp=SourceFingerprint(6, "t")),
-        print_of(stamp=SourceFingerprint(5, "u")),
+        print_of(replace(SOURCE, size=6)),
+        print_of(replace(SOURCE, mark="u")),
     ):
         assert differing_parts(print_of(), changed) == "videos"
     cut = replace(SOURCE, cuts=(Cut(0, 1, rows=(0,)),))
@@ -49,7 +47,7 @@ def test_a_fingerprint_tells_what_differs() -> None:
     assert differing_parts(one, other) == "options"
     assert "dataset" in differing_parts(print_of(), print_of(base="x"))
     assert differing_parts(print_of(), "") == "inputs or options"
-    assert job_fingerprint([SOURCE], [MISSING], METADATA, settings={}, versions=versions(), base="").count("-") == 3
+    assert job_fingerprint([SOURCE], METADATA, settings={}, versions=versions(), base="").count("-") == 3
 
 
 def test_only_plain_values_have_a_fingerprint() -> None:
@@ -65,11 +63,11 @@ def test_stamps_of_local_files_and_folders(tmp_path: Path) -> None:
         (tmp_path / f"frames/{n}.jpg").write_bytes(b"x" * n)
     (tmp_path / "v.mp4").write_bytes(b"12345")
     paths = [str(tmp_path / name) for name in ("v.mp4", "frames", "gone.mp4")]
-    file, folder, gone = source_fingerprints(paths)
+    file, folder, gone = source_details(paths)
     assert (file.size, folder.size, gone) == (5, 3, MISSING)
     os.utime(tmp_path / "v.mp4", ns=(1, 1))
     os.utime(tmp_path / "frames/1.jpg", ns=(1, 1))
-    after = source_fingerprints(paths)
+    after = source_details(paths)
     assert after[0].mark != file.mark
     assert after[1].mark != folder.mark
     assert after[1].size == 3
@@ -83,11 +81,11 @@ def test_stamps_of_remote_files(count: int) -> None:
         filesystem.write_bytes(f"{folder}/in/{n}.mp4", b"x" * n)
     filesystem.write_bytes(f"{folder}/in/deep/1.jpg", b"1234")
     paths = [f"{folder}/in/{n}.mp4" for n in range(count)] + [f"{folder}/in/none.mp4", f"{folder}/in/deep"]
-    found = source_fingerprints(paths)
+    found = source_details(paths)
     assert [stamp.size for stamp in found] == [*range(count), 0, 4]
     assert found[count] == MISSING
     filesystem.write_bytes(f"{folder}/in/1.mp4", b"y")
-    after = source_fingerprints(paths)
+    after = source_details(paths)
     assert [i for i, (a, b) in enumerate(zip(found, after, strict=True)) if a != b] == [1]
 
 
@@ -96,10 +94,10 @@ def test_stamps_on_s3(s3_bucket: str) -> None:
     for n in range(3):
         filesystem.write_bytes(f"{url}/{n}.mp4", b"x" * n)
     paths = [f"{url}/{name}.mp4" for name in (0, 1, 2, "none")]
-    found = source_fingerprints(paths)
+    found = source_details(paths)
     assert [stamp.size for stamp in found] == [0, 1, 2, 0]
     assert len({stamp.mark for stamp in found}) == 4
     listed = filesystem.list_details(url)
     assert [listed[f"{n}.mp4"].mark for n in range(3)] == [stamp.mark for stamp in found[:3]]
     filesystem.write_bytes(f"{url}/1.mp4", b"y")
-    assert source_fingerprints(paths)[1] != found[1]
+    assert source_details(paths)[1] != found[1]
