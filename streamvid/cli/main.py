@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         force=True,
     )
     logging.getLogger("libav").setLevel(logging.ERROR)
+    logging.getLogger("PyNvVideoCodec").setLevel(logging.WARNING)
     try:
         with _stoppable():
             code: int = arguments.run(arguments)

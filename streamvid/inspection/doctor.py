@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -146,7 +146,10 @@ def _gpu() -> Iterator[Finding]:
     for number in range(torch.cuda.device_count()):
         memory = format_bytes(torch.cuda.get_device_properties(number).total_memory)
         yield Finding(f"GPU {number}", f"{torch.cuda.get_device_name(number)}, {memory}")
-    yield from _capabilities()
+    capabilities = os.environ.get("NVIDIA_DRIVER_CAPABILITIES")
+    if capabilities is not None:
+        # What the container runtime was told to bring of the driver. Some bring all, whatever it says.
+        yield Finding("driver capabilities", capabilities)
     try:
         load_nvdec()
     except InputError as error:
@@ -156,15 +159,6 @@ def _gpu() -> Iterator[Finding]:
     import nvidia.dali
 
     yield Finding("DALI on the GPU", nvidia.dali.__version__)
-
-
-def _capabilities() -> Iterator[Finding]:
-    """What the container runtime was told to bring of the driver; unset outside containers."""
-    name = "NVIDIA_DRIVER_CAPABILITIES"
-    value = os.environ.get(name)
-    if value is not None:
-        has = not {"video", "all"}.isdisjoint(value.replace(" ", "").split(","))
-        yield Finding(name, value, "ok" if has else "problem", "" if has else f"set {name}=compute,utility,video")
 
 
 def _sessions() -> Iterator[Finding]:
@@ -188,13 +182,12 @@ def _sessions() -> Iterator[Finding]:
         yield Finding("decode sessions", "open, with PyNvVideoCodec and Triton")
 
 
-def _codec(name: str, caps: Mapping[str, Any]) -> Finding:
-    widest, highest = int(caps.get("max_width", 0)), int(caps.get("max_height", 0))
-    if not widest:
+def _codec(name: str, caps: Mapping[str, int]) -> Finding:
+    """What PyNvVideoCodec says of a codec at 8 bits and 4:2:0; see its `GetDecoderCaps`."""
+    if not caps["supported"]:
         return Finding(f"NVDEC {name}", "no decoder", "note", "CPU cores decode it, or transcode it when packing")
-    engines = caps.get("num_decoder_engines")
-    least = f"{caps.get('min_width', '?')}x{caps.get('min_height', '?')}"
-    return Finding(f"NVDEC {name}", f"{least} to {widest}x{highest}" + (f", {engines} engines" if engines else ""))
+    sizes = f"{caps['width_min']}x{caps['height_min']} to {caps['width_max']}x{caps['height_max']}"
+    return Finding(f"NVDEC {name}", f"{sizes}, {caps['num_decoder_engines']} engines")
 
 
 def _driver_version() -> str | None:

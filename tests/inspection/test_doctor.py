@@ -45,17 +45,6 @@ def test_a_package_that_is_missing_or_another_version(monkeypatch: pytest.Monkey
     assert finding("numpy", found).state == "ok"
 
 
-@pytest.mark.parametrize(
-    ("value", "state"),
-    [("compute,utility", "problem"), ("compute,video,utility", "ok"), ("all", "ok"), ("compute, video", "ok")],
-)
-def test_driver_capabilities_without_video(value: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", value)
-    (row,) = doctor._capabilities()
-    assert row.state == state
-    assert ("compute,utility,video" in row.remedy) == (state == "problem")
-
-
 def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver beside a torch for the CPU, then one whose containers lack NVDEC."""
     monkeypatch.setattr(doctor, "_driver_version", lambda: "580.0")
@@ -71,8 +60,9 @@ def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
 
     monkeypatch.setattr(doctor, "load_nvdec", load)
-    monkeypatch.delenv("NVIDIA_DRIVER_CAPABILITIES", raising=False)
-    last = list(doctor._gpu())[-1]
+    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", "compute,utility")
+    *before, last = doctor._gpu()
+    assert Finding("driver capabilities", "compute,utility") in before
     assert (last.what, last.state) == ("NVDEC", "problem")
     assert "compute,utility,video" in last.remedy
 
@@ -82,9 +72,18 @@ def test_decode_sessions_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None
     (row,) = doctor._sessions()
     assert row.state == "problem"
     assert "pip install PyNvVideoCodec" in row.remedy
-    assert doctor._codec("AV1", {"max_width": 0}).state == "note"
-    known = doctor._codec("H264", {"max_width": 4096, "max_height": 4096, "min_width": 48, "min_height": 16,
-                                   "num_decoder_engines": 7})  # fmt: skip
+    assert doctor._codec("AV1", {"supported": 0}).state == "note"
+    known = doctor._codec(
+        "H264",
+        {
+            "supported": 1,
+            "width_max": 4096,
+            "height_max": 4096,
+            "width_min": 48,
+            "height_min": 16,
+            "num_decoder_engines": 7,
+        },
+    )
     assert known == Finding("NVDEC H264", "48x16 to 4096x4096, 7 engines")
 
 
