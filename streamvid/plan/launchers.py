@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from streamvid.errors import InputError
@@ -128,7 +129,7 @@ def _lightning() -> Launch | None:
 
 def _slurm() -> Launch | None:
     step = os.environ.get("SLURM_STEP_ID", os.environ.get("SLURM_STEPID", ""))
-    if not step.isdecimal() or int(step) > _LARGEST_STEP or _is_interactive():
+    if not step.isdecimal() or int(step) > _LARGEST_STEP or _is_interactive() or _is_batch_shell():
         return None
     tasks = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in os.environ), "SLURM_NTASKS")
     nodes = os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES"))
@@ -147,6 +148,18 @@ def _is_interactive() -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_batch_shell() -> bool:
+    """Whether this is in the shell of a batch job. If a step has submitted the job, it has inherited that step's
+    variables. But the parent of its process is the daemon of the step "batch", by its title."""
+    try:
+        # "PID (COMMAND) STATE PARENT …", proc(5)
+        status = Path("/proc", os.environ["SLURM_TASK_PID"], "stat").read_text()
+        title = Path("/proc", status.rpartition(")")[2].split()[1], "cmdline").read_bytes()
+    except (KeyError, OSError, IndexError):
+        return False
+    return title.startswith(b"slurmstepd") and b".batch]" in title
 
 
 def _mpi() -> Launch | None:

@@ -94,6 +94,26 @@ def test_the_shell_of_srun_pty_is_one_process_but_tasks_started_there_are_not(te
 
 
 @pytest.mark.parametrize(
+    ("title", "found"), [("slurmstepd: [18.batch]", "None"), ("slurmstepd: [18.0]", "Launch(rank=1")]
+)
+def test_the_shell_of_a_batch_job_that_a_step_submitted(title: str, found: str) -> None:
+    """It has that step's variables; only the daemon above it says what it is."""
+    environment = {name: value for name, value in os.environ.items() if not is_launchers(name)}
+    environment |= srun(1, 2, 2) | {"PYTHONPATH": os.getcwd()}
+    task = f"import os; os.environ['SLURM_TASK_PID'] = str(os.getpid()); {ASK.replace('3', '1')}"
+    daemon = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', sys.argv[1]])"
+    done = subprocess.run(
+        [title, "-c", daemon, task],
+        executable=sys.executable,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(found)
+
+
+@pytest.mark.parametrize(
     ("environment", "word"),
     [
         ({"RANK": "0"}, "WORLD_SIZE"),
