@@ -21,6 +21,9 @@ from streamvid.errors import InputError
 MAX_COUNT: Final = (1 << 31) - 1
 """The largest count that samplers and loaders take: the product of two fits into int64."""
 
+_MOST_OPTIONS: Final = 1000
+"""Longer lists are data, such as the ten million numbers of a sampler, and too many to look at."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -67,13 +70,13 @@ def one_of(value: object, allowed: Sequence[str], name: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars as Python's, also those in lists and tuples; anything else as it is.
+    """NumPy's scalars as Python's, also those in short lists and tuples; anything else as it is.
 
     Options are hashed by their repr and written as JSON: 8 and np.int64(8) must come out alike.
     """
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple) and len(value) <= _MOST_OPTIONS:
         items = [plain(item) for item in value]
         return value if all(map(operator.is_, items, value)) else type(value)(items)
     return value
