@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
 AnyPath = str | os.PathLike[str]
@@ -27,7 +27,7 @@ def is_local(path: AnyPath) -> bool:
 
 def local_path(path: AnyPath) -> str:
     """The absolute path of a local path or ``file://`` URL."""
-    return str(fsspec.filesystem("file")._strip_protocol(os.fspath(path)))
+    return str(LocalFileSystem._strip_protocol(os.fspath(path)))
 
 
 def join(base: AnyPath, *parts: str) -> str:
