@@ -62,17 +62,18 @@ def number_of(name: str) -> int:
 
 
 def local_world_size() -> int | None:
-    """Ranks on this node as torchrun (LOCAL_WORLD_SIZE) or deepspeed (LOCAL_SIZE) say it; None if neither does.
+    """Ranks on this node as torchrun (LOCAL_WORLD_SIZE) or deepspeed (LOCAL_SIZE, beside CROSS_SIZE) say it; None if
+    neither does.
 
     Raises:
         InputError: it is no number, or 0.
     """
-    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
-        if name in os.environ:
-            if number_of(name) == 0:
-                raise InputError(f"the environment variable {name} is 0: it must be at least 1")
-            return number_of(name)
-    return None
+    name = "LOCAL_SIZE" if "LOCAL_WORLD_SIZE" not in os.environ and "CROSS_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
+    if name not in os.environ:
+        return None
+    if number_of(name) == 0:
+        raise InputError(f"the environment variable {name} is 0: it must be at least 1")
+    return number_of(name)
 
 
 def local_rank() -> int:

@@ -50,7 +50,8 @@ class World:
         return self.rank // (self.size // self.nodes)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size} (by {self.source})"
+        on = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"rank {self.rank} of {self.size}{on} (by {self.source})"
 
 
 def find_world(
