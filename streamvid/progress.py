@@ -1,9 +1,10 @@
-"""Progress bars on stderr, shown only on a terminal and after two seconds."""
+"""Progress on stderr: a bar on a terminal, shown after two seconds; elsewhere a line in the log every minute."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Final
@@ -21,7 +22,9 @@ LOG_S: Final = 60.0
 
 
 class Progress:
-    """A progress bar on stderr, shown after two seconds if stderr is a terminal. A context manager.
+    """Progress of some items. A context manager.
+
+    Lines in the log come from a thread of their own, so that a single item that takes hours is not silent.
 
     Args:
         what: description beside the bar.
@@ -31,7 +34,9 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int, *, enabled: bool, counted: bool = True) -> None:
-        self._enabled = enabled and sys.stderr.isatty()
+        on_terminal = sys.stderr.isatty()
+        self._shows_bar, self._logs = enabled and on_terminal, enabled and not on_terminal
+        self._what, self._total, self._note = what, total, ""
         self._started = time.monotonic()
         self._done = 0
         self._running = False
@@ -45,29 +50,39 @@ class Progress:
             transient=True,
         )
         self._task = self._bar.add_task(what, total=total, note="")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._log, name="streamvid-progress", daemon=True)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Count finished items; `note` is shown beside the bar."""
+        """Count finished items; `note` is shown beside the bar, and in the log in the place of the count."""
         self._done += count
-        if not self._enabled:
+        self._note = note
+        if not self._shows_bar:
             return
         if not self._running and time.monotonic() - self._started >= DELAY_S:
             self._running = True
             self._bar.start()
         self._bar.update(self._task, completed=self._done, note=note)
 
+    def _log(self) -> None:
+        while not self._ended.wait(LOG_S):
+            log.info("%s: %s", self._what, self._note or f"{self._done:,} of {self._total:,}")
+
     def __enter__(self) -> Progress:
+        if self._logs:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
+        if self._logs:
+            self._thread.join()
         if self._running:
             self._bar.stop()
 
 
 class PackProgress:
     """Progress of a pack: videos, clips, bytes, rate, time left, rejected videos. A context manager.
-
-    A bar on a terminal, and a log line every minute.
 
     Args:
         videos: number of sources.
@@ -80,7 +95,7 @@ class PackProgress:
         self._bar = Progress("packing", source_bytes + videos, enabled=enabled, counted=False)
         self._videos, self._all = 0, videos
         self._clips = self._bytes = self._rejected = 0
-        self._began = self._logged = time.monotonic()
+        self._began = time.monotonic()
         self._new_bytes = 0
 
     def advance(
@@ -92,12 +107,7 @@ class PackProgress:
         self._bytes += clip_bytes
         self._new_bytes += 0 if resumed else clip_bytes
         self._rejected += rejected
-        note = self._note()
-        self._bar.advance(videos + source_bytes, note=note)
-        now = time.monotonic()
-        if now - self._logged >= LOG_S:
-            self._logged = now
-            log.info("packing: %s", note)
+        self._bar.advance(videos + source_bytes, note=self._note())
 
     def _note(self) -> str:
         rate = self._new_bytes / max(time.monotonic() - self._began, 1e-3)
@@ -108,6 +118,7 @@ class PackProgress:
         )
 
     def __enter__(self) -> PackProgress:
+        self._bar.advance(0, note=self._note())
         self._bar.__enter__()
         return self
 

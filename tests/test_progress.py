@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from streamvid.progress import PackProgress
+from streamvid.progress import PackProgress, Progress
 
 
-def test_progress_counts_and_tells_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.progress.LOG_S", 0.0)
-    with caplog.at_level("INFO", "streamvid"), PackProgress(10, 1000, enabled=True) as progress:
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.progress.LOG_S", 0.01)
+    caplog.set_level("INFO", "streamvid.progress")
+
+
+def wait_for(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    until = time.monotonic() + 20
+    while text not in caplog.text:
+        assert time.monotonic() < until, caplog.text
+        time.sleep(0.01)
+
+
+def test_progress_counts_and_tells_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with PackProgress(10, 1000, enabled=True) as progress:
+        # Nothing has finished yet: a video may take hours.
+        wait_for("packing: 0/10 videos", caplog)
         progress.advance(4, 400, 8, 4_000_000, 1, resumed=True)
         progress.advance(1, 100, 2, 2_000_000, 1)
-    assert "5/10 videos · 10 clips · 6 MB" in caplog.text
+        wait_for("5/10 videos · 10 clips · 6 MB", caplog)
     assert "2 rejected" in caplog.text
+    caplog.clear()
+    time.sleep(0.1)
+    assert not caplog.text
+    with Progress("verifying", 2000, enabled=True) as bar:
+        bar.advance(1000)
+        wait_for("verifying: 1,000 of 2,000", caplog)
+
+
+def test_progress_that_is_not_wanted_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with Progress("verifying", 2000, enabled=False) as bar:
+        bar.advance(1000)
+        time.sleep(0.1)
+    assert not caplog.text

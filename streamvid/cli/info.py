@@ -24,6 +24,8 @@ _SHOWN: Final = 8
 """Values of a property that are listed; the rest is summed up."""
 _BAR: Final = 40
 """Characters of the longest bar."""
+_NAMES: Final = 25
+"""Characters of the longest name of a property."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,7 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(asdict(info) | {"sampling": None if cost is None else asdict(cost)}, indent=1))
         return 0
-    console().print(_render(info, cost, _in_words(arguments)))
+    out = console()
+    out.print(_render(info, cost, _in_words(arguments), width=out.width))
     return 0
 
 
@@ -74,16 +77,17 @@ def _in_words(arguments: argparse.Namespace) -> str:
     return f"{arguments.frames} frames, {step}, at random places"
 
 
-def _render(info: Info, cost: SamplingCost | None, sampling: str) -> Group:
+def _render(info: Info, cost: SamplingCost | None, sampling: str, *, width: int) -> Group:
     """The statistics of a dataset as a rich renderable.
 
     Args:
         info: the statistics.
         cost: the cost of a sampler, if requested.
         sampling: a description of the sampler.
+        width: columns of the terminal.
     """
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    table.add_column(width=_NAMES)
     table.add_column(overflow="fold")
     labels = "none"
     if info.labelled:
@@ -103,10 +107,10 @@ def _render(info: Info, cost: SamplingCost | None, sampling: str) -> Group:
         "decoder configurations": f"{info.decoder_configurations:,} (size, codec, pixel format and parameter sets)",
         "frames per second": _spread(info.fps),
         "seconds per clip": _spread(info.duration),
-        "": _bars(info.durations),
+        "": _bars(info.durations, width - _NAMES - 2),
         "packets per random access": _spread(info.gop),
         "non-displayed packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
-        "decoded on the CPU, not GPUs": _notes(info.gpu.on_cpu),
+        "for the CPU in GPU runs": _notes(info.gpu.on_cpu),
         "slow on GPUs": _notes(info.gpu.slow),
     }
     if cost is not None:
@@ -126,13 +130,15 @@ def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:
     }
 
 
-def _bars(histogram: Histogram) -> str:
+def _bars(histogram: Histogram, room: int) -> str:
+    """A bar for each count, in at most `room` columns."""
     most = max(histogram.counts, default=0)
     pairs = list(zip(histogram.edges[:-1], histogram.edges[1:], strict=True))
     texts = [f"{low:.4g} to {high:.4g}" for low, high in pairs]
     width = max(map(len, texts), default=0)
+    bar = max(1, min(_BAR, room - width - len(f"   {most:,}")))
     return "\n".join(
-        f"{text:>{width}}  {'#' * -(-_BAR * count // most) if count else ''} {count:,}"
+        f"{text:>{width}}  {'#' * -(-bar * count // most) if count else ''} {count:,}"
         for text, count in zip(texts, histogram.counts, strict=True)
     )
 
@@ -140,7 +146,7 @@ def _bars(histogram: Histogram) -> str:
 def _notes(notes: tuple[GpuNote, ...]) -> str:
     shown = [f"{format_count(note.clips, 'clip')} of {note.what} ({note.why})" for note in notes[:_SHOWN]]
     rest = sum(note.clips for note in notes[_SHOWN:])
-    return "; ".join([*shown, f"{rest:,} others"] if rest else shown) or "none"
+    return "\n".join([*shown, f"{rest:,} others"] if rest else shown) or "none"
 
 
 def _listed(counts: Counts) -> str:

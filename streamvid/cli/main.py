@@ -58,14 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: wrong options (2), --help or --version (0), SIGTERM (143).
     """
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.WARNING,
-        format="streamvid: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-    logging.getLogger("libav").setLevel(logging.ERROR)
-    logging.getLogger("PyNvVideoCodec").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="streamvid: %(message)s", stream=sys.stderr, force=True)
+    # Of other libraries the warnings alone: their details are long, and botocore's hold what should not be logged.
+    for name, level in (
+        ("streamvid", logging.DEBUG if arguments.verbose else logging.WARNING),
+        ("streamvid.progress", logging.INFO),
+        ("libav", logging.ERROR),
+        ("PyNvVideoCodec", logging.WARNING),
+    ):
+        logging.getLogger(name).setLevel(level)
     try:
         with _stoppable():
             code: int = arguments.run(arguments)

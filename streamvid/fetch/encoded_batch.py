@@ -28,6 +28,9 @@ BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
 }
 """What a batch for the training loop holds beside the frames: dtype and number of dimensions per clip."""
 
+NO_LABEL: Final = -100
+"""The label in batches of clips that have none: what PyTorch's losses leave out (`ignore_index`)."""
+
 
 @dataclass(frozen=True)
 class EncodedBatch:
@@ -37,7 +40,7 @@ class EncodedBatch:
         slices: per clip, what to decode. Empty where DALI reads the packets.
         clips: int64 [batch], row numbers.
         epochs: int64 [batch], in which pass over its dataset each clip comes.
-        labels: int64 [batch], -1 for none.
+        labels: int64 [batch], `NO_LABEL` for none.
         valid: bool [batch], False for clips that only fill the batch.
         mask: bool [batch, frames], True for real frames, False for padding.
         seconds: float64 [batch, frames], from the clip's first frame; -1 for a black picture.
@@ -153,7 +156,7 @@ def encoded_batch(dataset: ClipSource, samples: Sequence[SamplePlan], slices: li
         slices=slices,
         clips=clips,
         epochs=np.array([sample.epoch for sample in samples], dtype=np.int64),
-        labels=rows.label[clips],
+        labels=np.where(rows.label[clips] < 0, NO_LABEL, rows.label[clips]),
         valid=np.array([sample.valid for sample in samples]),
         mask=np.stack([sample.selection.mask for sample in samples]),
         seconds=np.stack([sample.selection.seconds for sample in samples]),

@@ -26,7 +26,7 @@ class Batch(TypedDict):
         video: the batch, then the transform's layout and dtype.
         mask: bool [batch, T], True for real frames, False for padding.
         pts: float64 [batch, T], seconds from the clip's first frame; -1 for a black frame.
-        label: int64 [batch], class number, -1 for none.
+        label: int64 [batch], class number, -100 for none, which PyTorch's losses leave out (`ignore_index`).
         clip: int64 [batch], row numbers of the dataset.
         valid: bool [batch], False for clips that only fill the batch.
         epoch: int64 [batch], in which pass over its dataset each clip comes, from 0.

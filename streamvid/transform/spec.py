@@ -253,9 +253,11 @@ class Transform:
         if self.dtype == "uint8":
             raise InputError(f"Transform({name}) needs a float dtype: give dtype='float16' or 'float32'")
         value = (value,) * 3 if is_real(value) else value
-        if not _are_channels(value) or (name == "std" and any(v == 0 for v in value)):
-            not_zero = ", none of them 0" if name == "std" else ""
-            raise InputError(f"Transform({name}) must be a number or three{not_zero}; it is {value!r}")
+        if not _are_channels(value) or (name == "std" and any(v <= 0 for v in value)):
+            positive = ", above 0" if name == "std" else ""
+            raise InputError(f"Transform({name}) must be a number or three{positive}; it is {value!r}")
+        if max(value) > 1:
+            raise InputError(f"Transform({name}) is in units of the full range, 0 to 1: divide by 255; it is {value!r}")
         object.__setattr__(self, name, tuple(float(v) for v in value))
 
     def _check_range(self, name: str, low: float, high: float) -> None:

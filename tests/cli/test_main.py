@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -259,3 +263,51 @@ def test_numbers_for_people() -> None:
         "5000.0 TB",
     ]
     assert [format_duration(s) for s in (0.04, 59.94, 61, 3725)] == ["0.0 s", "59.9 s", "1 min 01 s", "1 h 02 min 05 s"]
+
+
+def test_a_long_pack_in_a_log_file_says_how_far_it_is(folder: Path, tmp_path: Path) -> None:
+    """Without --verbose, and without a terminal."""
+    script = (
+        "import sys, streamvid.progress; streamvid.progress.LOG_S = 0.01\n"
+        "from streamvid.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "pack", str(folder / "in"), str(tmp_path / "ds"), "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "streamvid: packing: 0/" in done.stderr
+
+
+def test_verbose_is_the_librarys_own_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    def chatty(self: object, *_: object, **__: object) -> None:
+        for name in ("botocore.auth", "aiobotocore", "asyncio", "fsspec", "urllib3"):
+            logging.getLogger(name).debug("Authorization: AKIA-secret")
+            logging.getLogger(name).warning("a warning of %s", name)
+        logging.getLogger("streamvid.storage").debug("our detail")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamvid.inspection.describe.describe", chatty)
+    for arguments, detail in ((["--verbose"], True), ([], False)):
+        assert main(["info", str(folder / "ds"), *arguments]) == 130
+        shown = capsys.readouterr().err
+        assert "AKIA" not in shown
+        assert "a warning of botocore.auth" in shown
+        assert ("our detail" in shown) == detail
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_info_fits_its_terminal(folder: Path, columns: int) -> None:
+    process, screen = pty.fork()
+    if not process:
+        os.environ["COLUMNS"] = str(columns)
+        os.execv(sys.executable, [sys.executable, "-m", "streamvid.cli.main", "info", str(folder / "ds")])
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(screen, 1 << 16):
+            shown += part
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
+    assert max(map(len, lines)) <= columns
+    # A bar and its count are on one line.
+    assert any(re.search(r"\d  #+ \d+$", line) for line in lines), lines
+    assert not any(re.fullmatch(r"\s*#+( \d+)?", line) for line in lines), lines

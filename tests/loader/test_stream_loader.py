@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.selection import select_rows
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.fetch import epoch_reader
@@ -96,7 +97,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     assert len(dataset.shards) > 2
     names = list(RECIPES)
     sources = [dataset.clips.source[row] for row in range(len(dataset))]
-    labels = [names.index(s) % 3 if names.index(s) % 5 else -1 for s in sources]
+    labels = [names.index(s) % 3 if names.index(s) % 5 else -100 for s in sources]
     return Packed(folder / "set", [RECIPES[s] for s in sources], labels)
 
 
@@ -122,6 +123,17 @@ def same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
 
 def clips_of(batches: list[dict[str, Any]]) -> list[int]:
     return [clip for batch in batches for clip in batch["clip"][batch["valid"]].tolist()]
+
+
+def test_labels_that_are_missing_are_left_out_of_a_loss(packed: Packed) -> None:
+    labels = torch.cat([batch["label"] for batch in loader(packed)])
+    assert (labels == -100).any()
+    assert torch.isfinite(torch.nn.functional.cross_entropy(torch.zeros(len(labels), 3), labels))
+    # Rows keep what was packed.
+    dataset = Dataset.open(packed.path)
+    (missing,) = np.nonzero([label == -100 for label in packed.labels])
+    assert select_rows(dataset, where="label is None").tolist() == missing.tolist()
+    assert dataset.to_arrow()["label"].null_count == len(missing)
 
 
 def check_frames(packed: Packed, batch: dict[str, Any]) -> None:

@@ -489,6 +489,7 @@ def test_constant_pictures_stay_black() -> None:
         {"vertical_flip": -1}, {"random_crop": "no"}, {"dali": 5}, {"dali": "crop"}, {"mean": 0.5, "dtype": "uint8"},
         {"dtype": "bfloat"}, {"layout": "HWC"}, {"layout": 5},
         {"dtype": "float64"}, {"dtype": torch.int8}, {"std": 0}, {"mean": (0.1, 0.2)},
+        {"std": -0.2}, {"mean": (123, 117, 104)}, {"mean": 123.675}, {"std": (58, 57, 57)}, {"std": (0.2, 0.2, 1.1)},
     ],
 )  # fmt: skip
 def test_silly_arguments(options: dict[str, Any]) -> None:
