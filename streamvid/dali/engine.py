@@ -16,13 +16,14 @@ from typing import Final
 
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
-from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.clip_source import ClipSource, shard_errors
 from streamvid.fetch.encoded_batch import encoded_batch
 from streamvid.fetch.epoch_reader import upcoming_shards
-from streamvid.fetch.plan_samples import SampleSpec, plan_samples
-from streamvid.fetch.shard_access import ShardAccess, shard_errors
+from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Epoch, Step
 from streamvid.plan.sample_id import rows_of
+from streamvid.storage.range_reader import RangeReader
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import RenderedBatch
 
@@ -148,7 +149,8 @@ class DaliEngine:
     def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
         """Plan a step's samples, and find the byte ranges to read for them."""
         rows = self._dataset.clips
-        samples = plan_samples(self._dataset, step, self._spec)
+        planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=paths.__getitem__)
+        samples = pad_to_longest(planned, self._spec.sampling.pad)
         sources = [
             video_source(
                 paths[int(rows.shard[one.clip])],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, UInt8
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
-from streamvid.dataset.index_cache import IndexCache, ShardFiles
-from streamvid.dataset.index_columns import ShardIndex
+from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.shard_files import ShardFiles
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.lru_cache import LruCache
+from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
 
@@ -35,6 +38,7 @@ class ClipSource:
         columns: the clips' columns by name.
         classes: names of the class numbers, if the labels were given as text.
         shards: the shards' entries in dataset.json; `ClipTable.shard` counts in this order.
+        reader: reads byte ranges of shards where they are, and keeps local ones open.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class ClipSource:
         self.classes = classes
         self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
         self._files = shards
-        self._indexes = IndexCache(shards, clips)
+        self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
+        self.reader = RangeReader()
+        self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
         self._by_key: Int64 | None = None
 
     def __len__(self) -> int:
@@ -96,23 +102,55 @@ class ClipSource:
 
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""
-        return self._indexes.rows(s)
+        return slice(int(self._first_rows[s]), int(self._first_rows[s + 1]))
 
     def index(self, i: int) -> FrameIndex:
-        """The frame index of clip *i*. The indexes of a shard are read together, and those used last are kept.
-
-        Raises:
-            DatasetError: the shard's Parquet file is missing or damaged. Names shard and clip.
-            IndexError: there is no such clip.
-        """
+        """The frame index of clip *i*; errors as from `indexes`, and IndexError if there is no such clip."""
         if not 0 <= i < len(self):
             raise IndexError(f"clip {i} of {len(self)}")
-        s = int(self.clips.shard[i])
-        return self.shard_index(s).clip(i - self.rows(s).start)
+        return self.indexes([i])[0]
 
-    def shard_index(self, s: int) -> ShardIndex:
-        """The frame indexes of all clips of shard *s*; errors as from `index`."""
-        return self._indexes.shard(s)
+    def indexes(
+        self,
+        rows: Sequence[int],
+        *,
+        reader: RangeReader | None = None,
+        path_of: Callable[[int], str] | None = None,
+    ) -> list[FrameIndex]:
+        """The frame indexes of clips. Those used last are kept, the others are read from the shards' tars together.
+
+        Args:
+            rows: the clips.
+            reader: reads the tars; default: the dataset's own.
+            path_of: gives the path or URL of a shard's tar by its number; default: where it is.
+
+        Raises:
+            DatasetError: a shard cannot be read, or an index is damaged. Names the clip.
+        """
+        found = {row: self._indexes.get(row) for row in rows}
+        missing = [row for row, index in found.items() if index is None]
+        if missing:
+            path_of = path_of or self.shard_path
+            starts, sizes = self.clips.npy_offset[missing], self.clips.npy_size[missing]
+            shards = self.clips.shard[missing].tolist()
+            ends = (starts + sizes).tolist()
+            wanted = [ByteRange(path_of(s), a, b) for s, a, b in zip(shards, starts.tolist(), ends, strict=True)]
+            with shard_errors(self, shards, path_of):
+                blocks = (reader or self.reader).read(wanted)
+            for row, data in zip(missing, blocks, strict=True):
+                found[row] = self._indexes.put(row, self._parse(row, data))
+        return [index for row in rows if (index := found[row]) is not None]
+
+    def _parse(self, row: int, data: UInt8) -> FrameIndex:
+        try:
+            return parse_index(data, self.clips, row)
+        except ValueError as error:
+            s = int(self.clips.shard[row])
+            where = f"shard {self.shards[s].name}.tar of the dataset {redact(self._files[s].dataset)}"
+            raise DatasetError(
+                f"the frame index of clip {self.key(row)!r} in {where} is damaged: {error}; "
+                "copy the shard again or run streamvid verify"
+            ) from error
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Columns of all clips, one row per clip in the order of row numbers, null where a clip has no value.
@@ -135,3 +173,23 @@ class ClipSource:
             return table.to_pandas()
         except ImportError as error:
             raise InputError("to_pandas needs the package pandas: pip install pandas, or call to_arrow") from error
+
+
+@contextlib.contextmanager
+def shard_errors(
+    dataset: ClipSource, shards: Iterable[int], path_of: Callable[[int], str] | None = None
+) -> Iterator[None]:
+    """Let a DatasetError of the block name the shard and its dataset.
+
+    Args:
+        dataset: whose shards are read.
+        shards: their numbers.
+        path_of: where they are. Of several shards, it is the one at the error's path.
+    """
+    try:
+        yield
+    except DatasetError as error:
+        for number in shards:
+            if path_of is None or redact(path_of(number)) == error.path:
+                raise dataset.shard_error(number, error) from error
+        raise

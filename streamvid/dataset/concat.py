@@ -17,12 +17,11 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import TEXTS, Categories, ClipTable, Int32
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.index_cache import ShardFiles
-from streamvid.dataset.index_columns import ShardIndex
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
+from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, hashes, repeated
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import InputError
 from streamvid.storage.shard_cache import ShardCache
 
 _RENUMBERED: Final = ("shard", "label", "stsd_id")
@@ -124,14 +123,6 @@ class ConcatDataset(ClipSource):
     def part_of(self, rows: npt.ArrayLike) -> Int32:
         """The part of each clip: int [n] row numbers → int32 [n], positions in `parts`."""
         return (np.searchsorted(self._first, np.asarray(rows, dtype=np.int64), side="right") - 1).astype(np.int32)
-
-    def shard_index(self, s: int) -> ShardIndex:
-        """The frame indexes of all clips of shard *s*; errors as from `index`, and they name the part."""
-        try:
-            return super().shard_index(s)
-        except DatasetError as error:
-            part = self.parts[int(self.part_of(self.rows(s).start))]
-            raise DatasetError(f"dataset {part.name!r}: {error}") from error
 
     def _meta_columns(self) -> MetaColumns:
         """The metadata columns of all parts."""

@@ -12,9 +12,9 @@ from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
-from streamvid.dataset.index_cache import ShardFiles
 from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem

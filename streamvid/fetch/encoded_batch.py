@@ -1,4 +1,4 @@
-"""Sample plans → encoded batches: read the byte ranges, and cut the packets of each sample out of them."""
+"""Steps of the plan → encoded batches: read the byte ranges of samples, and cut the packets of each out of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Bool, Float64, Int64, UInt8
-from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.clip_source import ClipSource, shard_errors
 from streamvid.dataset.clip_table import ClipTable
-from streamvid.fetch.plan_samples import SamplePlan
-from streamvid.fetch.shard_access import ShardAccess, shard_errors
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.shard_access import ShardAccess
+from streamvid.plan.epoch_plan import Step
+from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.video.packet_selection import EncodedSlice, PacketSelection, extract_packets
 from streamvid.video.stored_clip import UNORDERED
@@ -73,27 +75,41 @@ class EncodedBatch:
 
 
 def read_batches(
-    dataset: ClipSource, batches: Sequence[Sequence[SamplePlan]], access: ShardAccess
+    dataset: ClipSource, steps: Sequence[Step], spec: SampleSpec, access: ShardAccess
 ) -> list[EncodedBatch]:
-    """Read the packets of several batches together, by way of shards in the cache.
+    """Read the frame indexes and then the packets of several steps together, by way of shards in the cache.
+
+    Args:
+        dataset: where clips come from.
+        steps: which clips.
+        spec: how samples are drawn from clips.
+        access: opens the dataset's shards, each once for both.
 
     Raises:
-        DatasetError: a shard cannot be read.
+        DatasetError: a shard cannot be read, or an index is damaged.
     """
-    flat = [sample for batch in batches for sample in batch]
-    shards = dataset.clips.shard[[sample.clip for sample in flat]]
+    names = ("sample_ids", "passes", "valid")
+    ids, passes, valid = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
+    shards = dataset.clips.shard[rows_of(ids)]
+    samples: dict[int, SamplePlan] = {}
     slices: dict[int, EncodedSlice] = {}
     for group in access.groups(np.unique(shards).tolist()):
-        members = np.flatnonzero(np.isin(shards, group)).tolist()
+        members = np.flatnonzero(np.isin(shards, group))
         with access.open(group) as paths:
-            path_of = dict(zip(group, paths, strict=True))
+            path_of = dict(zip(group, paths, strict=True)).__getitem__
             # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
-            read = read_slices(dataset, [flat[n] for n in members], RangeReader(), path_of.__getitem__)
-        slices.update(zip(members, read, strict=True))
+            reader = RangeReader()
+            some = Step(ids[members], passes[members], valid[members])
+            planned = plan_samples(dataset, some, spec, reader=reader, path_of=path_of)
+            read = read_slices(dataset, planned, reader, path_of)
+        samples.update(zip(members.tolist(), planned, strict=True))
+        slices.update(zip(members.tolist(), read, strict=True))
     encoded, first = [], 0
-    for batch in batches:
-        encoded.append(encoded_batch(dataset, batch, [slices[first + n] for n in range(len(batch))]))
-        first += len(batch)
+    for step in steps:
+        numbers = range(first, first + len(step.sample_ids))
+        batch = pad_to_longest([samples[n] for n in numbers], spec.sampling.pad)
+        encoded.append(encoded_batch(dataset, batch, [slices[n] for n in numbers]))
+        first = numbers.stop
     return encoded
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.encoded_batch import EncodedBatch, read_batches
-from streamvid.fetch.plan_samples import SampleSpec, plan_samples
+from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Epoch
 from streamvid.plan.sample_id import rows_of
@@ -40,8 +40,7 @@ def read_epoch(
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
         access.prefetch(upcoming_shards(dataset, epoch, end))
-        plans = [plan_samples(dataset, epoch.step(number), spec) for number in range(start, end)]
-        yield from read_batches(dataset, plans, access)
+        yield from read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access)
         start, length = end, min(2 * length, longest)
 
 

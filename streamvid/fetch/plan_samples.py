@@ -6,7 +6,7 @@ Nothing of a clip is read here but its frame index. `streamvid.fetch.encoded_bat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -16,12 +16,12 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
-from streamvid.fetch.shard_access import shard_errors
 from streamvid.plan.epoch_plan import Step
 from streamvid.plan.rng import AUGMENT, draws
-from streamvid.plan.sample_id import row_of, sample_of
+from streamvid.plan.sample_id import row_of, rows_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
+from streamvid.storage.range_reader import RangeReader
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 
@@ -67,23 +67,36 @@ class SamplePlan:
     spans: Int64
 
 
-def plan_samples(dataset: ClipSource, step: Step, spec: SampleSpec) -> list[SamplePlan]:
-    """Choose the frames of a step's clips, and find their packets. All get as many frame positions.
+def plan_samples(
+    dataset: ClipSource,
+    step: Step,
+    spec: SampleSpec,
+    *,
+    reader: RangeReader | None = None,
+    path_of: Callable[[int], str] | None = None,
+) -> list[SamplePlan]:
+    """Choose the frames of a step's clips, or of some of them, and find their packets.
+
+    Args:
+        dataset: the clips.
+        step: which, and in which pass.
+        spec: how samples are drawn from clips.
+        reader, path_of: for the frame indexes, see `ClipSource.indexes`.
 
     Raises:
-        DatasetError: an index is damaged.
+        DatasetError: an index cannot be read, or is damaged.
     """
     samples = []
-    for item, number, valid in zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), strict=True):
+    indexes = dataset.indexes(rows_of(step.sample_ids).tolist(), reader=reader, path_of=path_of)
+    items = zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), indexes, strict=True)
+    for item, number, valid, index in items:
         clip = row_of(item)
-        with shard_errors(dataset, [int(dataset.clips.shard[clip])]):
-            index = dataset.index(clip)
         for_sampling = draws(spec.seed, number, item, spec.sampling.num_random)
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
         samples.append(make_sample(index, clip, number, valid, selection, for_transform))
-    return pad_to_longest(samples, spec.sampling.pad)
+    return samples
 
 
 def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from streamvid.dataset.clip_source import ClipSource
-from streamvid.errors import DatasetError
+from streamvid.dataset.clip_source import ClipSource, shard_errors
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local, redact
+from streamvid.storage.url import is_local
 
 _SHARE: Final = 16
 """A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
-
-
-@contextlib.contextmanager
-def shard_errors(
-    dataset: ClipSource, shards: Iterable[int], path_of: Callable[[int], str] | None = None
-) -> Iterator[None]:
-    """Let a DatasetError of the block name the shard and its dataset.
-
-    Args:
-        dataset: whose shards are read.
-        shards: their numbers.
-        path_of: where they are. Of several shards, it is the one at the error's path.
-    """
-    try:
-        yield
-    except DatasetError as error:
-        for number in shards:
-            if path_of is None or redact(path_of(number)) == error.path:
-                raise dataset.shard_error(number, error) from error
-        raise
 
 
 class ShardAccess:

@@ -16,7 +16,7 @@ from streamvid.video.packet_selection import byte_ranges, select_packets
 CLIPS: Final = 500
 """Clips over which the means are taken."""
 _SHARDS: Final = 16
-"""The most shards that the clips come from: each costs a Parquet file to fetch from a remote dataset."""
+"""The most shards that the clips come from."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SamplingCost:
 
 
 def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = CLIPS, seed: int = 0) -> SamplingCost:
-    """The mean cost of a frame sampler. Reads nothing but the frame indexes of a few shards.
+    """The mean cost of a frame sampler. Reads nothing but their frame indexes.
 
     Args:
         dataset: at least one clip.
@@ -56,13 +56,12 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
         seed: of the choice of clips, and of the sampler.
 
     Raises:
-        DatasetError: a Parquet file is missing or damaged.
+        DatasetError: a shard cannot be read, or an index is damaged.
     """
     random = np.random.default_rng(seed)
     figures = []
     rows = _chosen(dataset, clips, random)
-    for row in rows.tolist():
-        index = dataset.index(row)
+    for row, index in zip(rows.tolist(), dataset.indexes(rows.tolist()), strict=True):
         selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.num_random))
         frames = np.unique(selection.frames)
         part = select_packets(index, frames)

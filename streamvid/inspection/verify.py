@@ -23,13 +23,13 @@ from streamvid.checks import suggest_keywords
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.dataset import read_manifest
-from streamvid.dataset.index_columns import ShardIndex, read_index
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
+from streamvid.inspection.index_columns import ShardIndex, read_index
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.url import is_local, join, local_path

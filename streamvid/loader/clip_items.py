@@ -110,7 +110,7 @@ def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], spec: SampleSpec,
         InputError: a clip is too short, and padding is off.
     """
     samples = []
-    for one, index in zip(wanted, reader.load_indexes([one.row for one in wanted]), strict=True):
+    for one, index in zip(wanted, reader.dataset.indexes([one.row for one in wanted]), strict=True):
         times = clip_times(reader.dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)

@@ -19,7 +19,7 @@ from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.nvdec import load_nvdec
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
-from streamvid.fetch.plan_samples import SampleSpec, plan_samples
+from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch_plan import Step
 from streamvid.sampling.spread import Uniform
@@ -157,8 +157,8 @@ def _decoded_per_second(encoded: EncodedSlice) -> float:
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
     """A few frames from all over a clip, read by way of whole shards."""
     spec = SampleSpec(Uniform(_PROBE_FRAMES), seed=0, num_random=0)
-    batch = plan_samples(dataset, Step(np.array([row]), np.array([0]), np.array([True])), spec)
-    return read_batches(dataset, [batch], access)[0].slices[0]
+    step = Step(np.array([row]), np.array([0]), np.array([True]))
+    return read_batches(dataset, [step], spec, access)[0].slices[0]
 
 
 def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:

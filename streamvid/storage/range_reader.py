@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +12,7 @@ import numpy as np
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
+from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.retry import retrying
 from streamvid.storage.url import is_local, local_path, redact
 
@@ -40,9 +39,7 @@ class RangeReader:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, _LocalFile] = OrderedDict()
-        self._pid = os.getpid()
+        self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -84,17 +81,7 @@ class RangeReader:
         return [blocks[n] for n in range(len(ranges))]
 
     def _file(self, path: str) -> _LocalFile:
-        if self._pid != os.getpid():
-            # After a fork another thread of the parent may have held the lock.
-            self.__init__()  # type: ignore[misc]
-        with self._lock:
-            file = self._open.get(path)
-            if file is None:
-                file = self._open[path] = _LocalFile(path)
-                if len(self._open) > MAX_OPEN_FILES:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(path)
-            return file
+        return self._open.get(path) or self._open.put(path, _LocalFile(path))
 
 
 def _unreadable(path: str, what: str) -> DatasetError:

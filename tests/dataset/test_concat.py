@@ -212,9 +212,9 @@ def test_refused(folder: Path) -> None:
 def test_damage_names_the_part(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "second", tmp_path / "second")
     joined = ConcatDataset.open([folder / "first", tmp_path / "second"])
-    (tmp_path / "second/shards/00000000.parquet").unlink()
+    (tmp_path / "second/shards/00000000.tar").unlink()
     assert len(joined.index(0)) > 0
-    with pytest.raises(DatasetError, match=r"dataset 'second': shard 00000000\.parquet is missing"):
+    with pytest.raises(DatasetError, match=rf"shard 00000000 of the dataset {tmp_path}/second cannot be read"):
         joined.index(3)
 
 

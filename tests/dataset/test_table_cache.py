@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamvid.dataset import consolidated, dataset, index_cache, table_cache
+from streamvid.dataset import consolidated, dataset, shard_files, table_cache
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.consolidated import cache_key
 from streamvid.dataset.dataset import Dataset
@@ -54,13 +54,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards whose rows were read, in order."""
     found: list[str] = []
-    read = index_cache.read_scalars
+    read = shard_files.read_scalars
 
     def counting(source: Any, entry: Any) -> Any:
         found.append(entry.name)
         return read(source, entry)
 
-    monkeypatch.setattr(index_cache, "read_scalars", counting)
+    monkeypatch.setattr(shard_files, "read_scalars", counting)
     return found
 
 
@@ -237,13 +237,13 @@ def test_a_full_disk_costs_memory_alone(
 def test_processes_at_once_read_the_rows_once(packed: Path, folder: Path) -> None:
     script = (
         "import sys, time\n"
-        "from streamvid.dataset import index_cache, table_cache\n"
+        "from streamvid.dataset import shard_files, table_cache\n"
         "from streamvid.dataset.dataset import Dataset\n"
         "table_cache.MIN_CLIPS = 1\n"
-        "read = index_cache.read_scalars\n"
+        "read = shard_files.read_scalars\n"
         "def slow(*given):\n"
         "    print('read', flush=True); time.sleep(0.2); return read(*given)\n"
-        "index_cache.read_scalars = slow\n"
+        "shard_files.read_scalars = slow\n"
         "sys.stdin.readline()\n"
         "assert len(Dataset.open(sys.argv[1])) == 6\n"
     )

@@ -143,8 +143,8 @@ def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch:
     dataset = Dataset.open(tmp_path / "ds")
     monkeypatch.setattr(cost, "_SHARDS", 2)
     read: set[int] = set()
-    index = dataset.index
-    monkeypatch.setattr(dataset, "index", lambda i: (read.add(i), index(i))[1])
+    indexes = dataset.indexes
+    monkeypatch.setattr(dataset, "indexes", lambda rows: (read.update(rows), indexes(rows))[1])
     first = sampling_cost(dataset, Window(4))
     assert first.clips == len(read) == 2
     assert sampling_cost(dataset, Window(4)) == first

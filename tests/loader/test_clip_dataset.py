@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, default_collate
 
 import streamvid as sv
-from streamvid.fetch import clip_reader
-from streamvid.fetch.clip_reader import ClipReader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage import range_reader, retry
@@ -330,16 +328,6 @@ def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) 
     assert open_tars() == before
 
 
-def test_frame_indexes_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clip_reader, "INDEX_BYTES", 70 * 48)
-    opened = sv.Dataset.open(dataset)
-    reader = ClipReader(opened)
-    for row in (*range(len(opened)), 0, 0):
-        np.testing.assert_array_equal(reader.load_indexes([row])[0].pts, opened.index(row).pts)
-        assert sum(len(index) for index in reader._indexes.values()) <= 70
-    assert 1 <= len(reader._indexes) < len(opened)
-
-
 def _in_child(ds: sv.ClipDataset, answers: Any) -> None:
     inherited = open_tars()
     video = ds.get("vp9", frames=[3])["video"]
@@ -353,9 +341,10 @@ def test_a_forked_child_uses_nothing_of_its_parent(dataset: Path) -> None:
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     ds.get("one", frames=[0])
-    open_of_dataset = len(ds._reader._ranges._open)
+    files, indexes = ds.dataset.reader._open, ds.dataset._indexes
+    open_of_dataset = len(files._values)
     assert open_of_dataset >= 2
-    with ds._reader._lock, ds._reader._ranges._lock:
+    with files._lock, indexes._lock:
         child = context.Process(target=_in_child, args=(ds, answers))
         child.start()
     # It opened the shard anew, and closed those that its dataset came with.

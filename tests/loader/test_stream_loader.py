@@ -23,7 +23,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import select_rows
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
-from streamvid.fetch import epoch_reader
+from streamvid.fetch import encoded_batch, epoch_reader
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -661,7 +661,8 @@ def test_errors_of_the_stages_reach_the_consumer(packed: Packed, stage: str, mon
 
         return failing
 
-    owner, name = (CpuDecoder, "write") if stage == "decode" else (epoch_reader, stage)
+    owner: Any = {"plan_samples": encoded_batch, "read_batches": epoch_reader, "decode": CpuDecoder}[stage]
+    name = "write" if stage == "decode" else stage
     monkeypatch.setattr(owner, name, fail(getattr(owner, name)))
     with loader(packed, batch_size=2) as batches:
         with pytest.raises(ZeroDivisionError, match=stage):
@@ -720,7 +721,6 @@ def test_turned_clips_stand_upright(mixed: Path) -> None:
 def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     from streamvid.fetch.encoded_batch import read_batches
     from streamvid.fetch.plan_samples import SampleSpec as What
-    from streamvid.fetch.plan_samples import plan_samples
     from streamvid.fetch.shard_access import ShardAccess
     from streamvid.plan.epoch_plan import Step
 
@@ -728,9 +728,7 @@ def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     what = What(Frames([0, 5]), seed=0, num_random=0)
     step = Step(np.array([row]), np.array([0]), np.array([True]))
 
-    (batch,) = read_batches(
-        dataset, [plan_samples(dataset, step, what)], ShardAccess(dataset, cache=None, limit_bytes=0)
-    )
+    (batch,) = read_batches(dataset, [step], what, ShardAccess(dataset, cache=None, limit_bytes=0))
     return decode_with_pyav(batch.slices[0])
 
 

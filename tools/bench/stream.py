@@ -27,8 +27,8 @@ import streamvid as sv
 from streamvid.decode.base import Decoder
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
-from streamvid.fetch import plan_samples
 from streamvid.fetch.encoded_batch import read_batches
+from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from streamvid.plan.epoch_plan import Plan
@@ -216,10 +216,10 @@ class Bench:
         clips = np.arange(len(self._dataset), dtype=np.int64)
         stream = SampleStream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
         plan = Plan(stream, self._size.batch, World(0, 1))
-        spec = plan_samples.SampleSpec(SAMPLING, seed=SEED, num_random=0)
+        spec = SampleSpec(SAMPLING, seed=SEED, num_random=0)
         access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
-        chosen = [plan_samples.plan_samples(self._dataset, rest.step(n), spec) for n in range(rest.steps)]
-        return [batch.slices for batch in read_batches(self._dataset, chosen, access)]
+        steps = [rest.step(n) for n in range(rest.steps)]
+        return [batch.slices for batch in read_batches(self._dataset, steps, spec, access)]
 
     def _decoder(self) -> Decoder:
         threads = len(os.sched_getaffinity(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,12 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Bool, Int64, UInt8
 from streamvid.dataset.clip_table import ClipTable, Int32
+from streamvid.dataset.frame_indexes import packet_rules
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.schema import INDEX_TYPES, SCHEMA
-from streamvid.dataset.shard_rows import MAX_TICKS, REMEDY, damaged, read_columns
+from streamvid.dataset.shard_rows import REMEDY, damaged, read_columns
 from streamvid.errors import DatasetError
 from streamvid.video.frame_index import HIDDEN, FrameIndex
-
-_MAX_FLAGS: Final = 15
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,6 @@ class ShardIndex:
     offset: Int64
     size: Int32
     flags: UInt8
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays in memory, in bytes."""
-        return sum(a.nbytes for a in (self.starts, self.pts, self.offset, self.size, self.flags))
 
     def clip(self, row: int) -> FrameIndex:
         """The frame index of the clip in that row of the shard."""
@@ -74,32 +68,10 @@ def read_index(source: str | pa.Buffer, entry: ShardEntry, clips: ClipTable, fir
         values = lists.flatten()
         if values.null_count:
             raise DatasetError(f"shard {entry.name}.parquet has empty values in {name!r}: {REMEDY}")
-        # A copy, as a view keeps the whole file in memory.
-        columns[name] = values.to_numpy(zero_copy_only=True).copy()
+        columns[name] = values.to_numpy(zero_copy_only=True)
     index = ShardIndex(starts, **columns)
     _check_index(index, entry, clips, first)
     return index
-
-
-def packet_rules(
-    pts: Int64, offset: Int64, size: Int64 | Int32, flags: Int64 | UInt8, mp4_size: Int64 | int
-) -> dict[str, Bool]:
-    """The rules for packets of a frame index: the message for a violation → bool [packets], which packets are valid.
-
-    Args:
-        pts, offset, size, flags: [packets], as in `FrameIndex`.
-        mp4_size: bytes of the mp4, of each packet's clip or of the one clip.
-    """
-    visible = (flags & HIDDEN) == 0
-    return {
-        "a packet does not lie within the mp4": (
-            # Not offset + size, which may overflow int64.
-            (offset >= 0) & (size >= 1) & (offset <= mp4_size) & (size <= mp4_size - offset)
-        ),
-        "a packet has an unknown flag": (flags >= 0) & (flags <= _MAX_FLAGS),
-        "a packet's time is out of range": (pts >= -MAX_TICKS) & (pts <= MAX_TICKS),
-        "a visible packet comes before time 0": ~visible | (pts >= 0),
-    }
 
 
 def _check_index(index: ShardIndex, entry: ShardEntry, clips: ClipTable, first: int) -> None:
