@@ -118,6 +118,12 @@ def _add_transcode_options(command: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="frame rate of image folders without a file of timestamps, and of raw streams without one in their header",
     )
+    command.add_argument(
+        "--track",
+        type=int,
+        metavar="N",
+        help="pack this video track of each file, counted from 0; default: the one that FFmpeg takes",
+    )
 
 
 def parse_length(text: str) -> tuple[float, str]:
@@ -166,6 +172,7 @@ def _run(arguments: argparse.Namespace) -> int:
             exact_cuts=arguments.exact_cuts == "reencode",
             transcode=_transcode_options(arguments),
             fps=arguments.fps,
+            track=arguments.track,
         ),
         shard_size=arguments.shard_size,
         name=arguments.name,

@@ -70,6 +70,7 @@ class VideoTrack:
         size: int64 [packets], in bytes, above 0.
         sync: bool [packets], the sync samples (8.6.2). The first is one.
         last_duration: ticks until the last packet in decode order is over; 0 if the file does not say.
+        has_audio: the file has an audio track, too.
     """
 
     codec: str
@@ -84,6 +85,7 @@ class VideoTrack:
     size: Int64
     sync: Bool
     last_duration: int
+    has_audio: bool
 
 
 def read_track(file: io.RawIOBase) -> VideoTrack:
@@ -149,12 +151,13 @@ class _Movie:
         _require(is_unity and end - start >= 100, "a movie's matrix")
         movie_scale = read_timescale(self._data, start)
 
-        videos = []
+        videos, handlers = [], set()
         for kind, start, end in top:
             if kind == b"trak":
                 trak = self._children(start, end)
                 mdia = self._children(*self._only(trak, b"mdia"))
                 handler = self._data[self._only(mdia, b"hdlr")[0] + 8 :][:4]
+                handlers.add(handler)
                 _require(handler == b"vide" or handler in _OTHER_TRACKS, f"a track of kind {handler!r}")
                 if handler == b"vide":
                     videos.append((trak, mdia))
@@ -190,6 +193,7 @@ class _Movie:
             size=size,
             sync=self._sync(stbl, len(size)),
             last_duration=int(steps[-1]),
+            has_audio=b"soun" in handlers,
         )
 
     def _children(self, start: int, end: int) -> list[tuple[bytes, int, int]]:

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
@@ -45,6 +45,30 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something about videos that were packed, such as that their audio was left out.
+
+    Attributes:
+        text: what.
+        videos: how many.
+        first: the name of the first.
+    """
+
+    text: str
+    videos: int
+    first: str
+
+
+def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """One notice for each text, in the order in which they first come."""
+    found: dict[str, Notice] = {}
+    for one in notices:
+        before = found.get(one.text)
+        found[one.text] = one if before is None else replace(before, videos=before.videos + one.videos)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
 class Record:
     """A finished shard.
 
@@ -54,6 +78,7 @@ class Record:
         seconds: total duration of its clips.
         rejected: the videos rejected since the group's previous record.
         next: (source, clip) with which the group's next shard begins; None after its last.
+        notices: about the videos whose first clip is in the shard.
     """
 
     number: int
@@ -61,6 +86,7 @@ class Record:
     seconds: float
     rejected: tuple[Rejected, ...]
     next: tuple[int, int] | None
+    notices: tuple[Notice, ...] = ()
 
 
 def totals(records: Iterable[Record]) -> tuple[int, int, int]:
@@ -220,6 +246,7 @@ def _parse(data: bytes, number: int, fingerprint: str) -> Record | None:
             float(document["seconds"]),
             tuple(Rejected(**one) for one in document["rejected"]),
             None if following is None else (int(following[0]), int(following[1])),
+            tuple(Notice(**one) for one in document["notices"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         return None

@@ -78,6 +78,8 @@ class PackOptions:
         transcode: transcode all clips with these options; None: only the incompatible ones, at their size and rate.
         fps: frames per second of image sequences without a file of timestamps, and of raw streams without a rate in
             their header.
+        track: the number of the video track to pack, of every file, counted from 0, cover pictures aside; None: the one
+            that FFmpeg takes.
     """
 
     compatible_with: Purpose = "gpu"
@@ -85,6 +87,7 @@ class PackOptions:
     exact_cuts: bool = False
     transcode: TranscodeOptions | None = None
     fps: Fraction | None = None
+    track: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from streamvid.checks import suggest_keywords
+from streamvid.checks import is_integer, suggest_keywords
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
@@ -36,6 +36,7 @@ from streamvid.packing.journal import (
     Record,
     Rejected,
     finished_records,
+    merged,
     read_claim,
     totals,
 )
@@ -47,6 +48,7 @@ from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
 from streamvid.storage import filesystem
 from streamvid.storage.url import join, redact
+from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,8 @@ def pack(
     """
     started = time.monotonic()
     destination = os.fspath(destination)
+    if options.track is not None and not (is_integer(options.track) and options.track >= 0):
+        raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
     _check_options(destination, shard_size, workers, engine, address, overwrite, append)
     state = read_state(destination)
     if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
@@ -183,6 +187,9 @@ def _finish(
     """Publish the dataset of these shards. Without any clip: raise InputError, or keep the dataset appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(one for record in records for one in record.rejected)
+    notices = merged(one for record in records for one in record.notices)
+    for one in notices:
+        log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
     base = spec.base
     listed: Sequence[Rejected] = rejected
     if base is not None:  # its rejected.parquet keeps the videos that were not tried again
@@ -204,11 +211,11 @@ def _finish(
         shards=added if base is None else (*base.manifest.shards, *added),
         revision=0 if base is None else base.manifest.revision + 1,
     )
-    document = report_document(spec, added, rejected, seconds=seconds, revision=manifest.revision)
+    document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
     publish(destination, fingerprint, manifest, rejected=listed, report=document)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
-    return replace(report, clips=clips, bytes=size, resumed=resumed_clips)
+    return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)
 
 
 def _report(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.video.gpu_support import check
-from streamvid.video.probe import OtherCodecError
-from streamvid.video.remux import remux_with_ffmpeg, store_clip, try_ingest
+from streamvid.video.probe import OtherCodecError, VideoFile, tracks_left_out
+from streamvid.video.remux import as_video_error, remux_with_ffmpeg, store_clip, try_ingest
 from streamvid.video.stored_clip import StoredClip
 
 if TYPE_CHECKING:
@@ -47,27 +47,31 @@ def remux_or_build(
     """
     from streamvid.video.transcode import TranscodeOptions, transcode
 
-    if not is_sequence(path):
+    if not is_sequence(path) and not options.track:  # a file that is ingested has one video track
         clip = try_ingest(video, cut_only=cut_only)
         if clip is not None:
             return clip, False
     folder.mkdir(exist_ok=True)
+    left_out: tuple[str, ...] = ()
     if is_sequence(path):
         made, transcoded = sequence_video(
             path, folder, fps=options.fps, options=options.transcode or TranscodeOptions()
         )
     else:
+        source = VideoFile(video, options.track, options.fps)
         try:
-            return remux_with_ffmpeg(video, folder, moov_first=not cut_only, fps=options.fps), False
+            return remux_with_ffmpeg(source, folder, moov_first=not cut_only), False
         except OtherCodecError:
             if options.transcode is None and options.compatible_with == "any":
                 raise
+        with as_video_error():
+            left_out = tracks_left_out(source)
         made, transcoded = folder / "transcoded-source.mp4", True
-        transcode(video, made, options.transcode or TranscodeOptions(), fps=options.fps)
+        transcode(source, made, options.transcode or TranscodeOptions())
     clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()
-    return clip, transcoded
+    return replace(clip, left_out=left_out), transcoded
 
 
 def transcode_if_needed(
@@ -102,7 +106,7 @@ def transcode_if_needed(
     encoded.unlink()
     # The duration of the last frame: an MP4 with reordered frames does not store it.
     ticks = Fraction(*clip.time_base) * clip.duration / Fraction(*stored.time_base)
-    return replace(stored, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
+    return replace(stored, left_out=clip.left_out, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
 
 
 def _transcode_options(clip: StoredClip, options: PackOptions, *, reencode: bool) -> TranscodeOptions | None:

@@ -10,7 +10,7 @@ from typing import Final
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.packing.fingerprints import Json, to_json
 from streamvid.packing.job_spec import JobSpec
-from streamvid.packing.journal import Rejected
+from streamvid.packing.journal import Notice, Rejected
 from streamvid.packing.labels import Join
 
 _REASONS: Final = 50
@@ -32,6 +32,7 @@ class PackReport:
         clips, bytes: added to the dataset; bytes of tar.
         resumed: number of these clips that an earlier run of the same pack had written.
         was_there: whether the same pack had been finished before, and nothing was written.
+        notices: what is to be known of videos that were packed, such as that audio was left out.
         joins: how the rows of each list of labels or metadata matched the videos.
     """
 
@@ -47,10 +48,17 @@ class PackReport:
     resumed: int = 0
     was_there: bool = False
     joins: tuple[Join, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 def report_document(
-    spec: JobSpec, added: Sequence[ShardEntry], rejected: Sequence[Rejected], *, seconds: float, revision: int
+    spec: JobSpec,
+    added: Sequence[ShardEntry],
+    rejected: Sequence[Rejected],
+    notices: Sequence[Notice],
+    *,
+    seconds: float,
+    revision: int,
 ) -> dict[str, Json]:
     """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report.
 
@@ -58,6 +66,7 @@ def report_document(
         spec: of the pack.
         added: its shards.
         rejected: its rejected videos.
+        notices: about its videos.
         seconds: total duration of the clips in the shards.
         revision: of the dataset.
     """
@@ -75,6 +84,7 @@ def report_document(
         "rejected": len(rejected),
         "reasons": [{"reason": reason, "videos": count} for reason, count in reasons[:_REASONS]],
         "other_reasons": sum(count for _, count in reasons[_REASONS:]),
+        "notices": [{"notice": one.text, "videos": one.videos, "first": one.first} for one in notices],
         # Without the folder: the same list in another folder makes the same dataset.
         "lists": [
             {

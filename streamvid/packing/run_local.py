@@ -19,7 +19,7 @@ from typing import Final
 from streamvid.errors import VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, PackJob
-from streamvid.packing.journal import Journal, Record, Rejected
+from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
@@ -78,6 +78,7 @@ class _GroupWriter:
         self._writer: ShardWriter | None = None
         self._seconds = 0.0
         self._rejected: list[Rejected] = []
+        self._notices: list[Notice] = []
 
     def add(self, number: int, source: SourceVideo, outcome: Outcome) -> Iterator[Record]:
         """Add the clips of source `number`, or the reason of its rejection. Yields the records of full shards."""
@@ -86,6 +87,7 @@ class _GroupWriter:
             self._rejected.append(Rejected(source.name, outcome))
             return
         start = self._task.cursor
+        first = next((clip for clip, prepared in enumerate(outcome) if isinstance(prepared, PreparedClip)), None)
         for clip, prepared in enumerate(outcome):
             if number == start.source and clip < start.clip:
                 continue  # in a finished shard
@@ -103,6 +105,8 @@ class _GroupWriter:
                 shard = self._task.group.first + self._part
                 self._writer = ShardWriter(shard, self._folder, metadata=self._task.metadata)
             self._writer.add(prepared.clip, described)
+            if clip == first:
+                self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def _is_full(self, prepared: PreparedClip, described: ClipMetadata) -> bool:
@@ -119,9 +123,9 @@ class _GroupWriter:
         self._journal.check()
         entry = None if self._writer is None else self._writer.commit(self._destination)
         number = self._task.group.first + self._part
-        record = Record(number, entry, self._seconds, tuple(self._rejected), next_start)
+        record = Record(number, entry, self._seconds, tuple(self._rejected), next_start, merged(self._notices))
         self._journal.write(record)
-        self._writer, self._seconds, self._rejected = None, 0.0, []
+        self._writer, self._seconds, self._rejected, self._notices = None, 0.0, [], []
         self._part += 1
         return record
 

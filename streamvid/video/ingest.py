@@ -24,7 +24,7 @@ from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import ClipTimes, build_clip
 from streamvid.video.probe import FrameFormat, probe_packet
 from streamvid.video.read_buffer import coalesce, read_blocks
-from streamvid.video.stored_clip import UNORDERED, StoredClip, UnwrittenMp4, file_signature
+from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
 from streamvid.video.timestamps import PacketTimes
 
 _MIN_TIMESCALE: Final = 10_000
@@ -98,7 +98,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     )
     if clip.has_trait(UNORDERED):
         raise NeedsDemuxerError("times in another order than that of its pictures")
-    return replace(clip, sha256=sha256, unwritten=unwritten)
+    return replace(clip, sha256=sha256, unwritten=unwritten, left_out=(AUDIO,) if track.has_audio else ())
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:

@@ -10,8 +10,9 @@ import logging
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,9 @@ from streamvid.errors import VideoError
 from streamvid.mp4.boxes import rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries
+from streamvid.text import format_count
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
+from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -100,29 +103,88 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
         raise ValueError(f"{what}: convert it to one video file, such as an MP4, first") from error
 
 
-def video_stream(container: InputContainer) -> VideoStream:
-    """The first video track that is not a cover picture.
+@dataclass(frozen=True)
+class VideoFile:
+    """A video in a local file.
+
+    Attributes:
+        path: of the file.
+        track: which of its video tracks, as FFmpeg counts `V:0`, `V:1`, …; None: the one that `video_stream` chooses.
+        fps: frames per second, of a file that states neither times nor a rate.
+    """
+
+    path: Path
+    track: int | None = None
+    fps: Fraction | None = None
+
+    @contextmanager
+    def open(
+        self, *, apply_edits: bool = True, fill_times: bool = True
+    ) -> Iterator[tuple[InputContainer, VideoStream]]:
+        """The open file and its video track; arguments and errors as of `open_video` and `video_stream`."""
+        container = open_video(self.path, apply_edits=apply_edits, fill_times=fill_times)
+        with closing(container):
+            yield container, video_stream(container, self.track)
+
+
+def video_streams(container: InputContainer) -> list[VideoStream]:
+    """The video tracks that are no cover pictures or thumbnails: FFmpeg's `V`."""
+    pictures = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
+    return [stream for stream in container.streams.video if not stream.disposition & pictures]
+
+
+def video_stream(container: InputContainer, track: int | None = None) -> VideoStream:
+    """A video track, by default the one that FFmpeg would take.
+
+    That is, of those with a decoder, one that is marked as default, then one with the largest pictures, and then the
+    first by `av_find_best_stream`, which counts bits.
+
+    Args:
+        container: as `open_video` gives it.
+        track: its number in `video_streams`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or none of that number.
     """
-    streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+    streams = video_streams(container)
     if not streams:
         raise ValueError("it holds no video track")
-    return streams[0]
+    if track is not None:
+        if track >= len(streams):
+            count = format_count(len(streams), "video track")
+            raise ValueError(f"it has {count}, counted from 0; there is no track {track}")
+        return streams[track]
+    best = container.streams.best("video")
+
+    def rank(stream: VideoStream) -> tuple[bool, bool, int, bool]:
+        context = stream.codec_context
+        area = context.width * context.height if context else 0
+        return bool(context), bool(stream.disposition & av.stream.Disposition.default), area, stream == best
+
+    return max(streams, key=rank)
 
 
-def read_stream_info(source: Path) -> StreamInfo:
+def tracks_left_out(source: VideoFile) -> tuple[str, ...]:
+    """What of a file is not packed: `AUDIO`, `OTHER_TRACKS`.
+
+    Raises:
+        ValueError: as of `video_stream`.
+    """
+    with source.open() as (container, _):
+        several = len(video_streams(container)) > 1
+        return (*([AUDIO] if container.streams.audio else []), *([OTHER_TRACKS] if several else []))
+
+
+def read_stream_info(source: VideoFile) -> StreamInfo:
     """Read the headers of a file's video stream.
 
     Raises:
         ValueError: no video track, or a part of a split MXF clip.
         OtherCodecError: a codec that is not stored.
     """
-    with closing(open_video(source)) as container:
+    with source.open() as (container, stream):
         check_pattern(container.metadata.get("operational_pattern_ul", ""))
-        stream = video_stream(container)
-        entries = read_entries(source, stream.id) if container.format.name.startswith("mov") else {}
+        entries = read_entries(source.path, stream.id) if container.format.name.startswith("mov") else {}
         _check_readable(stream, entries)
         context = stream.codec_context
         codec = context.codec.canonical_name
@@ -156,18 +218,17 @@ def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, 
         raise ValueError(f"FFmpeg does not know the codec of its video track{names}: convert it to H.264 first")
 
 
-def probe_first_frame(source: Path) -> FrameFormat:
+def probe_first_frame(source: VideoFile) -> FrameFormat:
     """Decode the first frame that is displayed.
 
     Raises:
         ValueError: no frame decodes, or it is too large, or to be shown askew.
     """
-    with closing(open_video(source)) as container:
-        stream = video_stream(container)
+    with source.open() as (container, stream):
         stream.codec_context.thread_count = 1
         for packet in container.demux(stream):
             for frame in packet.decode():
-                found = _frame_format(frame, source)
+                found = _frame_format(frame, source.path)
                 if stream.codec_context.name == "mjpeg" and not found.rotation:
                     return replace(found, rotation=jpeg.rotation(bytes(packet)))
                 return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import av
 
-from streamvid.video.probe import demux, open_video, video_stream
+from streamvid.video.probe import VideoFile, demux
 
 if TYPE_CHECKING:
     from av.video.stream import VideoStream
@@ -21,26 +20,24 @@ _FASTEST: Final = 500
 """Frames per second above which a header gives the resolution of its clock and not a rate."""
 
 
-def frame_rate(source: Path, fps: Fraction | None) -> Fraction:
+def frame_rate(source: VideoFile) -> Fraction:
     """Frames per second of a file whose frames have no times.
 
     Args:
-        source: the file.
-        fps: the rate if its header states none.
+        source: the file, and the rate if its header states none.
 
     Raises:
         ValueError: it states none, and none is given.
     """
-    rate = _stated_rate(source) or fps
+    rate = _stated_rate(source) or source.fps
     if rate is None:
         raise ValueError("its frames have no times, and its header states no frame rate: give --fps")
     return rate
 
 
-def _stated_rate(source: Path) -> Fraction | None:
+def _stated_rate(source: VideoFile) -> Fraction | None:
     """What a decoder that sees the stream alone reads in its header; FFmpeg's demuxers make up a rate of 25."""
-    with closing(open_video(source)) as container:
-        stream = video_stream(container)
+    with source.open() as (container, stream):
         codec = stream.codec_context.codec
         if codec.canonical_name not in _STATES_RATE:
             return None

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -26,11 +27,11 @@ from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.probe import (
     FrameFormat,
     StreamInfo,
+    VideoFile,
     demux,
-    open_video,
     probe_first_frame,
     read_stream_info,
-    video_stream,
+    tracks_left_out,
 )
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes, in_output_order, scan_packet_times
@@ -70,24 +71,23 @@ def try_ingest(source: Path, *, cut_only: bool = False) -> StoredClip | None:
         return None
 
 
-def remux_with_ffmpeg(
-    source: Path, folder: Path, *, moov_first: bool = True, fps: Fraction | None = None
-) -> StoredClip:
+def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: bool = True) -> StoredClip:
     """The same as `store_clip`, always through FFmpeg's demuxer and muxer.
 
     Args:
         source, folder: as for `store_clip`.
         moov_first: put the header before the packets, as docs/format.md demands of stored clips. FFmpeg writes the
             file twice for that, which is not needed where the clip is only cut afterwards.
-        fps: frames per second of a stream that states neither times nor a rate.
 
     Raises:
         VideoError: as for `store_clip`.
     """
+    source = VideoFile(source) if isinstance(source, Path) else source
     with as_video_error():
         about = read_stream_info(source)
         first = probe_first_frame(source)
-        times = scan_packet_times(source, about, fps)
+        left_out = tracks_left_out(source)
+        times = scan_packet_times(source, about)
 
         def store(times: PacketTimes) -> StoredClip:
             target = folder / "clip.mp4"
@@ -95,7 +95,8 @@ def remux_with_ffmpeg(
                 _write_vp8(source, target, times, first)
             else:
                 _mux(source, target, about, times, first, moov_first=moov_first)
-            return index_clip(target, about.codec, about.profile, first, times)
+            clip = index_clip(target, about.codec, about.profile, first, times)
+            return replace(clip, left_out=left_out)
 
         clip = store(times.up_to_last_visible())
         if not clip.has_trait(UNORDERED):
@@ -107,7 +108,7 @@ def remux_with_ffmpeg(
         if np.array_equal(ordered.pts, times.pts):
             return clip
         # Players show pictures in the decoder's output order, whatever the container's times are.
-        log.info("%s: its times contradict the order of its pictures, which is kept", source)
+        log.info("%s: its times contradict the order of its pictures, which is kept", source.path)
         return store(ordered.up_to_last_visible())
 
 
@@ -127,7 +128,7 @@ def as_video_error() -> Iterator[None]:
 
 
 def _mux(
-    source: Path, target: Path, about: StreamInfo, times: PacketTimes, first: FrameFormat, *, moov_first: bool
+    source: VideoFile, target: Path, about: StreamInfo, times: PacketTimes, first: FrameFormat, *, moov_first: bool
 ) -> None:
     """Copy the scanned packets into an MP4 by FFmpeg's muxer, byte by byte the same in every run."""
     pts = times.pts - times.origin
@@ -135,10 +136,9 @@ def _mux(
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
     options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if moov_first else {})}
     with (
-        closing(open_video(source, apply_edits=times.edits_applied)) as container,
+        source.open(apply_edits=times.edits_applied) as (container, stream),
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
     ):
-        stream = video_stream(container)
         track = output.add_stream_from_template(stream, opaque=True)
         track.time_base = Fraction(*times.time_base)
         track.codec_context.width, track.codec_context.height = first.width, first.height
@@ -158,7 +158,7 @@ def _mux(
             limit_edit(file, end * times.time_base[0] / times.time_base[1])
 
 
-def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameFormat) -> None:
+def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: FrameFormat) -> None:
     """Write a VP8 track at the source's times: FFmpeg reads VP8 from MP4 but does not write it."""
     base = times.time_base
     scale = max(1, round(base[1] / base[0]))
@@ -175,8 +175,8 @@ def _write_vp8(source: Path, target: Path, times: PacketTimes, first: FrameForma
         rotation=first.rotation,
         timescale=scale,
     )
-    with closing(open_video(source, apply_edits=times.edits_applied)) as container, target.open("wb") as file:
+    with source.open(apply_edits=times.edits_applied) as (container, stream), target.open("wb") as file:
         file.write(head)
-        found = demux(container, video_stream(container), "vp8")
+        found = demux(container, stream, "vp8")
         for packet in islice(found, times.num_skipped, times.num_skipped + len(pts)):
             file.write(packet)

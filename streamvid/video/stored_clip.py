@@ -15,6 +15,8 @@ from streamvid.errors import InputError
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.read_buffer import coalesce, read_blocks
 
+AUDIO: Final = "audio is left out: shards hold video alone"
+OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 
@@ -61,6 +63,7 @@ class StoredClip:
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
+        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 
@@ -79,6 +82,7 @@ class StoredClip:
     duration: int
     stsd: bytes
     sha256: str = ""
+    left_out: tuple[str, ...] = ()
     unwritten: UnwrittenMp4 | None = None
 
     @property

@@ -5,11 +5,10 @@ Where a container has no times for frames, or wrong ones, the video is decoded o
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import av
@@ -19,7 +18,7 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream.mpeg4 import VopClock
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.probe import StreamInfo, demux, open_video, video_stream
+from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
 
 if TYPE_CHECKING:
@@ -105,13 +104,12 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
     return stated if 0 < stated <= 10 * longest else max(typical, 1)
 
 
-def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = None) -> PacketTimes:
+def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
     Args:
         source: the file.
         about: its stream.
-        fps: frames per second, where neither container nor header state times.
 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
@@ -127,12 +125,12 @@ def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = No
         whole = _demux_all(source, codec, apply_edits=False).packets
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
-        restored = _restore_lost(found, whole, read_edit(source, demuxed.track))
+        restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             return restored
     missing, undated = found.pts == _NO_PTS, demuxed.clock == _NO_PTS
-    if not is_timed(about.container, source) or (missing & undated).all():
-        return _count_times(source, found, codec, fps)
+    if not is_timed(about.container, source.path) or (missing & undated).all():
+        return _count_times(source, found, codec)
     if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
         return found
     order = _output_order(source, codec, count=len(missing))
@@ -141,21 +139,21 @@ def scan_packet_times(source: Path, about: StreamInfo, fps: Fraction | None = No
     return _shown(found, order, _distinct(found.pts if undated.any() else demuxed.clock))
 
 
-def _count_times(source: Path, found: PacketTimes, codec: str, fps: Fraction | None) -> PacketTimes:
+def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
     """The times of a stream whose container has none: its pictures' own, which MPEG-4 has, else those of its rate."""
     order = _output_order(source, codec, count=len(found.pts))
     if codec == "mpeg4":
         clock = VopClock()
-        with closing(open_video(source)) as container, suppress(ValueError):
-            pts = np.array([clock.time(bytes(packet)) for packet in demux(container, video_stream(container), codec)])
+        with source.open() as (container, stream), suppress(ValueError):
+            pts = np.array([clock.time(bytes(packet)) for packet in demux(container, stream, codec)])
             if (np.diff(pts[order]) > 0).all():
                 return replace(found, pts=pts, time_base=(1, clock.resolution), last_duration=0)
-    rate = frame_rate(source, fps)
+    rate = frame_rate(source)
     found = replace(found, time_base=(rate.denominator, rate.numerator), last_duration=1)
     return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
-def decoded_times(source: Path, codec: str, container: str) -> Int64 | None:
+def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None:
     """int64 [frames], rising, the times of the frames that a file decodes to, where FFmpeg gives frames none or makes
     them up; None where each packet has a presentation time, which its frame then has.
 
@@ -198,19 +196,18 @@ class _Demuxed:
     track: int
 
 
-def _with_stored_times(demuxed: _Demuxed, source: Path, codec: str) -> _Demuxed:
+def _with_stored_times(demuxed: _Demuxed, source: VideoFile, codec: str) -> _Demuxed:
     """The same with the times that the container has, without those that FFmpeg makes up."""
-    with closing(open_video(source, fill_times=False)) as container:
-        found = demux(container, video_stream(container), codec)
+    with source.open(fill_times=False) as (container, stream):
+        found = demux(container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
     if len(pts) != len(demuxed.clock):
         raise ValueError("its packets cannot be told apart")
     return replace(demuxed, packets=replace(demuxed.packets, pts=pts), clock=pts)
 
 
-def _demux_all(source: Path, codec: str, *, apply_edits: bool = True) -> _Demuxed:
-    with closing(open_video(source, apply_edits=apply_edits)) as container:
-        stream = video_stream(container)
+def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _Demuxed:
+    with source.open(apply_edits=apply_edits) as (container, stream):
         base = stream.time_base
         if base is None or base <= 0:
             raise ValueError("its time base is not positive")
@@ -268,7 +265,7 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
     return replace(whole, hidden=~shown, num_skipped=first).rows(slice(first, None))
 
 
-def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes:
+def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> PacketTimes:
     """Assign the same times to the packets in the order in which a decoder outputs their pictures.
 
     Args:
@@ -289,7 +286,7 @@ def in_output_order(source: Path, codec: str, found: PacketTimes) -> PacketTimes
 
 
 def _output_order(
-    source: Path, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
+    source: VideoFile, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
 ) -> Int64:
     """int64 [frames], the numbers of the packets in the order in which a decoder outputs their pictures.
 
@@ -301,8 +298,7 @@ def _output_order(
     Raises:
         ValueError: packets and frames do not match.
     """
-    with closing(open_video(source, apply_edits=apply_edits)) as container:
-        stream = video_stream(container)
+    with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
         context.flags |= av.codec.context.Flags.copy_opaque
         order: list[int] = []

@@ -27,7 +27,7 @@ from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.pixel_format import EncoderFormat
-from streamvid.video.probe import MAX_SIDE, frame_rotation, open_video, video_stream
+from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation, open_video
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
@@ -98,12 +98,11 @@ class TimedFrames:
 
 
 def transcode(
-    source: Path | StoredClip,
+    source: VideoFile | Path | StoredClip,
     target: Path,
     options: TranscodeOptions,
     *,
     keyframes: Sequence[Fraction | float] = (),
-    fps: Fraction | None = None,
 ) -> None:
     """Decode a video and encode its visible frames into an MP4, at exactly the same times.
 
@@ -113,7 +112,6 @@ def transcode(
         target: the MP4 to write.
         options: how to encode.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
-        fps: frames per second of a file that states neither times nor a rate.
 
     Raises:
         VideoError: a frame is missing or damaged, or the times do not rise: nothing is concealed.
@@ -122,7 +120,12 @@ def transcode(
         if isinstance(source, StoredClip):
             encode(_frames_of_clip(source), target, options, keyframes=keyframes)
             return
-        encode(_frames_of_file(source, fps), target, options, keyframes=keyframes)
+        encode(
+            _frames_of_file(VideoFile(source) if isinstance(source, Path) else source),
+            target,
+            options,
+            keyframes=keyframes,
+        )
 
 
 def encode(
@@ -292,33 +295,31 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
         raise ValueError(f"frame {expected} of it is damaged or missing")
 
 
-def _frames_of_file(source: Path, fps: Fraction | None) -> TimedFrames:
-    with closing(open_video(source)) as container:
-        stream = video_stream(container)
+def _frames_of_file(source: VideoFile) -> TimedFrames:
+    with source.open() as (container, stream):
         stream.codec_context.thread_count = 1
         first = next(iter(container.decode(stream)), None)
         base, rate = stream.time_base, stream.average_rate
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
             raise ValueError("not one frame of it can be decoded")
-        rotation = frame_rotation(first, source)
-    if not is_timed(name, source):
-        rate = frame_rate(source, fps)
+        rotation = frame_rotation(first, source.path)
+    if not is_timed(name, source.path):
+        rate = frame_rate(source)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)
     times = decoded_times(source, codec, name)
     frames = _decode_file(source) if times is None else _decode_dated(source, times)
     return TimedFrames(frames, base, rate or Fraction(25), rotation)
 
 
-def _decode_stream(source: Path, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
+def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
     """The frames of a file without times, at a rate, with their times in halves of a frame.
 
     MPEG-2 may show a frame for one and a half or more (repeat_first_field), as film at 24 frames per second is stored
     at 30. FFmpeg's parser adds that to the duration.
     """
     ticks = 0
-    with closing(open_video(source)) as container:
-        stream = video_stream(container)
+    with source.open() as (container, stream):
         stream.codec_context.thread_count = 1
         repeats = stream.codec_context.codec.canonical_name == "mpeg2video"
         for number, frame in enumerate(container.decode(stream)):
@@ -330,11 +331,10 @@ def _decode_stream(source: Path, rate: Fraction) -> Iterator[tuple[VideoFrame, i
             ticks += max(shown, 2)
 
 
-def _decode_dated(source: Path, times: Int64) -> Iterator[tuple[VideoFrame, int]]:
+def _decode_dated(source: VideoFile, times: Int64) -> Iterator[tuple[VideoFrame, int]]:
     """All frames of a file, in order, at `times`, int64 [frames]."""
     number = 0
-    with closing(open_video(source)) as container:
-        stream = video_stream(container)
+    with source.open() as (container, stream):
         stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream), start=1):
             if frame.is_corrupt or number > len(times):
@@ -344,13 +344,12 @@ def _decode_dated(source: Path, times: Int64) -> Iterator[tuple[VideoFrame, int]
         raise ValueError(f"its {len(times)} packets decode to {number} frames, and it holds no times to match them")
 
 
-def _decode_file(source: Path) -> Iterator[tuple[VideoFrame, int]]:
+def _decode_file(source: VideoFile) -> Iterator[tuple[VideoFrame, int]]:
     """The frames that a file shows by its edit list, with their times."""
-    with closing(open_video(source)) as container:
-        shown = read_edit(source, video_stream(container).id)
+    with source.open() as (_, stream):
+        shown = read_edit(source.path, stream.id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).
-    with closing(open_video(source, apply_edits=shown is None)) as container:
-        stream = video_stream(container)
+    with source.open(apply_edits=shown is None) as (container, stream):
         stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream)):
             if frame.pts is None or frame.is_corrupt:

@@ -20,6 +20,7 @@ from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.video import clip_index
+from streamvid.video.probe import VideoFile, read_stream_info
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
@@ -93,16 +94,17 @@ def test_times_that_contradict_it_are_not_believed(codec: str, container: str, t
 
 def test_what_an_edit_list_hides_goes_by_time(tmp_path: Path) -> None:
     good = write(Recipe(frames=12, gop=12, b_frames=3), tmp_path / "good.mp4")
-    found = scan_packet_times(lie_about_order(good, tmp_path / "lying.mp4"), "h264", trust_times=True)
+    lying = VideoFile(lie_about_order(good, tmp_path / "lying.mp4"))
+    found = scan_packet_times(lying, read_stream_info(lying))
     found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
-    ordered = in_output_order(tmp_path / "lying.mp4", "h264", found)
+    ordered = in_output_order(lying, "h264", found)
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
     np.testing.assert_array_equal(ordered.hidden, ordered.pts <= np.sort(found.pts)[2])
     pts = found.pts.copy()
     pts[1] = pts[2]
     with pytest.raises(ValueError, match="same time"):
-        in_output_order(tmp_path / "lying.mp4", "h264", replace(found, pts=pts))
+        in_output_order(lying, "h264", replace(found, pts=pts))
 
 
 def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
-from streamvid.video import probe, remux
+from streamvid.video import probe
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
@@ -74,7 +74,7 @@ def test_hard_video_in_clips(name: str, tmp_path: Path) -> None:
         over = times[end] if end < count else whole.duration
         assert clip.duration == over - times[start]
         assert (clip.rotation, clip.width, clip.stsd) == (whole.rotation, whole.width, whole.stsd)
-        assert probe.probe_first_frame(clip.mp4) == probe.probe_first_frame(whole.mp4)
+        assert probe.probe_first_frame(probe.VideoFile(clip.mp4)) == probe.probe_first_frame(probe.VideoFile(whole.mp4))
         # So does a decode of all that the clip stores, as `verify --decode` has it.
         if start == points[-2]:
             assert same(every_packet_decoded(clip), frames[start:end])
@@ -200,13 +200,13 @@ def test_dali_decodes_cut_clips_as_pyav_does() -> None:
 def test_ten_clips_take_no_more_passes_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(Recipe(frames=90, container="mkv"), tmp_path / "a.mkv")
     opened: list[Path] = []
-    real = remux.open_video
+    real = probe.open_video
 
-    def counted(path: Path, *, apply_edits: bool = True) -> Any:
+    def counted(path: Path, **options: Any) -> Any:
         opened.append(path)
-        return real(path, apply_edits=apply_edits)
+        return real(path, **options)
 
-    for module in ("remux", "probe", "timestamps", "clip_index"):
+    for module in ("probe", "clip_index"):
         monkeypatch.setattr(f"streamvid.video.{module}.open_video", counted, raising=True)
     whole = store_clip(source, tmp_path, cut_only=True)
     passes = len(opened)

@@ -1,0 +1,159 @@
+"""Which track of a file is packed, and what is said of the others."""
+
+from __future__ import annotations
+
+import logging
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+import streamvid as sv
+from streamvid.errors import InputError, VideoError
+from streamvid.mp4.boxes import iter_boxes
+from streamvid.packing.options import FixedLength, PackOptions
+from streamvid.packing.pack import pack
+from streamvid.packing.report import PackReport
+from streamvid.video.encoders import Target
+from streamvid.video.probe import VideoFile, video_stream
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
+from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
+from streamvid.video.transcode import TranscodeOptions, transcode
+from tests.support.clips import write
+from tools.clips import Recipe
+
+SMALL, LARGE = (96, 64), (160, 96)
+
+
+def write_tracks(path: Path, *sizes: tuple[int, int], default: int | None = None, codec: str = "libx264") -> Path:
+    """Several video tracks of 6 frames, the number of each in its brightness."""
+    with av.open(str(path), "w") as output:
+        streams: list[Any] = []
+        for number, (width, height) in enumerate(sizes):
+            stream: Any = output.add_stream(codec, rate=25)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            if number == default:
+                stream.disposition = av.stream.Disposition.default
+            streams.append(stream)
+        for tick in range(6):
+            for number, stream in enumerate(streams):
+                picture = np.full((stream.height, stream.width, 3), 60 + 60 * number, dtype=np.uint8)
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+                frame.pts, frame.time_base = tick, Fraction(1, 25)
+                output.mux(stream.encode(frame))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    return path
+
+
+def enable_all(path: Path) -> Path:
+    """Set the flag "enabled" of all tracks (`tkhd`, ISO/IEC 14496-12, 8.3.2): FFmpeg's default."""
+    data = bytearray(path.read_bytes())
+    for kind, start, end in iter_boxes(data, 0, len(data)):
+        if kind == b"moov":
+            for inner, at, stop in iter_boxes(data, start, end):
+                if inner == b"trak":
+                    ((_, header, _),) = [box for box in iter_boxes(data, at, stop) if box[0] == b"tkhd"]
+                    data[header + 3] |= 1
+    path.write_bytes(data)
+    return path
+
+
+def size(path: Path, folder: Path, track: int | None = None) -> tuple[int, int]:
+    folder.mkdir(exist_ok=True)
+    clip = remux_with_ffmpeg(VideoFile(path, track), folder)
+    return clip.width, clip.height
+
+
+@pytest.mark.parametrize("order", [(SMALL, LARGE), (LARGE, SMALL), (SMALL, LARGE, SMALL)])
+@pytest.mark.parametrize("container", ["mp4", "mkv", "ts"])
+def test_the_largest_track_is_packed(order: tuple[tuple[int, int], ...], container: str, tmp_path: Path) -> None:
+    """As the ffmpeg command chooses (fftools, `map_auto_video`), which prefers what is marked as default."""
+    path = write_tracks(tmp_path / f"a.{container}", *order)
+    if container == "mp4":
+        # FFmpeg's muxer enables the first track alone.
+        assert size(path, tmp_path / "x") == order[0]
+        enable_all(path)
+    assert size(path, tmp_path / "x") == LARGE
+    for track, one in enumerate(order):
+        assert size(path, tmp_path / "x", track) == one
+    with pytest.raises(VideoError, match=f"it has {len(order)} video tracks, counted from 0; there is no track 7"):
+        size(path, tmp_path / "x", 7)
+
+
+def test_the_track_that_is_marked_as_default(tmp_path: Path) -> None:
+    assert size(write_tracks(tmp_path / "a.mkv", LARGE, SMALL, default=1), tmp_path / "x") == SMALL
+
+
+def test_a_cover_is_no_track(tmp_path: Path) -> None:
+    path = write(Recipe(frames=6, cover=True, container="mp4"), tmp_path / "a.mp4")
+    with VideoFile(path).open() as (container, stream):
+        assert len(container.streams.video) == 2
+        assert stream == video_stream(container, 0)
+        with pytest.raises(ValueError, match="it has 1 video track,"):
+            video_stream(container, 1)
+    assert store_clip(path, tmp_path).left_out == ()
+
+
+@pytest.mark.parametrize("codec", ["h264", "mjpeg"])
+def test_another_track_is_transcoded(codec: Target, tmp_path: Path) -> None:
+    path = write_tracks(tmp_path / "a.mkv", LARGE, SMALL, codec="mpeg2video")
+    transcode(VideoFile(path, 1), tmp_path / "out.mp4", TranscodeOptions(codec))
+    clip = store_clip(tmp_path / "out.mp4", tmp_path)
+    assert (clip.width, clip.height) == SMALL
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    write(Recipe(frames=6, audio=True), folder / "a.mp4")
+    write(Recipe(frames=6, audio=True, container="mkv"), folder / "b.mkv")
+    write(Recipe(frames=6), folder / "c.mp4")
+    write_tracks(folder / "d.mkv", SMALL, LARGE)
+    return folder
+
+
+def packed(sources: Path, target: Path, **options: Any) -> PackReport:
+    return pack([sources], target, name="x", options=PackOptions("any", **options), workers=2, progress=False)
+
+
+@pytest.mark.parametrize("length", [None, 2])
+def test_what_is_left_out_is_said_once(
+    length: int | None, sources: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many clips a video is cut into, and in how many shards they are."""
+    cutting = None if length is None else FixedLength(length, "frames")
+    with caplog.at_level(logging.WARNING):
+        report = pack(
+            [sources], tmp_path / "set", name="x", options=PackOptions("any", cutting), workers=2, shard_size=10_000,
+            progress=False,
+        )  # fmt: skip
+    assert {(one.text, one.videos, one.first) for one in report.notices} == {
+        (AUDIO, 2, "a.mp4"),
+        (OTHER_TRACKS, 1, "d.mkv"),
+    }
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sorted(warnings) == [
+        f"{AUDIO}: 2 videos, the first of them a.mp4",
+        f"{OTHER_TRACKS}: 1 video, the first of them d.mkv",
+    ]
+    assert AUDIO in (tmp_path / "set/pack-report.json").read_text()
+
+
+def test_a_track_that_some_files_lack(sources: Path, tmp_path: Path) -> None:
+    report = packed(sources, tmp_path / "set", track=1)
+    dataset = sv.Dataset.open(tmp_path / "set")
+    assert list(dataset.clips.source) == ["d.mkv"]
+    assert (int(dataset.clips.width[0]), int(dataset.clips.height[0])) == LARGE
+    assert {one.source: one.reason for one in report.rejected} == dict.fromkeys(
+        ["a.mp4", "b.mkv", "c.mp4"], "it has 1 video track, counted from 0; there is no track 1"
+    )
+
+
+@pytest.mark.parametrize("track", [-1, 1.5, True])
+def test_numbers_that_are_none_of_a_track(track: Any, sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="0 for the first"):
+        packed(sources, tmp_path / "set", track=track)
