@@ -117,7 +117,7 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
                 # An empty date of a CSV is null in its column, and empty text in the JSON.
                 document = {name: None if value == "" and name in dates else value for name, value in document.items()}
                 wrong = [name for name in names if name in sound and not _agrees(stored[name], document.get(name))]
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                 yield f"its meta does not fit the columns of the parquet ({error})", row
                 return
             if beyond:
@@ -139,6 +139,8 @@ def _agrees(stored: Any, value: Any) -> bool:
         return bool(type(stored).fromisoformat(value) == stored)
     if isinstance(stored, str) and not isinstance(value, str):
         return stored == dump_json(value)
+    if isinstance(stored, float) and type(value) is int:
+        value = float(value)  # a column of whole numbers in one list, and of others in another
     return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
 
 

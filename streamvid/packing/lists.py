@@ -82,7 +82,7 @@ def read_list(path: str) -> ParsedList:
         # "2024-01-01" is inferred to be a date, which JSON has no type for: such columns are read again, as text.
         text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
         inferred = table
-        table = typed = table.cast(pa.schema([(f.name, usable_type(f.type)) for f in table.schema]), safe=False)
+        table = typed = _usable(table)
         if text and not path.lower().endswith(".parquet"):
             written = _parse(path.lower(), data, text)
             for name in text:
@@ -166,6 +166,14 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
     if any(isinstance(label, int) and not 0 <= label < 1 << 31 for label in labels):
         raise InputError(f"the column 'label' of {shown} holds numbers below 0 or above 2^31: count classes from 0")
     return labels
+
+
+def _usable(table: pa.Table) -> pa.Table:
+    for number, field in enumerate(table.schema):
+        kind = usable_type(field.type)
+        if kind != field.type:
+            table = table.set_column(number, field.name, table[number].cast(kind, safe=False))
+    return table
 
 
 def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:

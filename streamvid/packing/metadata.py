@@ -21,7 +21,7 @@ from streamvid.arrays import Int64
 from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.errors import InputError
 from streamvid.packing.lists import ParsedList, json_rows
-from streamvid.packing.typed_columns import column_type, dump_json, unify_schemas
+from streamvid.packing.typed_columns import column_type, dump_json, is_text, unify_schemas
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,9 @@ class Metadata:
             given = has[lists] & (padded >= 0)
             last = given.shape[1] - 1 - np.argmax(given[:, ::-1], axis=1)
             picked = at[np.arange(len(rows)), last]
-            columns.append(column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks())
-        schema = self.schema
-        made = pa.table(columns, names=schema.names).cast(schema)
-        return made.rename_columns([FIELD_PREFIX + name for name in schema.names])
+            values = column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks()
+            columns.append(values.cast(pa.string()) if is_text(values.type) else values)
+        return pa.table(columns, names=[FIELD_PREFIX + name for name in self.schema.names])
 
 
 class MetadataLists:
