@@ -276,8 +276,7 @@ def _locate(path: AnyPath) -> tuple[Any, str]:
     if not text:
         raise InputError("An empty path was given; name a file or folder.")
     if is_local(text):
-        fs = fsspec.filesystem("file")
-        return fs, fs._strip_protocol(text)
+        return fsspec.filesystem("file"), local_path(text)
     fs, name = url_to_fs(text, **_OPTIONS.get(get_protocol(text), {}))
     _kept[id(fs)] = fs
     return fs, name

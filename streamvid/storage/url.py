@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.local import make_path_posix
 from fsspec.utils import get_protocol
 
 AnyPath = str | os.PathLike[str]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)")
+_LOCAL = re.compile(r"^(file|local):(//)?")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
     r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
@@ -27,7 +28,7 @@ def is_local(path: AnyPath) -> bool:
 
 def local_path(path: AnyPath) -> str:
     """The absolute path of a local path or ``file://`` URL."""
-    return str(LocalFileSystem._strip_protocol(os.fspath(path)))
+    return str(make_path_posix(_LOCAL.sub("", os.fspath(path)))).rstrip("/") or "/"
 
 
 def join(base: AnyPath, *parts: str) -> str:
