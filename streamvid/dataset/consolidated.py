@@ -111,7 +111,7 @@ class _Joined:
 
     def __init__(self, clips: int) -> None:
         self._numbers = {
-            field.name: np.empty(clips, dtype=field.type.to_pandas_dtype())
+            field.name: np.empty(clips, dtype=str(field.type))
             for field in SCALAR_SCHEMA
             if pa.types.is_integer(field.type)
         }

@@ -157,7 +157,7 @@ def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
-    return np.asarray(pc.fill_null(column, -1).to_numpy(), dtype=kind.to_pandas_dtype())
+    return np.asarray(pc.fill_null(column, -1).to_numpy(), dtype=str(kind))
 
 
 def _text(column: pa.ChunkedArray) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -143,15 +144,23 @@ class DaliPipeline:
 
         After an epoch that was left early or that failed, this object is of no use any more.
         """
-        iterator = self._start(batches)
-        while True:
-            try:
-                (tensors,) = next(iterator)
-            except StopIteration:
-                self._ended = True
-                return
-            encoded = self._feed.inside.popleft()
-            yield encoded, self._outputs.finish(tensors, encoded)
+        iterator = None
+        try:
+            iterator = self._start(batches)
+            while True:
+                try:
+                    (tensors,) = next(iterator)
+                except StopIteration:
+                    self._ended = True
+                    return
+                encoded = self._feed.inside.popleft()
+                yield encoded, self._outputs.finish(tensors, encoded)
+        except Exception as error:
+            # Who keeps the exception would keep DALI's pipeline by the frames of its traceback.
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            del iterator
 
     def run_once(self, batch: DecodedBatch) -> Tensors:
         """The tensors of one batch of one clip on the CPU, without working ahead."""
@@ -166,7 +175,7 @@ class DaliPipeline:
         """Free DALI's pipeline, now and in this process.
 
         Left to the garbage collector, that could come in a process that was forked since, which does not have DALI's
-        threads and would wait for them for ever.
+        threads: it would wait for them for ever, or crash.
         """
         del self._iterator, self._pipeline
 

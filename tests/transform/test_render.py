@@ -95,3 +95,15 @@ def test_a_pipeline_is_freed_with_its_last_reference() -> None:
         assert pipeline() is None
     finally:
         gc.enable()
+
+
+def test_an_error_does_not_keep_the_pipeline() -> None:
+    """An exception that is kept, or is part of a reference cycle, as in every frame that has it as a variable."""
+    spec = ClipTransform(Transform(rotate=5), rotates=False, has_black_frames=False)
+    renderer = DaliRenderer(spec, device_id=None, threads=1, max_batch=1)
+    pipeline = weakref.ref(renderer._pipeline._pipeline)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(renderer.run(Source(0, read=9, error=ZeroDivisionError()), lambda items: items))
+    renderer.close()
+    assert pipeline() is None
+    assert caught.tb is not None
