@@ -1,13 +1,18 @@
-"""Decoding with DALI's `fn.decoders.video` on a GPU, slices of equal configuration joined into one stream."""
+"""Decoding with DALI's `fn.decoders.video` on a GPU, slices with the same sample description joined into few streams.
+
+A hardware decoder costs something per stream, not only per frame. A slice begins with a random access point, so where
+parameter sets and size are the same, a decoder goes from one slice to the next without being opened again.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from streamvid.decode.dali_batching import fuse, group
+from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -15,6 +20,15 @@ if TYPE_CHECKING:
     import torch
     from nvidia.dali.backend import TensorListGPU
     from nvidia.dali.data_node import DataNode
+
+_IN_BAND_ENTRIES: Final = (b"avc3", b"hev1")
+"""Sample entries whose parameter sets may be in band: equal sample descriptions say nothing about them."""
+_BIT_RATE: Final = b"btrt"
+"""Bit rate box of a sample description (ISO/IEC 14496-12, 8.5.2.2). It does not matter for decoding, and FFmpeg writes
+another one into every file."""
+_BIT_RATE_BYTES: Final = 20
+_BLOCKS_PER_OPENING: Final = 350_000
+"""Macroblocks that an NVDEC engine decodes while DALI opens a decoder: about 3.5 million a second and 0.1 s (H200)."""
 
 
 class DaliDecoder:
@@ -56,7 +70,7 @@ class DaliDecoder:
         return decoded
 
     def decode(self, slices: Sequence[EncodedSlice], *, streams: int) -> list[torch.Tensor]:
-        """Decode slices, joined into about `streams` streams (`streamvid.decode.dali_batching`).
+        """Decode slices, joined into about `streams` streams.
 
         Returns:
             per slice a uint8 tensor [frames, height, width, 3]; those of one stream share memory.
@@ -82,3 +96,76 @@ class DaliDecoder:
             for n, end in zip(numbers, ends, strict=True):
                 frames[n] = tensor[end - len(slices[n].frames) : end]
         return [frames[n] for n in range(len(slices))]
+
+
+def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
+    """Distribute slices over about as many streams as asked for, of about equal numbers of packets.
+
+    Args:
+        slices: of one batch.
+        streams: streams that are decoded at once. There are more if the slices have more sample descriptions.
+
+    Returns:
+        the numbers of the slices in each stream, rising; every slice is in one.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, encoded in enumerate(slices):
+        key: tuple[object, ...] = (
+            encoded.codec, _without_bit_rate(encoded.stsd), encoded.width, encoded.height, encoded.full_range,
+        )  # fmt: skip
+        if encoded.stsd[20:24] in _IN_BAND_ENTRIES:
+            key += (encoded.name,)
+        alike.setdefault(key, []).append(number)
+    packets = np.array([len(encoded.sizes) for encoded in slices])
+    share = max(1.0, packets.sum() / streams)
+    groups: list[list[int]] = []
+    for numbers in alike.values():
+        load = float(packets[numbers].sum())
+        count = min(len(numbers), max(1, round(load / share)), _max_streams(slices[numbers[0]], load))
+        bins: list[list[int]] = [[] for _ in range(count)]
+        loads = [0] * count
+        # Longest processing time first (Graham 1969).
+        for number in sorted(numbers, key=lambda n: -int(packets[n])):
+            lightest = loads.index(min(loads))
+            bins[lightest].append(number)
+            loads[lightest] += int(packets[number])
+        groups += [sorted(one) for one in bins]
+    return groups
+
+
+def _without_bit_rate(stsd: bytes) -> bytes:
+    """A sample description to compare with others; its box sizes are wrong then."""
+    at = stsd.find(_BIT_RATE) - 4
+    return stsd[:at] + stsd[at + _BIT_RATE_BYTES :] if at > 0 else stsd
+
+
+def _max_streams(encoded: EncodedSlice, packets: float) -> int:
+    """How many streams pay off if each opens a decoder.
+
+    Decoders are opened one after another, streams are decoded in parallel: n streams take about n * opening + work / n,
+    which is least where both terms are equal.
+    """
+    if not misses_cache(encoded.codec, encoded.width, encoded.height):
+        return int(packets) or 1
+    blocks = packets * -(-encoded.width // 16) * -(-encoded.height // 16)
+    return max(1, round(math.sqrt(blocks / _BLOCKS_PER_OPENING)))
+
+
+def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
+    """Join slices with the same sample description into one: all packets and wanted frames, in their order."""
+    if len(slices) == 1:
+        return slices[0]
+    first = slices[0]
+    bases = np.cumsum([0, *(len(encoded.sizes) for encoded in slices[:-1])])
+    return EncodedSlice(
+        name=", ".join(dict.fromkeys(encoded.name for encoded in slices)),
+        codec=first.codec,
+        stsd=first.stsd,
+        width=first.width,
+        height=first.height,
+        full_range=first.full_range,
+        data=np.concatenate([encoded.data for encoded in slices]),
+        sizes=np.concatenate([encoded.sizes for encoded in slices]),
+        display_order=np.concatenate([one.display_order + base for one, base in zip(slices, bases, strict=True)]),
+        frames=np.concatenate([one.frames + base for one, base in zip(slices, bases, strict=True)]),
+    )

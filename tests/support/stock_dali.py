@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.decode.dali_batching import _without_bit_rate
+from streamvid.decode.dali import _without_bit_rate
 from streamvid.decode.dali_cache_guard import CacheKey, cache_key, misses_cache
 from streamvid.video.stored_clip import StoredClip
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.dali_batching import fuse, group
+from streamvid.decode.dali import fuse, group
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write

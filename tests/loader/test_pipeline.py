@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.loader.background import Background
+from streamvid.loader.pipeline import Background
 
 
 def alive(name: str) -> bool:
