@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
 
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
@@ -250,6 +250,11 @@ class StreamLoader:
         self._engine.close()
         if self._cache is not None:
             self._cache.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a StreamLoader cannot be pickled, as for mp.spawn: make it in the process that iterates over it"
+        )
 
     def __enter__(self) -> StreamLoader:
         return self

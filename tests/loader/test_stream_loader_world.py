@@ -247,6 +247,11 @@ def test_a_mesh_with_locality_needs_the_ranks_of_a_node(dataset: str) -> None:
         loader(dataset, mesh=object())
 
 
+def test_a_loader_is_made_where_it_is_used(dataset: str) -> None:
+    with loader(dataset) as source, pytest.raises(sv.InputError, match="make it in the process"):
+        torch.multiprocessing.spawn(print, (source,))
+
+
 class Wrapped(torch.utils.data.IterableDataset[list[int]]):
     """What some write to give a loader to PyTorch's."""
 
