@@ -99,14 +99,49 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
+                hint = _elsewhere(name, names)
                 near = difflib.get_close_matches(name, names, 1) or [known for known in names if name in known]
-                hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
+                if not hint:
+                    hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
                 owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{owner} has no argument {name!r}{hint}")
         return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
     return checked
 
+
+def _elsewhere(name: str, names: Sequence[str]) -> str:
+    """Where to give what other libraries, or other classes of this one, take by a keyword of that name."""
+    for argument, keywords, remedy in _ELSEWHERE:
+        if name in keywords and argument in names:
+            return f"; {remedy}"
+    return ""
+
+
+_ELSEWHERE: Final = (
+    (
+        "batch_sampler",
+        {"sampling", "transform", "columns", "seed"},
+        "that is an argument of ClipDataset: GpuDataLoader(ClipDataset(path, sampling=…), …)",
+    ),
+    (
+        "sampling",
+        {"num_frames", "n_frames", "frames", "clip_len", "clip_length", "frames_per_clip", "sequence_length", "stride",
+         "frame_rate", "fps", "step"},
+        "which frames are taken is said by sampling=, such as sampling=Window(frames=16, fps=8)",
+    ),
+    (
+        "dataset",
+        {"where", "filter", "keys", "weights"},
+        "clips are chosen by Subset(dataset, where=…, keys=…, weights=…), which goes in the dataset's place",
+    ),
+    (
+        "transform",
+        {"resize", "crop", "size", "mean", "std", "dtype", "layout", "horizontal_flip", "transforms"},
+        "frames are transformed by transform=, such as transform=Transform(resize=256, crop=224)",
+    ),
+)  # fmt: skip
+"""(argument that there must be, keywords, what to write)."""
 
 C = TypeVar("C", bound=type[Any])
 

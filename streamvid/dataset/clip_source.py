@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -79,14 +80,33 @@ class ClipSource:
         return self.clips.key[i]
 
     def row(self, key: str) -> int:
-        """The row of a clip. Raises KeyError if there is no such key."""
+        """The row of a clip. Raises KeyError if there is no such key, with the key that was probably meant."""
+        row = self._find(key)
+        if row is None:
+            meant = self.keys_meant(key)[:3] if isinstance(key, str) else []
+            hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+            raise KeyError(f"there is no clip {key[:100]!r} in {redact(self.path)}{hint}")
+        return row
+
+    def keys_meant(self, name: str) -> list[str]:
+        """Keys of clips that someone may mean by a name that is no key: of the video's file or path, with or without
+        its extension, or, in a concatenated dataset, without the part's name before it."""
+        stem = posixpath.splitext(name)[0]
+        likely = pa.array([stem, posixpath.basename(stem), posixpath.basename(name)], pa.string())
+        keys, sources = self.clips.key.array, self.clips.source.array
+        mask = pc.is_in(pc.cast(keys, pa.string()), value_set=likely)
+        for column in (keys, sources):
+            mask = pc.or_(mask, pc.or_(pc.equal(column, name), pc.ends_with(column, pattern=f"/{name}")))
+        return [str(key) for key in keys.filter(mask).to_pylist()]
+
+    def _find(self, key: str) -> int | None:
         if self._by_key is None:
             # Rows sorted by key: a tenth of the memory of a dict. Two threads may both compute it, with equal results.
             self._by_key = pc.sort_indices(self.clips.key.array).to_numpy().astype(np.int64)
         place = bisect.bisect_left(self._by_key, key, key=lambda row: self.clips.key[int(row)])
         if place < len(self) and self.clips.key[row := int(self._by_key[place])] == key:
             return row
-        raise KeyError(f"there is no clip {key[:100]!r} in {redact(self.path)}")
+        return None
 
     def shard_path(self, s: int, extension: str = "tar") -> str:
         """Path or URL of a file of shard *s*: its ``tar``, ``idx`` or ``parquet``."""

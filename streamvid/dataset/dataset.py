@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, Final
 
 from streamvid.dataset import consolidated, table_cache
@@ -16,10 +17,11 @@ from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Ma
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.video.containers import VIDEO_EXTENSIONS
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
@@ -39,12 +41,14 @@ class Dataset(ClipSource):
     def __init__(
         self,
         path: str,
-        manifest: Manifest,
-        clips: ClipTable,
+        manifest: Manifest | None = None,
+        clips: ClipTable | None = None,
         *,
         meta: MetaColumns | None = None,
         cache: ShardCache | None = None,
     ) -> None:
+        if manifest is None or clips is None:
+            raise InputError(f"Dataset({path!r}) does not open a dataset: write Dataset.open({path!r})")
         self.manifest = manifest
         self.meta = meta = meta or MetaColumns()
         self.cache = cache
@@ -65,8 +69,9 @@ class Dataset(ClipSource):
         Raises:
             DatasetError: there is no dataset, it has another format version, or it is damaged: a shard is missing,
                 truncated, or contradicts itself.
+            InputError: the path is none.
         """
-        path = os.fspath(path)
+        path = dataset_path(path)
         document = _read_document(path)
         manifest = _parse_document(document, path)
         if not manifest.clips:
@@ -139,17 +144,65 @@ def _parse_document(document: bytes, path: str) -> Manifest:
     return Manifest.from_json(document, path=redact(join(path, FILE_NAME)))
 
 
+def dataset_path(path: object) -> str:
+    """The path or URL of a dataset as text.
+
+    Raises:
+        InputError: it is none; the message says what to write for several.
+    """
+    if not isinstance(path, str | os.PathLike):
+        several = (
+            "; for several datasets write Mix([(first, 1), (second, 1)])" if isinstance(path, list | tuple) else ""
+        )
+        raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + several)
+    return os.fspath(path)
+
+
 def _read_document(path: str) -> bytes:
     shown = redact(path)
     file = join(path, FILE_NAME)
+    if is_local(path) and os.path.isfile(local_path(path)):
+        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
     if not filesystem.exists(file):
         if filesystem.exists(join(path, UNFINISHED_FILE)):
             raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
-        raise DatasetError(f"no dataset at {shown}: there is no {FILE_NAME}; check the path")
+        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
     size = filesystem.size(file)
     if size > MAX_BYTES:
         raise DatasetError(f"{FILE_NAME} of {shown} has {size} bytes, more than any dataset needs: pack it again")
     return filesystem.read_bytes(file)
+
+
+_PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"
+
+
+def _what_is_there(path: str) -> str:
+    """What is at a path that holds no dataset, as far as its name and, on a local disk, its files tell it."""
+    name = path.rstrip("/").lower()
+    if name.endswith(f"/{FILE_NAME}") or name == FILE_NAME:
+        return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
+    if name.endswith(VIDEO_EXTENSIONS):
+        return f"this is a video; {_PACK}"
+    names = [name]
+    if is_local(path) and os.path.isdir(local_path(path)):
+        folder = local_path(path)
+        if os.path.isfile(os.path.join(folder, os.pardir, FILE_NAME)):
+            return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
+        # A few folders deep, as videos often lie in one for each class.
+        files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
+        names = list(islice(files, _FILES_SEEN))
+    if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):
+        return (
+            f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; unpack them, and pack the "
+            "videos (streamvid pack VIDEOS DATASET)"
+        )
+    if any(file.endswith(VIDEO_EXTENSIONS) for file in names):
+        return f"this is a folder of videos; {_PACK}"
+    return f"there is no {FILE_NAME}; check the path"
+
+
+_FOLDERS_SEEN: Final = 100
+_FILES_SEEN: Final = 1000
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:

@@ -140,8 +140,8 @@ def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]
 def _unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> str:
     some = ", ".join(repr(key[:100]) for key in unknown[:3]) + (", …" if len(unknown) > 3 else "")
     # In a concatenated dataset, a key that two parts have has the part's name before it.
-    longer = [key for key in dataset.clips.key if key.endswith(f"/{unknown[0]}")]
-    remedy = f"write {' or '.join(map(repr, longer[:3]))}" if longer else "correct them or drop them"
+    meant = dataset.keys_meant(unknown[0])
+    remedy = f"write {' or '.join(map(repr, meant[:3]))}" if meant else "correct them or drop them"
     return f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}"
 
 

@@ -265,6 +265,12 @@ class _Compiler:
             raise self._wrong(node, "names no column")
         kinds = sorted({_kind(a), _kind(b)} - {"missing"})
         if len(kinds) > 1:
+            named = any(isinstance(part, ast.Name) and part.id == "label" for part in (node.left, *node.comparators))
+            if named and kinds == ["a number", "text"] and "class" in self._columns.names:
+                meant = (ast.get_source_segment(self._code, node) or "").replace("label", "class", 1)
+                raise self._wrong(
+                    node, f"compares text with the number of a class; names are in `class`: `{self._shorten(meant)}`"
+                )
             raise self._wrong(node, f"compares {kinds[0]} with {kinds[1]}, which cannot be")
 
     def _all(self, value: bool) -> pa.Array:

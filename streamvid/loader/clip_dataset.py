@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -67,8 +66,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> None:
         self._can_sample = sampling is not None
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
-        if not isinstance(subset.dataset, Dataset | str | os.PathLike):
-            raise InputError(f"dataset must be a path, a URL, a Dataset or a Subset; it is {subset.dataset!r}")
         if subset.weights is not None:
             raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
         samples = SampleSet.open(subset, sampling=sampling or All(), transform=transform, columns=columns, seed=seed)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -89,7 +89,9 @@ class GpuDataLoader:
         timeout: float = 0,
     ) -> None:
         if not isinstance(dataset, ClipDataset):
-            raise InputError(f"GpuDataLoader takes a ClipDataset, this is {dataset!r}"[:300])
+            raise InputError(
+                f"GpuDataLoader takes a ClipDataset, such as ClipDataset(path, sampling=…); it is {dataset!r}"[:300]
+            )
         if batch_size is None:
             batch_size = getattr(batch_sampler, "batch_size", None)
             if batch_size is None:
@@ -146,6 +148,10 @@ class GpuDataLoader:
         )
         self._epoch = 0
         self._stats = LoaderStats()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: a DataLoader that is given this for a dataset would ask it for items."""
+        raise TypeError("a GpuDataLoader is a DataLoader itself: iterate over it, and give its options to it")
 
     def __repr__(self) -> str:
         return f"GpuDataLoader({self.dataset!r}, num_workers={self._num_workers}, device={str(self._device)!r})"

@@ -186,6 +186,13 @@ class StreamLoader:
         self._restored: Mapping[str, Any] | None = None
         """The state that the position is from, if it is from one."""
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: a DataLoader that is given this for a dataset would ask it for items."""
+        raise TypeError(
+            "a StreamLoader yields batches itself: iterate over it without a DataLoader; for a DataLoader there is "
+            "ClipDataset"
+        )
+
     def __repr__(self) -> str:
         world = self._schedule.plan.world
         return (

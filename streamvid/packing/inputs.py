@@ -26,20 +26,10 @@ from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.url import is_local, local_path, redact
+from streamvid.video.containers import VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
 
-VIDEO_EXTENSIONS: Final = (
-    ".mp4", ".m4v", ".mov", ".qt", ".mj2", ".f4v", ".ismv", ".insv", ".3gp", ".3g2", ".3gpp", ".mkv", ".mk3d",
-    ".webm", ".avi", ".divx", ".amv", ".flv", ".kux", ".wmv", ".asf", ".dvr-ms", ".wtv", ".ts", ".m2ts", ".mts",
-    ".m2t", ".tod", ".trp", ".mpg", ".mpeg", ".mpe", ".m2p", ".mod", ".vob", ".evo", ".mxf", ".gxf", ".lxf",
-    ".nut", ".ogv", ".ogg", ".ogm", ".rm", ".rmvb", ".ivr", ".nsv", ".nuv", ".swf", ".gif", ".apng", ".y4m",
-    ".ivf", ".dv", ".dif", ".dav", ".h264", ".264", ".avc", ".h265", ".265", ".hevc", ".h266", ".266", ".vvc",
-    ".obu", ".av1", ".m1v", ".m2v", ".mpv", ".m4e", ".vc1", ".rcv", ".avs2", ".avs3", ".cavs", ".drc", ".vc2",
-    ".dnxhd", ".dnxhr", ".apv", ".h261", ".h263", ".mjpeg", ".mjpg", ".smk", ".bik", ".bk2", ".fli", ".flc",
-    ".flic", ".roq", ".thp", ".viv", ".cine", ".ser", ".mlv", ".r3d",
-)  # fmt: skip
-"""Extensions searched for in folders and by globs. Files that are named one by one may have any."""
 _EXTENSIONS_SHOWN: Final = 5
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from streamvid.checks import suggesting
+from streamvid.checks import is_real, suggesting
+from streamvid.errors import InputError
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
@@ -77,9 +78,12 @@ class PackOptions:
             stores non-displayed packets. False: copy packets, along with the non-displayed ones that they depend on.
         transcode: transcode all clips with these options; None: only the incompatible ones, at their size and rate.
         fps: frames per second of image sequences without a file of timestamps, and of raw streams without a rate in
-            their header.
+            their header; a float is taken as it is written.
         track: the number of the video track to pack, of every file, counted from 0, cover pictures aside; None: the one
             that FFmpeg takes.
+
+    Raises:
+        InputError: a rate that is none.
     """
 
     compatible_with: Purpose = "gpu"
@@ -88,6 +92,15 @@ class PackOptions:
     transcode: TranscodeOptions | None = None
     fps: Fraction | None = None
     track: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fps is None:
+            return
+        if not is_real(self.fps) or not 0 < self.fps <= 1000:
+            raise InputError(f"fps must be a number above 0, and at most 1000; it is {self.fps!r}")
+        # A float is meant as it is written: 29.97 is 2997/100.
+        fps = self.fps if isinstance(self.fps, Fraction) else Fraction(str(self.fps))
+        object.__setattr__(self, "fps", fps)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from streamvid.checks import is_integer, suggest_keywords
+from streamvid.checks import integer, is_integer, suggest_keywords
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
@@ -55,18 +55,20 @@ log = logging.getLogger(__name__)
 SHARD_SIZE: Final = 256 << 20
 """Default size of a shard, in bytes of tar."""
 
+Path = str | os.PathLike[str]
+"""A local path or a URL."""
 Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 
 
 @suggest_keywords
 def pack(
-    inputs: Sequence[str | os.PathLike[str]],
-    destination: str | os.PathLike[str],
+    inputs: Path | Sequence[Path],
+    destination: Path,
     *,
-    labels: str | os.PathLike[str] | None = None,
-    metadata: Sequence[str | os.PathLike[str]] = (),
-    cuts: str | os.PathLike[str] | None = None,
+    labels: Path | None = None,
+    metadata: Path | Sequence[Path] = (),
+    cuts: Path | None = None,
     shard_size: int = SHARD_SIZE,
     name: str | None = None,
     workers: int | None = None,
@@ -82,10 +84,10 @@ def pack(
     A call that was killed resumes where it was when it is made again.
 
     Args:
-        inputs: files, folders, globs and lists, see `streamvid.packing.inputs.find_sources`.
+        inputs: files, folders, globs and lists, or one of these; see `streamvid.packing.inputs.find_sources`.
         destination: a folder or an object-store prefix.
         labels: a list of labels, see `streamvid.packing.labels.attach_labels`.
-        metadata: lists of further columns, see `streamvid.packing.labels.attach_metadata`.
+        metadata: lists of further columns, or one of these; see `streamvid.packing.labels.attach_metadata`.
         cuts: a list of clips to cut out of the videos, see `streamvid.packing.cut_list.attach_cuts`.
         shard_size: the most bytes of tar in a shard, unless a single clip is larger.
         name: the dataset's name; by default the last component of the destination.
@@ -103,7 +105,10 @@ def pack(
             shard is written.
     """
     started = time.monotonic()
-    destination = os.fspath(destination)
+    paths = _paths(inputs, "inputs")
+    (destination,) = _paths(destination, "destination", most=1)
+    if not isinstance(options, PackOptions):
+        raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     if options.track is not None and not (is_integer(options.track) and options.track >= 0):
         raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
     _check_options(destination, shard_size, workers, engine, address, overwrite, append)
@@ -111,11 +116,11 @@ def pack(
     if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
         raise InputError(DATASET_EXISTS.format(redact(destination)))
     spec = plan_job(
-        [os.fspath(given) for given in inputs],
+        paths,
         destination,
-        labels=None if labels is None else os.fspath(labels),
-        metadata=[os.fspath(path) for path in metadata],
-        cuts=None if cuts is None else os.fspath(cuts),
+        labels=None if labels is None else _paths(labels, "labels", most=1)[0],
+        metadata=_paths(metadata, "metadata"),
+        cuts=None if cuts is None else _paths(cuts, "cuts", most=1)[0],
         shard_size=shard_size,
         name=name,
         options=options,
@@ -250,6 +255,23 @@ def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackR
     return replace(_report(spec, destination, spec.base.manifest, (), started), was_there=True)
 
 
+def _paths(given: object, name: str, *, most: int | None = None) -> list[str]:
+    """Paths or URLs as text: one, or with no `most` several in a list.
+
+    Raises:
+        InputError: something else was given for `name`.
+    """
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(several, Iterable) or (most == 1 and several is given):
+        raise InputError(f"{name} must be a path or URL{' or a list of them' * (most is None)}; it is {given!r}"[:300])
+    found = []
+    for one in several:
+        if not isinstance(one, str | os.PathLike):
+            raise InputError(f"{name} must be paths or URLs, one of them is {one!r}"[:300])
+        found.append(os.fspath(one))
+    return found
+
+
 def _check_options(
     destination: str,
     shard_size: int,
@@ -261,10 +283,9 @@ def _check_options(
 ) -> None:
     if not destination:
         raise InputError("no destination: name a folder or an object-store prefix")
-    if shard_size < 1:
-        raise InputError(f"a shard size of {shard_size} bytes is not positive: the default is {SHARD_SIZE}")
-    if workers is not None and workers < 1:
-        raise InputError(f"{workers} workers cannot pack anything: give 1 or more, or leave it out")
+    integer(shard_size, "shard_size", most=None)
+    if workers is not None:
+        integer(workers, "workers")
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}: use {' or '.join(map(repr, ENGINES))}")
     if address is not None and engine != "ray":

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
-from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.dataset import Dataset, dataset_path
 from streamvid.dataset.selection import Weights, repeats, select_rows
 from streamvid.errors import InputError
 from streamvid.plan.mixture import whole_weights
@@ -105,10 +105,8 @@ def open_source(data: Subset | Mix | DatasetLike, open_dataset: Callable[[str], 
     subsets = tuple(part if isinstance(part, Subset) else Subset(part) for part, _ in parts)
     datasets = []
     for subset in subsets:
-        if not isinstance(subset.dataset, Dataset | str | os.PathLike):
-            raise InputError(f"dataset must be a path, a URL or a Dataset, it is {subset.dataset!r}")
-        opened = subset.dataset if isinstance(subset.dataset, Dataset) else open_dataset(os.fspath(subset.dataset))
-        datasets.append(opened)
+        given = subset.dataset
+        datasets.append(given if isinstance(given, Dataset) else open_dataset(dataset_path(given)))
     first = np.cumsum([0, *(len(dataset) for dataset in datasets[:-1])]).astype(np.int64)
     weights = whole_weights([weight for _, weight in parts])
     if len(datasets) == 1:

@@ -158,13 +158,13 @@ def find_device(device: str | int | None) -> int | None:
     """
     import torch
 
-    text = "cuda" if device is None else str(device)
+    text = "cuda" if device is None else str(device).replace("gpu", "cuda", 1)
     if text == "cpu":
         return None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None and count == 0:
         return None
-    if text in ("cuda", "gpu"):
+    if text == "cuda":
         # LOCAL_RANK, else the device that the program has set, else the launcher's number.
         current = torch.cuda.current_device() if count and "LOCAL_RANK" not in os.environ else 0
         local = current or launchers.local_rank()
@@ -175,7 +175,6 @@ def find_device(device: str | int | None) -> int | None:
             raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:NUMBER', it is {device!r}")
         number = int(digits)
     if number >= count:
-        raise InputError(
-            f"there is no device {text}: torch sees {count} GPUs; use device='cpu', or install torch for CUDA"
-        )
+        seen = f"torch sees {count} GPUs" if count else "torch sees no GPU"
+        raise InputError(f"there is no device {device!r}: {seen}; use device='cpu', or install torch for CUDA")
     return number

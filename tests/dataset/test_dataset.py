@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from streamvid.dataset import clip_source
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.frame_indexes import memory_of
 from streamvid.dataset.schema import SCALAR_SCHEMA
-from streamvid.errors import DatasetError
+from streamvid.dataset.selection import select_rows
+from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import write_parquet
 from streamvid.storage.range_reader import ByteRange, RangeReader
@@ -314,6 +316,49 @@ def test_no_dataset(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DatasetError, match=r"no dataset at .*there is no dataset\.json"):
             Dataset.open(path)
+
+
+def test_what_is_there_instead_of_a_dataset(packed: Path, tmp_path: Path) -> None:
+    for name in ("videos/cat/a.mp4", "tars/000.tar", "many/000.tar.gz"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"")
+    for path, said in {
+        tmp_path / "videos": "this is a folder of videos; pack it first",
+        tmp_path / "videos/cat/a.mp4": "this is a video; pack it first",
+        tmp_path / "tars": "tar files but no dataset.json, so streamvid has not packed them; unpack them",
+        tmp_path / "tars/000.tar": "tar files but no dataset.json",
+        tmp_path / "train-{000..099}.tar": "tar files but no dataset.json",
+        tmp_path / "many": "tar files but no dataset.json",
+        packed / "dataset.json": f"this is the file in it; give its folder, {packed}$",
+        packed / "shards": f"this is a folder of one; give the folder above, {packed}$",
+    }.items():
+        with pytest.raises(DatasetError, match=rf"no dataset at {re.escape(str(path))}: .*{said}"):
+            Dataset.open(path)
+
+
+def test_what_is_no_path() -> None:
+    with pytest.raises(InputError, match=r"Dataset\('x'\) does not open a dataset: write Dataset.open\('x'\)"):
+        Dataset("x")
+    with pytest.raises(InputError, match=r"dataset must be a path.*\['a', 'b'\]; for several datasets write Mix"):
+        Dataset.open(["a", "b"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="dataset must be a path, a URL or a Dataset, it is None"):
+        Dataset.open(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["clip10.mp4", "b/clip10.mp4"])
+def test_a_file_name_in_place_of_a_key(packed: Path, name: str) -> None:
+    dataset = Dataset.open(packed)
+    key = next(dataset.key(i) for i in range(6) if "clip10" in dataset.key(i))
+    with pytest.raises(KeyError, match=f"there is no clip '{name}' in .*; did you mean '{key}'"):
+        dataset.row(name)
+    with pytest.raises(InputError, match=f"'{name}'; write '{key}'"):
+        select_rows(dataset, keys=[name])
+
+
+def test_a_key_with_an_extension(packed: Path) -> None:
+    dataset = Dataset.open(packed)
+    with pytest.raises(KeyError, match=r"there is no clip 'slow.mp4' in .*; did you mean 'slow'\?"):
+        dataset.row("slow.mp4")
 
 
 def test_strays_and_unknown_fields_are_ignored(copy: Path) -> None:

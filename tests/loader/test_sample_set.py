@@ -105,6 +105,50 @@ def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: A
         make(dataset)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: sv.StreamLoader(path, batch_size=2, num_frames=8), "sampling=Window"),
+        (lambda path: sv.ClipDataset(path, num_frames=8, stride=2), "sampling=Window"),
+        (lambda path: sv.StreamLoader(path, batch_size=2, sampling=SAMPLING, where="label == 1"), r"Subset\(dataset"),
+        (lambda path: sv.ClipDataset(path, keys=["a"]), r"Subset\(dataset"),
+        (lambda path: sv.StreamLoader(path, batch_size=2, sampling=SAMPLING, resize=64), r"transform=Transform\("),
+        (lambda path: sv.GpuDataLoader(path, batch_size=2, sampling=SAMPLING), r"an argument of ClipDataset"),
+    ],
+)
+def test_an_option_that_is_given_elsewhere(dataset: Path, make: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"has no argument '\w+'; .*{said}"):
+        make(dataset)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda given: sv.StreamLoader(given, batch_size=2, sampling=SAMPLING, device="cpu"),
+        lambda given: sv.ClipDataset(given, sampling=SAMPLING),
+    ],
+)
+def test_what_is_no_dataset(dataset: Path, tmp_path: Path, make: Any) -> None:
+    with pytest.raises(sv.InputError, match=r"for several datasets write Mix\("):
+        make([dataset, dataset])
+    (tmp_path / "a.mp4").write_bytes(b"")
+    with pytest.raises(sv.DatasetError, match="this is a folder of videos; pack it first"):
+        make(tmp_path)
+
+
+def test_a_loader_is_no_dataset_for_a_data_loader(dataset: Path) -> None:
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING, transform=TRANSFORM)
+    with sv.StreamLoader(clips, batch_size=2, device="cpu") as loader:
+        for options in ({"batch_size": None}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}):
+            with pytest.raises(TypeError, match="iterate over it without a DataLoader"):
+                next(iter(torch.utils.data.DataLoader(loader, **options)))  # type: ignore[arg-type]
+    with (
+        sv.GpuDataLoader(clips, batch_size=2, device="cpu") as loader,
+        pytest.raises(TypeError, match="a GpuDataLoader is a DataLoader itself"),
+    ):
+        next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
+
+
 def test_repr_says_what_it_is(dataset: Path) -> None:
     clips = sv.ClipDataset(dataset, sampling=SAMPLING, transform=TRANSFORM)
     with (

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow.parquet as pq
@@ -23,6 +25,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
@@ -163,6 +166,40 @@ def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -
     assert digests(tmp_path / "x") == digests(tmp_path / "y")
 
 
+def test_one_path_need_not_be_in_a_list(videos: Path, tmp_path: Path) -> None:
+    with packing_inline():
+        assert pack(str(videos / "slow.mp4"), str(tmp_path / "text")).manifest.clips == 1
+        assert pack(videos / "slow.mp4", tmp_path / "path").manifest.clips == 1
+    with pytest.raises(InputError, match=r"no such file or folder: gone\.mp4"):
+        pack("gone.mp4", tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"inputs": None}, "inputs must be a path or URL or a list of them; it is None"),
+        ({"inputs": ["a.mp4", 3]}, "inputs must be paths or URLs, one of them is 3"),
+        ({"destination": ["ds"]}, r"destination must be a path or URL; it is \['ds'\]"),
+        ({"labels": {"a": 1}}, "labels must be a path or URL; it is {'a': 1}"),
+        ({"metadata": [None]}, "metadata must be paths or URLs, one of them is None"),
+        ({"options": {"fps": 3}}, r"options must be PackOptions\(…\)"),
+        ({"shard_size": "1MiB"}, "shard_size must be a whole number"),
+        ({"workers": "2"}, "workers must be a whole number"),
+    ],
+)
+def test_arguments_of_another_type(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        pack(**{"inputs": ["in"], "destination": "ds", **arguments})
+
+
+def test_a_rate_in_python() -> None:
+    assert PackOptions(fps=29.97).fps == Fraction(2997, 100)  # type: ignore[arg-type]
+    assert PackOptions(fps=24).fps == Fraction(24)  # type: ignore[arg-type]
+    for wrong in (0, -1, "24", True, float("nan")):
+        with pytest.raises(InputError, match="fps must be a number above 0"):
+            PackOptions(fps=wrong)  # type: ignore[arg-type]
+
+
 def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     pack([videos], tmp_path / "ds", shard_size=30_000)
     dataset = Dataset.open(tmp_path / "ds")
@@ -252,7 +289,11 @@ def test_all_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"workers": 0}, "0 workers"), ({"shard_size": 0}, "shard size of 0"), ({"labels": "/none.csv"}, "none.csv")],
+    [
+        ({"workers": 0}, "workers must be .* at least 1; it is 0"),
+        ({"shard_size": 0}, "shard_size must be"),
+        ({"labels": "/none.csv"}, "none.csv"),
+    ],
 )
 def test_options_that_cannot_be(videos: Path, tmp_path: Path, options: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -104,13 +104,14 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device(None) is None
     assert find_device("cpu") is None
     assert find_device(torch.device("cpu")) is None  # type: ignore[arg-type]
-    for device in ("cuda", "cuda:0", 0):
-        with pytest.raises(InputError, match="0 GPUs"):
+    for device in ("cuda", "cuda:0", 0, "gpu"):
+        with pytest.raises(InputError, match=f"there is no device {device!r}: torch sees no GPU; use device='cpu'"):
             find_device(device)
 
 
 @pytest.mark.parametrize(
-    ("device", "number"), [(None, 1), ("cuda", 1), ("cuda:0", 0), ("cuda:3", 3), (2, 2), ("2", 2), ("cpu", None)]
+    ("device", "number"),
+    [(None, 1), ("cuda", 1), ("cuda:0", 0), ("cuda:3", 3), ("gpu", 1), ("gpu:3", 3), (2, 2), ("2", 2), ("cpu", None)],
 )
 def test_with_gpus(device: Any, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 4, current=1)
