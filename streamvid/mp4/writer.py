@@ -23,13 +23,7 @@ _BOX_BYTES_PER_PACKET: Final = 64
 
 
 def slice_header(
-    stsd: bytes,
-    sizes: Int64,
-    *,
-    width: int,
-    height: int,
-    offsets: Int64 | None = None,
-    positions: Int64 | None = None,
+    stsd: bytes, sizes: Int64, *, width: int, height: int, offsets: Int64 | None = None, positions: Int64 | None = None
 ) -> bytes:
     """Everything of a slice's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
 

@@ -130,12 +130,7 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
     if transform.random_resized_crop is not None and transform.crop is not None:
         place = random[:, [Draw.CROP_Y, Draw.CROP_X]] if transform.random_crop else np.full(upright.shape, 0.5)
         start, extent = boxes(
-            upright,
-            transform.random_resized_crop,
-            transform.ratio,
-            random[:, Draw.AREA],
-            random[:, Draw.ASPECT],
-            place,
+            upright, transform.random_resized_crop, transform.ratio, random[:, Draw.AREA], random[:, Draw.ASPECT], place
         )
         size = np.broadcast_to(np.array(pair(transform.crop)), upright.shape)
         made = {"size": size, "start": start, "end": start + extent}

@@ -142,13 +142,7 @@ class DaliRenderer:
     """
 
     def __init__(
-        self,
-        spec: ClipTransform,
-        *,
-        device_id: int | None,
-        threads: int,
-        max_batch: int,
-        on_cpu: Bool | None = None,
+        self, spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int, on_cpu: Bool | None = None
     ) -> None:
         self._transform, self._scratch, self._on_cpu = spec.transform, Scratch(), on_cpu
         self._cpu_decoder: CpuDecoder | None = None
