@@ -421,40 +421,6 @@ def test_rank_and_world_from_the_environment(packed: Packed, monkeypatch: pytest
     assert sorted(seen) == list(range(len(RECIPES)))
 
 
-RANK = """
-import json, os, sys
-import torch.distributed
-from streamvid.loader.stream_loader import StreamLoader
-from streamvid.sampling.windows import Window
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-os.environ["RANK"] = "0"  # torch.distributed is asked first
-with StreamLoader(sys.argv[1], batch_size=2, sampling=Window(4, fps=10), device="cpu", num_threads=1) as loader:
-    epochs = [[b["clip"][b["valid"]].tolist() for b in loader] for _ in range(2)]
-with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
-    json.dump(epochs, file)
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_two_processes_under_torchrun(packed: Packed, tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    environment |= {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "rank.py"), str(packed.path), str(tmp_path)],
-        capture_output=True, text=True, timeout=200, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for epoch in range(2):
-        steps = [len(rank[epoch]) for rank in ranks]
-        assert steps == [4, 4]
-        assert sorted(c for rank in ranks for step in rank[epoch] for c in step) == list(range(len(RECIPES)))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
