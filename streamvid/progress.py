@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Final
 
 from rich.console import Console
@@ -73,7 +72,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._logs:
             self._thread.join()
@@ -122,5 +121,5 @@ class PackProgress:
         self._bar.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._bar.__exit__(kind, error, tb)
+    def __exit__(self, *_: object) -> None:
+        self._bar.__exit__()

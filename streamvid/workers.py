@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import BinaryIO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
@@ -113,7 +112,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._closed = True
             processes, self._alive = self._alive, set()
