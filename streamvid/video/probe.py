@@ -10,7 +10,7 @@ import logging
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import av
 
-from streamvid.bitstream import jpeg
+from streamvid.bitstream import jpeg, packet_info
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.errors import VideoError
-from streamvid.mp4.boxes import rotation_of_matrix
+from streamvid.mp4.boxes import box, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
-from streamvid.mp4.sample_entry import read_entries
+from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
@@ -219,12 +220,18 @@ def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, 
 
 
 def probe_first_frame(source: VideoFile) -> FrameFormat:
-    """Decode the first frame that is displayed.
+    """Decode the first frame that is displayed, or where nothing can be decoded that an edit list shows, the first.
 
     Raises:
         ValueError: no frame decodes, or it is too large, or to be shown askew.
     """
-    with source.open() as (container, stream):
+    with suppress(av.error.InvalidDataError):
+        return _first_frame(source, apply_edits=True)
+    return _first_frame(source, apply_edits=False)
+
+
+def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
+    with source.open(apply_edits=apply_edits) as (container, stream):
         stream.codec_context.thread_count = 1
         for packet in container.demux(stream):
             for frame in packet.decode():
@@ -329,8 +336,25 @@ def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
     return rotation
 
 
+def _classifier(stream: VideoStream, codec: str) -> Classifier:
+    """`packet_info.classifier` of a track, wherever it is from. Of Annex B it finds no key frames: there FFmpeg's flag
+    is by the bitstream, too."""
+    name, versions = _CONFIGURATIONS.get(codec, (b"", ()))
+    extradata = stream.codec_context.extradata or b""
+    if name and extradata[:1] not in versions:
+        return lambda packet: PacketKind()
+    stsd = visual_sample_description(bytes(4), box(name, extradata), width=0, height=0)
+    return packet_info.classifier(codec, stsd)
+
+
+_CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x01",)), "av1": (b"av1C", (b"\x81",))}
+"""Configuration boxes, and what those begin with that hold their stream's framing."""
+
+
 def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
     """The track's packets from the first key frame on, without empty ones.
+
+    A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
 
     Args:
         container: as `open_video` gives it.
@@ -344,13 +368,13 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     if codec == "mpeg4" and container.format.name == "avi":
         # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
-    started = False
+    started, classify = False, _classifier(stream, codec)
     for packet in container.demux(stream):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         if packet.is_corrupt:
             raise ValueError("a packet in it is damaged or cut off")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
-            started = started or unpacked.is_keyframe
+            started = started or unpacked.is_keyframe or classify(memoryview(bytes(unpacked))).random_access
             if unpacked.size and started:
                 yield unpacked

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import av
 import numpy as np
@@ -303,6 +303,10 @@ def _output_order(
         context.flags |= av.codec.context.Flags.copy_opaque
         order: list[int] = []
         for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
+            if packet.is_discard:  # cut off by an edit list: its picture would be kept back
+                whole: Any = av.Packet(packet.size)
+                whole.update(bytes(packet))
+                packet = whole
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))

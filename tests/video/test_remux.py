@@ -17,6 +17,7 @@ from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
+from tools.damage import lie_about_order
 from tools.recipes import Codec, Container
 
 HARD = hard_recipes()
@@ -217,3 +218,40 @@ def test_a_broken_nal_unit_rejects_the_video(codec: Codec, container: Container,
         (tmp_path / f"b.{container}").write_bytes(data.replace(packet, broken))
         with pytest.raises(VideoError, match="its packet 6 cannot be decoded: its NAL units do not fit"):
             store_clip(tmp_path / f"b.{container}", tmp_path)
+
+
+@pytest.mark.parametrize("trim", [0, 4, 13])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
+def test_key_frames_that_the_container_does_not_mark(codec: Codec, trim: int, tmp_path: Path) -> None:
+    """Some muxers mark no key frame before the start of an edit: the bitstream says where decoding can start."""
+    recipe = Recipe(codec=codec, frames=30, gop=10, trim=trim)
+    source = write(recipe, tmp_path / "a.mp4")
+    wanted = sequential(source, full_range=False)
+    data = bytearray(source.read_bytes())
+    at = data.index(b"stss") - 4
+    size, _, flags, count, *numbers = struct.unpack_from(">I4sII3I", data, at)
+    assert (size, count, numbers) == (28, 3, [1, 11, 21])
+    struct.pack_into(">I4sIIII4s", data, at, 20, b"stss", flags, 1, 21, 8, b"free")
+    source.write_bytes(data)
+    clip = store_clip(source, tmp_path)
+    assert len(clip.index.visible) == 30 - trim
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.arange(30 - trim))), wanted)
+    shown_at = np.array(recipe.shown_at(), dtype=float)
+    np.testing.assert_allclose(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1], shown_at, atol=0.001)
+
+
+def test_hidden_frames_count_where_times_contradict_the_order(tmp_path: Path) -> None:
+    """FFmpeg's decoders keep back what an edit list hides: then pictures could not be matched with packets."""
+    good = write(Recipe(frames=24, gop=12, b_frames=3), tmp_path / "good.mp4")
+    lying = lie_about_order(good, tmp_path / "lying.mp4")
+    data = bytearray(lying.read_bytes())
+    at = data.index(b"elst")
+    _, count, _, begin, _ = struct.unpack_from(">IIIii", data, at + 4)
+    assert count == 1
+    struct.pack_into(">i", data, at + 16, begin + 5 * 512)
+    lying.write_bytes(data)
+    clip = store_clip(lying, tmp_path)
+    assert clip.traits == ""
+    shown = [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))]
+    assert shown == list(range(shown[0], 24))
+    assert 0 < shown[0] <= 5
