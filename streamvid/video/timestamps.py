@@ -24,7 +24,9 @@ from streamvid.video.raw_rate import frame_rate
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-_REORDERED: Final = ("h264", "hevc", "mpeg4")
+_REORDERED: Final = (
+    "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
+)  # fmt: skip
 """Codecs whose decode order may differ from presentation order."""
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
@@ -116,8 +118,6 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     """
     codec = about.codec
     demuxed = _demux_all(source, codec)
-    if about.container in _DATES_PACKS:
-        demuxed = _with_stored_times(demuxed, source, codec)
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -128,15 +128,10 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             return restored
-    missing, undated = found.pts == _NO_PTS, demuxed.clock == _NO_PTS
-    if not is_timed(about.container, source.path) or (missing & undated).all():
+    if not is_timed(about.container, source.path) or ((found.pts == _NO_PTS) & (demuxed.clock == _NO_PTS)).all():
         return _count_times(source, found, codec)
-    if not missing.any() and (codec not in _REORDERED or about.container in TRUSTED_TIMES):
-        return found
-    order = _output_order(source, codec, count=len(missing))
-    if missing.any() and undated.any():
-        return _shown(found, order, _fill_times(found.pts[order], demuxed.duration[order]))
-    return _shown(found, order, _distinct(found.pts if undated.any() else demuxed.clock))
+    dated = _date_by_order(source, demuxed, codec, about.container, count=len(found.pts))
+    return found if dated is None else _shown(found, *dated)
 
 
 def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
@@ -154,8 +149,7 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
 
 
 def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None:
-    """int64 [frames], rising, the times of the frames that a file decodes to, where FFmpeg gives frames none or makes
-    them up; None where each packet has a presentation time, which its frame then has.
+    """int64 [frames], rising, the times of the frames that a file decodes to; None where they are those of its packets.
 
     Args:
         source: the file.
@@ -164,17 +158,29 @@ def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None
     Raises:
         ValueError: times are missing, or two are the same.
     """
-    demuxed = _demux_all(source, codec)
+    dated = _date_by_order(source, _demux_all(source, codec), codec, container)
+    return None if dated is None else dated[1]
+
+
+def _date_by_order(
+    source: VideoFile, demuxed: _Demuxed, codec: str, container: str, *, count: int | None = None
+) -> tuple[Int64, Int64] | None:
+    """Times by the order of the decoded pictures, where the container dates packets for decoding, or dates only some.
+
+    Returns:
+        int64 [frames], the packets' numbers in the order of their pictures, and int64 [frames], their times, rising.
+        None where each packet has a presentation time that can be trusted.
+    """
+    pts, clock = demuxed.packets.pts, demuxed.clock
     if container in _DATES_PACKS:
-        demuxed = _with_stored_times(demuxed, source, codec)
-    pts = demuxed.packets.pts
-    missing = pts == _NO_PTS
-    if not missing.any():
+        pts = clock = _stored_times(source, codec, len(pts))
+    complete = not (pts == _NO_PTS).any()
+    if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         return None
-    if (demuxed.clock == _NO_PTS).any():
-        order = _output_order(source, codec)
-        return _fill_times(pts[order], demuxed.duration[order])
-    return _distinct(demuxed.clock)
+    order = _output_order(source, codec, count=count)
+    if not (clock == _NO_PTS).any():
+        return order, _distinct(clock[order])
+    return order, _distinct(pts[order]) if complete else _fill_times(pts[order], demuxed.duration[order])
 
 
 @dataclass(frozen=True)
@@ -196,14 +202,14 @@ class _Demuxed:
     track: int
 
 
-def _with_stored_times(demuxed: _Demuxed, source: VideoFile, codec: str) -> _Demuxed:
-    """The same with the times that the container has, without those that FFmpeg makes up."""
+def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
+    """int64 [packets], the presentation times that the container has, without those that FFmpeg makes up."""
     with source.open(fill_times=False) as (container, stream):
         found = demux(container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
-    if len(pts) != len(demuxed.clock):
-        raise ValueError("its packets cannot be told apart")
-    return replace(demuxed, packets=replace(demuxed.packets, pts=pts), clock=pts)
+    if len(pts) != count or (pts == _NO_PTS).all():
+        raise ValueError("none of its frames has a time")
+    return pts
 
 
 def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _Demuxed:
