@@ -337,11 +337,11 @@ def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
 
 
 def _classifier(stream: VideoStream, codec: str) -> Classifier:
-    """`packet_info.classifier` of a track, wherever it is from. Of Annex B it finds no key frames: there FFmpeg's flag
-    is by the bitstream, too."""
+    """`packet_info.classifier` of a track, wherever it is from. Of Annex B, and of codecs that are not stored, it
+    finds no key frames: there FFmpeg's flag is by the bitstream, too."""
     name, versions = _CONFIGURATIONS.get(codec, (b"", ()))
     extradata = stream.codec_context.extradata or b""
-    if name and extradata[:1] not in versions:
+    if codec not in CODECS or (name and extradata[:1] not in versions):
         return lambda packet: PacketKind()
     stsd = visual_sample_description(bytes(4), box(name, extradata), width=0, height=0)
     return packet_info.classifier(codec, stsd)
