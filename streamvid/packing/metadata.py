@@ -65,22 +65,22 @@ class Metadata:
             merged |= json.loads(text)
         return dump_json(merged | dict(own or {}))
 
-    def columns(self, rows: Sequence[Sequence[int]], own: Sequence[Mapping[str, float | int]]) -> pa.Table:
+    def columns(self, clips: Sequence[tuple[Sequence[int], Mapping[str, float | int]]]) -> pa.Table:
         """The columns of clips for Parquet, named with `FIELD_PREFIX`; null where a clip has no value.
 
         Args:
-            rows, own: of each clip, as of `json`.
+            clips: the rows and own columns of each, as of `json`.
         """
-        columns = [pa.array([clip.get(field.name) for clip in own], type=field.type) for field in self.own]
-        padded = np.full((len(rows), max(map(len, rows), default=0) + 1), -1, dtype=np.int64)
-        for line, numbers in zip(padded, rows, strict=True):
-            line[1 : 1 + len(numbers)] = numbers
+        columns = [pa.array([own.get(field.name) for _, own in clips], type=field.type) for field in self.own]
+        padded = np.full((len(clips), max((len(rows) for rows, _ in clips), default=0) + 1), -1, dtype=np.int64)
+        for line, (rows, _) in zip(padded, clips, strict=True):
+            line[1 : 1 + len(rows)] = rows
         lists = np.searchsorted(self.starts, padded, side="right") - 1
         at = np.searchsorted(self.number, padded)
         for column, has in zip(self.table.columns, self.has.T, strict=True):
             given = has[lists] & (padded >= 0)
             last = given.shape[1] - 1 - np.argmax(given[:, ::-1], axis=1)
-            picked = at[np.arange(len(rows)), last]
+            picked = at[np.arange(len(clips)), last]
             values = column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks()
             columns.append(values.cast(pa.string()) if is_text(values.type) else values)
         return pa.table(columns, names=[FIELD_PREFIX + name for name in self.schema.names])

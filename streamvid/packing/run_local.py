@@ -23,7 +23,7 @@ from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
-from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
+from streamvid.packing.shard_writer import ShardWriter
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
@@ -97,22 +97,20 @@ class _GroupWriter:
                 continue
             key = clip_key(source.key, prepared.suffix)
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
-            meta = self._task.metadata.json(prepared.rows, prepared.span)
-            described = ClipMetadata(key, source.name, prepared.label, meta, prepared.rows, prepared.span)
-            if self._is_full(prepared, described):
+            if self._is_full(key, source.name, prepared):
                 yield self.commit((number, clip))
             if self._writer is None:
                 shard = self._task.group.first + self._part
                 self._writer = ShardWriter(shard, self._folder, metadata=self._task.metadata)
-            self._writer.add(prepared.clip, described)
+            self._writer.add(key, source.name, prepared)
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
-    def _is_full(self, prepared: PreparedClip, described: ClipMetadata) -> bool:
+    def _is_full(self, key: str, source: str, prepared: PreparedClip) -> bool:
         if self._writer is None or self._part + 1 == self._task.group.names:
             return False
-        return self._writer.size_with(prepared.clip, described) > self._job.shard_size
+        return self._writer.size_with(key, source, prepared) > self._job.shard_size
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
         """Finish the shard, if it has a clip; returns its record.

@@ -7,7 +7,6 @@ import io
 import math
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -28,6 +27,7 @@ from streamvid.dataset.schema import (
     idx_text,
 )
 from streamvid.packing.metadata import Metadata
+from streamvid.packing.options import PreparedClip
 from streamvid.packing.typed_columns import dump_json
 from streamvid.storage import filesystem
 from streamvid.storage.url import join
@@ -43,32 +43,10 @@ _CLIP_COLUMNS: Final = (
 """Attributes of a stored clip that are columns of the same names."""
 
 
-@dataclass(frozen=True)
-class ClipMetadata:
-    """The metadata of a clip.
-
-    Attributes:
-        key: its name in the dataset.
-        source: the name of its video.
-        label: class number; None without a label.
-        meta: its other columns as a JSON object.
-        rows: of lists, which these columns are from.
-        span: columns that say where it was cut out of its video.
-    """
-
-    key: str
-    source: str
-    label: int | None
-    meta: str
-    rows: tuple[int, ...] = ()
-    span: Mapping[str, float | int] = field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        """The ``<key>.json`` of the clip."""
-        label = {} if self.label is None else {"label": self.label}
-        own = {"key": self.key, "source": self.source, **label}
-        head = dump_json(own)
-        return (head if self.meta == "{}" else f"{head[:-1]},{self.meta[1:]}").encode()
+def _clip_json(key: str, source: str, label: int | str | None, meta: str) -> bytes:
+    """The ``<key>.json`` of a clip: its name, its video's, its label if it has one, and the columns of `meta`."""
+    head = dump_json({"key": key, "source": source, **({} if label is None else {"label": label})})
+    return (head if meta == "{}" else f"{head[:-1]},{meta[1:]}").encode()
 
 
 def _member_bytes(size: int) -> int:
@@ -119,41 +97,49 @@ class ShardWriter:
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
         self._indexes: list[FrameIndex] = []
-        self._described: list[ClipMetadata] = []
+        self._metadata_of: list[tuple[tuple[int, ...], Mapping[str, float | int]]] = []
 
     @property
     def clips(self) -> int:
         """Number of clips added."""
         return len(self._rows)
 
-    def size_with(self, clip: StoredClip, described: ClipMetadata) -> int:
-        """Bytes of the tar if it ended with this clip."""
-        sizes = clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(clip.index), len(described.to_json())
+    def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
+        """Bytes of the tar if it ended with this clip; arguments as of `add`."""
+        text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
+        sizes = prepared.clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(prepared.clip.index), len(text)
         return _tar_size(self._content + sum(map(_member_bytes, sizes)))
 
-    def add(self, clip: StoredClip, described: ClipMetadata) -> None:
+    def add(self, key: str, source: str, prepared: PreparedClip) -> None:
         """Append a clip.
+
+        Args:
+            key: its name in the dataset.
+            source: the name of its video.
+            prepared: the clip, with the number of its class.
 
         Raises:
             ValueError: it is too large for a tar; nothing of it was written.
         """
+        clip = prepared.clip
         if clip.mp4_bytes > MAX_FILE_BYTES:
             raise ValueError("the mp4 is larger than a tar can hold")
-        files = {EXTENSIONS[1]: clip.index.to_npy(), EXTENSIONS[2]: described.to_json()}
+        meta = self._metadata.json(prepared.rows, prepared.span)
+        files = {EXTENSIONS[1]: clip.index.to_npy(), EXTENSIONS[2]: _clip_json(key, source, prepared.label, meta)}
         sizes = [clip.mp4_bytes, *map(len, files.values())]
         ends = self._content + np.cumsum([_member_bytes(size) for size in sizes])
         offsets = [int(end) - _member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
-        sha256 = self._add_video(clip, described.key)
-        self._hashed.write(_small_members(described.key, files))
+        sha256 = self._add_video(clip, key)
+        self._hashed.write(_small_members(key, files))
         self._content = int(ends[-1])
         self._indexes.append(clip.index)
-        self._described.append(described)
+        self._metadata_of.append((prepared.rows, prepared.span))
         self._rows.append(
             {
-                "key": described.key,
-                "source": described.source,
-                "label": described.label,
-                "meta": described.meta,
+                "key": key,
+                "source": source,
+                "label": prepared.label,
+                "meta": meta,
                 **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
                 "time_base_num": clip.time_base[0],
                 "time_base_den": clip.time_base[1],
@@ -197,7 +183,7 @@ class ShardWriter:
         paths = {kind: self._folder / f"{self.name}.{kind}" for kind in SHARD_EXTENSIONS}
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         paths["idx"].write_bytes(index.encode())
-        fields = self._metadata.columns([one.rows for one in self._described], [one.span for one in self._described])
+        fields = self._metadata.columns(self._metadata_of)
         write_parquet(self._rows, self._indexes, paths["parquet"], fields)
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
         size = self._hashed.written

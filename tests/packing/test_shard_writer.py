@@ -17,8 +17,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.schema import SCHEMA
 from streamvid.mp4.sample_entry import sample_description
+from streamvid.packing.options import PreparedClip
 from streamvid.packing.pack import pack
-from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
+from streamvid.packing.shard_writer import ShardWriter
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.remux import store_clip
 from tests.support.packed import NATURAL_ORDER, make_videos
@@ -166,12 +167,12 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
     source = folder.parent / "in/slow.mp4"
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
-    described = [ClipMetadata(f"k{n}", "slow.mp4", None, "{}") for n in range(5)]
     with ShardWriter(3, tmp_path, metadata=metadata_of(pa.table({}))) as writer:
         sizes = []
-        for one in described:
-            sizes.append(writer.size_with(clip, one))
-            writer.add(clip, one)
+        for n in range(5):
+            one = f"k{n}", "slow.mp4", PreparedClip(clip, "", (), {})
+            sizes.append(writer.size_with(*one))
+            writer.add(*one)
         entry = writer.commit(str(tmp_path / "ds"))
     assert entry.bytes == sizes[-1] == (tmp_path / "ds/shards/00000003.tar").stat().st_size
     assert sizes == sorted(sizes)
@@ -184,7 +185,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
     with ShardWriter(0, tmp_path / "work", metadata=metadata_of(pa.table({}))) as writer:
-        writer.add(clip, ClipMetadata("k", "slow.mp4", None, "{}"))
+        writer.add("k", "slow.mp4", PreparedClip(clip, "", (), {}))
         assert not (tmp_path / "ds").exists()
 
 
@@ -192,7 +193,7 @@ def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> No
     (tmp_path / "clip").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
     with ShardWriter(0, tmp_path, metadata=metadata_of(pa.table({"a": [1]}))) as writer:
-        writer.add(clip, ClipMetadata("k" * 80, "s", 1, '{"a":1}', (0,)))
+        writer.add("k" * 80, "s", PreparedClip(clip, "", (0,), {}, 1))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:
         assert tar.getnames()[1] == "k" * 80 + ".frames.npy"

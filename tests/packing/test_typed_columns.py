@@ -63,7 +63,7 @@ def through_a_list(path: Path, consumed: tuple[str, ...] = ()) -> tuple[list[str
     lists.add(read_list(str(path)), consumed, "list")
     metadata = lists.finish(pa.schema([]))
     rows = [(row,) for row in range(len(metadata.number))]
-    return [metadata.json(row) for row in rows], metadata.columns(rows, [{}] * len(rows))
+    return [metadata.json(row) for row in rows], metadata.columns([(row, {}) for row in rows])
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -173,7 +173,7 @@ def test_slices_of_nested_lists(tmp_path: Path) -> None:
     pairs = pa.array([[n, None] for n in range(6)], pa.list_(pa.float32(), 2)).slice(2, 3)
     nothing = pa.array([[None], [], [None, None]] * 2, pa.list_(pa.null())).slice(1, 3)
     metadata = metadata_of(pa.table({"pair": pairs, "nothing": nothing, "text": pa.array(["a", "b", "c"])}))
-    assert metadata.part([1, 2]).columns([(2,), (1,)], [{}, {}]).to_pylist() == [
+    assert metadata.part([1, 2]).columns([((2,), {}), ((1,), {})]).to_pylist() == [
         {"meta_pair": [4.0, None], "meta_nothing": [None], "meta_text": "c"},
         {"meta_pair": [3.0, None], "meta_nothing": [None, None], "meta_text": "b"},
     ]
@@ -201,11 +201,13 @@ def test_rows_of_several_lists() -> None:
         "meta_x": ["a", "0.5", None, None, None],
         "meta_box": ['{"w":1}', '{"w":1}', '{"w":1}', None, None],
     }
-    assert metadata.columns(rows, own).to_pydict() == wanted
+    assert metadata.columns(list(zip(rows, own, strict=True))).to_pydict() == wanted
     # The part that a group of clips needs has the same numbers, and no other rows.
     part = metadata.part([4, 1, 1])
     assert (part.number.tolist(), part.schema) == ([1, 4], metadata.schema)
-    assert part.columns(rows[2:], own[2:]).to_pydict() == {name: values[2:] for name, values in wanted.items()}
+    assert part.columns(list(zip(rows, own, strict=True))[2:]).to_pydict() == {
+        name: values[2:] for name, values in wanted.items()
+    }
     assert part.json((1, 4)) == metadata.json((1, 4))
 
 
@@ -234,7 +236,7 @@ def test_any_numbers_and_texts(rows: list[tuple[Any, str | None]]) -> None:
     metadata = metadata_of(pa.table({"n": numbers, "t": pa.array([text for _, text in rows], pa.string())}))
     clips = [(row,) for row in range(len(rows))]
     wanted = parsed([metadata.json(clip) for clip in clips], [f"k{i}" for i in range(len(rows))])
-    found = from_parquet(metadata.columns(clips, [{}] * len(rows)).rename_columns(["n", "t"]))
+    found = from_parquet(metadata.columns([(clip, {}) for clip in clips]).rename_columns(["n", "t"]))
     assert found.get("n").to_pylist() == wanted["n"].to_pylist()
     assert found.get("t").to_pylist() == wanted["t"].to_pylist()
 

@@ -19,7 +19,7 @@ from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_d
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
-from streamvid.packing.shard_writer import ClipMetadata, ShardWriter
+from streamvid.packing.shard_writer import ShardWriter
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -80,7 +80,7 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
     with ShardWriter(0, folder, metadata=metadata_of(pa.table({}))) as writer:
-        writer.add(clip, ClipMetadata("key", "source", None, "{}"))
+        writer.add("key", "source", PreparedClip(clip, "", (), {}))
     return (folder / "00000000.tar").read_bytes()
 
 
