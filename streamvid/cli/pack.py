@@ -55,6 +55,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
+    command.add_argument(
+        "--decode",
+        choices=("none", "first", "all"),
+        default="first",
+        help="frames that must decode for a clip to be accepted: the first 64 and the middle 64 (first, the default), "
+        "all, or none",
+    )
     _add_cut_options(command)
     _add_transcode_options(command)
     command.set_defaults(run=_run)
@@ -173,6 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
             transcode=_transcode_options(arguments),
             fps=arguments.fps,
             track=arguments.track,
+            decode=arguments.decode,
         ),
         shard_size=arguments.shard_size,
         name=arguments.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Final, Literal
 
 from streamvid.checks import is_real, suggesting
 from streamvid.errors import InputError
@@ -16,6 +16,8 @@ from streamvid.video.transcode import TranscodeOptions
 CutUnit = Literal["seconds", "frames"]
 """Unit of cut positions: seconds after the first displayed frame, or frame numbers from 0."""
 TailPolicy = Literal["keep", "drop", "merge"]
+DecodeLevel = Literal["none", "first", "all"]
+DECODE_LEVELS: Final[tuple[DecodeLevel, ...]] = ("none", "first", "all")
 
 
 @suggesting
@@ -81,9 +83,12 @@ class PackOptions:
             their header; a float is taken as it is written.
         track: the number of the video track to pack, of every file, counted from 0, cover pictures aside; None: the one
             that FFmpeg takes.
+        decode: the frames of a clip that must decode, as a loader decodes them, for the clip to be accepted: "none";
+            "first": the first 64 and the 64 in the middle, which a window at the start or in the centre is made of;
+            "all". What is transcoded is decoded as a whole in any case.
 
     Raises:
-        InputError: a rate that is none.
+        InputError: a rate that is none, or no such level of decoding.
     """
 
     compatible_with: Purpose = "gpu"
@@ -92,8 +97,11 @@ class PackOptions:
     transcode: TranscodeOptions | None = None
     fps: Fraction | None = None
     track: int | None = None
+    decode: DecodeLevel = "first"
 
     def __post_init__(self) -> None:
+        if self.decode not in DECODE_LEVELS:
+            raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")
         if self.fps is None:
             return
         if not is_real(self.fps) or not 0 < self.fps <= 1000:
@@ -124,7 +132,8 @@ class PreparedClip:
 
 @dataclass(frozen=True)
 class RejectedCut:
-    """A row of a cut list without frames in its video, while other rows of the same video have some.
+    """A cut of a video that is no clip, while other cuts of the same video are: a row of a cut list without frames in
+    its video, or a damaged part.
 
     Attributes:
         reason: names the cut and says why.

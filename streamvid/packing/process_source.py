@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from streamvid.dataset.schema import MAX_FILE_BYTES
+from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.packing.frame_spans import FrameSpan, cut_spans, fixed_spans, scene_spans, seconds_at, span_columns
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import FixedLength, PackOptions, PreparedClip, RejectedCut, Scenes
+from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 _MACHINE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_CLIPS: Final = 10**6
 """Clips of one video: their keys end in six digits."""
+_WINDOW: Final = 64
+"""Frames at the start of a clip, and in its middle, that must decode by default: as most models take at most."""
 _MAX_HIDDEN: Final = 20
 """The most non-displayed bytes that a video's clips may store, as a multiple of the video's. An hour without key
 frames, cut into clips of 10 s, would store 180 times its bytes; 1 s clips of GOPs of 250 frames store 4 times."""
@@ -45,7 +50,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         options: how to cut and transcode it.
 
     Returns:
-        The clips in order of their starts, at least one, after the listed cuts that hold no frame of the video.
+        The clips in order of their starts, at least one, after the listed cuts that hold no frame of the video, and
+        those that are damaged.
 
     Raises:
         VideoError: the video cannot be stored; others may.
@@ -73,6 +79,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         if cutting:
             return _cut(source, whole, folder, options)
         clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
+        if clip is whole and not transcoded and (damage := _find_damage(clip, options.decode)):
+            raise VideoError(str(damage))
         return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
         cause = error.__cause__
@@ -98,18 +106,46 @@ def _cut(
     if hidden > _MAX_HIDDEN * whole.index.size.sum():
         whole, options = _reencode_with_key_frames(whole, spans, folder, options)
         reencode = reencode and whole is video
-    clips: list[PreparedClip | RejectedCut] = list(rejected)
+    damaged: list[RejectedCut] = []
+    clips: list[PreparedClip | RejectedCut] = []
     for number, span in enumerate(spans):
         with as_video_error():
-            clip = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
-            clip = transcode_if_needed(clip, folder / f"clip-{number:06d}", options, reencode=reencode)
+            trimmed = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
+            clip = transcode_if_needed(trimmed, folder / f"clip-{number:06d}", options, reencode=reencode)
+        if clip is trimmed and (damage := _find_damage(clip, options.decode)):
+            _discard(clip.mp4, folder)
+            damaged.append(RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}"))
+            continue
         rows, label = source.rows, source.label
         if span.cut is not None:
             rows += span.cut.rows
             label = label if span.cut.label is None else span.cut.label
         clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", rows, span_columns(video, span), label))
     _discard(whole.mp4, folder)
-    return clips
+    if not clips:
+        raise VideoError(damaged[0].reason + (f", and so with the {len(damaged) - 1} others" if damaged[1:] else ""))
+    return [*rejected, *damaged, *clips]
+
+
+def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
+    """Decode the frames of a clip that an option of packing asks for.
+
+    Returns:
+        all the damage of the clip if one of them is damaged; else None.
+    """
+    count = len(clip.index.visible)
+    if level == "none":
+        return None
+    if level == "all":
+        frames = np.arange(count)
+    else:
+        middle = (count - _WINDOW) // 2
+        # One more where there are two ways to halve the rest.
+        centre = np.arange(max(0, middle), min(count, middle + _WINDOW + 1))
+        frames = np.union1d(np.arange(min(count, _WINDOW)), centre)
+    found = find_damage(clip.index, frames, clip.slice)
+    # All that is damaged is listed, whatever was looked for.
+    return found and find_damage(clip.index, np.arange(count), clip.slice)
 
 
 def _discard(file: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, UInt8
 
 BLOCK_BYTES: Final = 1 << 20
 """Bytes that are read at once: few calls, and what was read is still in the processor's cache when it is written."""
@@ -56,6 +56,13 @@ def read_blocks(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[Read
         runs = _views(view, starts[np.append(True, apart)], last[np.append(apart, True)]) if apart.any() else [view]
         yield ReadBuffer(ranges, runs)
         first = stop
+
+
+def read_range(file: io.RawIOBase, start: int, end: int) -> UInt8:
+    """The bytes of a file from a start to an end, uint8 [bytes]; errors as of `read_blocks`."""
+    data = np.empty(end - start, dtype=np.uint8)
+    _fill(file, start, data.data)
+    return data
 
 
 def _views(view: memoryview, starts: Int64, ends: Int64) -> list[memoryview]:

@@ -103,7 +103,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             return clip
         try:
             ordered = in_output_order(source, about.codec, times)
-        except ValueError:
+        except (ValueError, av.error.FFmpegError):
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip

@@ -13,12 +13,15 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.errors import InputError
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.read_buffer import coalesce, read_blocks
+from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
+from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 
 AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
+_GAP_BYTES: Final = 64 << 10
+"""Unwanted bytes between two packets up to which both are read at once."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,46 @@ class StoredClip:
                     offset, size = self.unwritten.offset, self.unwritten.size
                 for block in read_blocks(file, *coalesce(offset, size)):
                     yield from block.runs
-        except EOFError as error:
-            raise InputError(f"{self.mp4} was changed while it was packed: run the command again") from error
-        except OSError as error:
-            raise InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again") from error
+        except (EOFError, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def slice(self, frames: Int64) -> EncodedSlice:
+        """Some frames of the clip, by their numbers (int64 [wanted], ascending), as a loader reads them.
+
+        Raises:
+            InputError: as by `read_mp4`.
+        """
+        packets = select_packets(self.index, frames)
+        inside = packets
+        if self.unwritten is not None:  # where they lie in the other file
+            begins = len(self.unwritten.head) + np.cumsum(self.unwritten.size) - self.unwritten.size
+            source = np.searchsorted(begins, packets.offsets, side="right") - 1
+            inside = replace(packets, offsets=self.unwritten.offset[source] + packets.offsets - begins[source])
+        spans = byte_ranges(inside, gap=_GAP_BYTES)
+        try:
+            with self.mp4.open("rb", buffering=0) as file:
+                blocks = [read_range(file, start, end) for start, end in spans.tolist()]
+        except (EOFError, OSError) as error:
+            raise self._unreadable(error) from error
+        return EncodedSlice(
+            name=self.mp4.stem,
+            codec=self.codec,
+            stsd=self.stsd,
+            width=self.width,
+            height=self.height,
+            full_range=self.color_range == "pc",
+            data=extract_packets(inside, spans, blocks),
+            sizes=packets.sizes,
+            display_order=packets.display_order,
+            frames=packets.frames,
+            starts=packets.starts,
+            in_order=not self.has_trait(UNORDERED),
+        )
+
+    def _unreadable(self, error: Exception) -> InputError:
+        if isinstance(error, OSError):
+            return InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again")
+        return InputError(f"{self.mp4} was changed while it was packed: run the command again")
 
     def as_file(self, target: Path) -> StoredClip:
         """The same clip with its MP4 in a file; it is written to `target` if no file holds it yet."""

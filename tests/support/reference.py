@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
-from streamvid.video.stored_clip import UNORDERED, StoredClip
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.stored_clip import StoredClip
 
 
 def sequential(path: Path | str, *, full_range: bool, edits: bool = True) -> list[npt.NDArray[np.uint8]]:
@@ -33,25 +33,9 @@ def seconds(path: Path | str) -> list[float]:
     return [time - times[0] for time in times]
 
 
-def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, gap: int = 0, index: FrameIndex | None = None) -> EncodedSlice:
+def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, index: FrameIndex | None = None) -> EncodedSlice:
     """Some frames of a stored clip as an encoded slice, by way of byte ranges as a loader reads them."""
-    part = select_packets(index or clip.index, np.asarray(frames, dtype=np.int64))
-    spans = byte_ranges(part, gap=gap)
-    data = np.fromfile(clip.mp4, dtype=np.uint8)
-    return EncodedSlice(
-        name=clip.mp4.stem,
-        codec=clip.codec,
-        stsd=clip.stsd,
-        width=clip.width,
-        height=clip.height,
-        full_range=clip.color_range == "pc",
-        data=extract_packets(part, spans, [data[start:end] for start, end in spans.tolist()]),
-        sizes=part.sizes,
-        display_order=part.display_order,
-        frames=part.frames,
-        starts=part.starts,
-        in_order=UNORDERED not in clip.traits.split(","),
-    )
+    return replace(clip, index=index or clip.index).slice(np.asarray(frames, dtype=np.int64))
 
 
 def to_arrays(decoded: Any) -> list[npt.NDArray[np.uint8]]:

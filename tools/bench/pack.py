@@ -5,8 +5,9 @@
 Clips are H.264 in MP4, of about 100 kB, 1 MB and 10 MB, with and without a sound track. One of each is encoded; its
 copies differ by a box at the end. Each way of packing them runs in turn, `--rounds` times, and medians are compared:
 
-- `any`, `gpu`: `pack` with one worker, as users call it, with `--for any` and with the default. All counts: finding the
-  videos, starting the worker, checksums of each clip and each shard, index and Parquet, and `fsync` of every file.
+- `any`, `gpu`: `pack` with one worker and `--decode none`, with `--for any` and with the default. All counts: finding
+  the videos, starting the worker, checksums of each clip and each shard, index and Parquet, and `fsync` of every file.
+- `first`, `all`: `gpu` with `--decode first`, the default, and with `--decode all`.
 - `ffmpeg`: `ffmpeg -c copy` for each clip, one after the other, then webdataset's ShardWriter, then `fsync`. No index,
   no checksums. In the first round only.
 - `copy`: each file is read and written into files of the shards' size, then `fsync`. One process.
@@ -165,8 +166,10 @@ def _sync(path: Path) -> None:
 def measure(source: Path, folder: Path, rounds: int) -> dict[str, float]:
     """Median seconds of each way to pack a folder."""
     ways: dict[str, Callable[[Path, Path], None]] = {
-        "any": pack_all(PackOptions(compatible_with="any")),
-        "gpu": pack_all(PackOptions()),
+        "any": pack_all(PackOptions(compatible_with="any", decode="none")),
+        "gpu": pack_all(PackOptions(decode="none")),
+        "first": pack_all(PackOptions(decode="first")),
+        "all": pack_all(PackOptions(decode="all")),
         "copy": copy,
         "copy, summed": copy_summed,
         "ffmpeg": ffmpeg_and_shard_writer,
@@ -192,7 +195,8 @@ def measure_cuts(folder: Path, minutes: int) -> dict[str, float]:
     def cut(which: Sequence[float], target: str) -> None:
         lines = "".join(f"{video.name},{start},{start + 10}\n" for start in which)
         (folder / "cuts.csv").write_text("video,start,end\n" + lines)
-        pack([video], folder / target, cuts=folder / "cuts.csv", workers=1, progress=False)
+        options = PackOptions(decode="none")
+        pack([video], folder / target, cuts=folder / "cuts.csv", workers=1, options=options, progress=False)
         shutil.rmtree(folder / target)
 
     for _ in range(3):
@@ -228,7 +232,8 @@ def main() -> int:
             rates = {f"{way} MB/s": size / taken / 1e6 for way, taken in seconds.items()}
             ours = max(seconds["any"], seconds["gpu"])
             over, part = seconds["ffmpeg"] / ours, seconds["copy"] / ours
-            rows.append({"clips": title, "count": count, **rates, "over ffmpeg": over, "of copy": part})
+            decoding = {f"{level} / none": seconds[level] / seconds["gpu"] for level in ("first", "all")}
+            rows.append({"clips": title, "count": count, **rates, "over ffmpeg": over, "of copy": part, **decoding})
             checks.append(Check.at_least(f"{title}: times the rate of FFmpeg and ShardWriter", over, OVER_FFMPEG))
             if kind.copying:
                 checks.append(Check.at_least(f"{title}: part of the rate of copying", part, OF_COPYING))
@@ -239,7 +244,7 @@ def main() -> int:
                                 OVER_ONE_CLIP))  # fmt: skip
     times = ", ".join(f"{name}: {taken:.2f} s" for name, taken in cuts.items())
     notes = [
-        "over ffmpeg, of copy: of the slower of `any` and `gpu`.",
+        "over ffmpeg, of copy: of the slower of `any` and `gpu`; first / none, all / none: seconds, by `--decode`.",
         f"Clips of 10 s cut out of {minutes} minutes of video: {times}.",
     ]
     return finish(Report("pack", rows, checks, notes), options)

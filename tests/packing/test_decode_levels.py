@@ -1,0 +1,141 @@
+"""What packing accepts is loaded: `PackOptions(decode=…)` says of which frames that holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.cli.main import main
+from streamvid.dataset.dataset import Dataset
+from streamvid.decode.damage import find_damage
+from streamvid.errors import InputError
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions
+from streamvid.packing.pack import pack
+from streamvid.packing.report import PackReport
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tools.clips import Recipe
+from tools.damaged_sources import make_damaged, try_level
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+LONG = Recipe(width=128, height=96, frames=240, gop=30, b_frames=0, style="texture")
+SURVEYED = tuple(
+    replace(LONG, frames=140, gop=gop, codec=codec, container=container)  # type: ignore[arg-type]
+    for codec, container, gop in (("h264", "mp4", 20), ("h264", "ts", 70), ("vp9", "webm", 20), ("hevc", "mkv", 20))
+)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged") / "sources"
+    make_damaged(folder, 12, SURVEYED)
+    return folder
+
+
+@pytest.mark.parametrize("level", ["none", "first", "all"])
+def test_what_is_accepted_loads_and_verify_finds_what_does_not(
+    level: DecodeLevel, sources: Path, tmp_path: Path
+) -> None:
+    found = try_level(sources, tmp_path / "ds", level)
+    assert found.accepted
+    assert found.verified == found.whole
+    assert found.centre <= found.whole
+    if level == "none":
+        assert found.centre
+    if level == "first":
+        assert not found.centre
+    if level == "all":
+        assert not found.whole
+
+
+def damaged(path: Path, *frames: int, recipe: Recipe = LONG) -> Path:
+    """A video with noise in the packets of some frames, such that FFmpeg notices."""
+    write(recipe, path)
+    folder = path.parent.parent / "stored"
+    folder.mkdir(exist_ok=True)
+    clip = store_clip(path, folder)
+    stored, data = clip.mp4.read_bytes(), path.read_bytes()
+    for frame in frames:
+        at, size = (int(column[clip.index.visible[frame]]) for column in (clip.index.offset, clip.index.size))
+        assert data.count(stored[at : at + size]) == 1
+        for seed in range(20):
+            noisy = stored[at : at + 16] + np.random.default_rng(seed).bytes(size - 16)
+            clip.mp4.write_bytes(stored[:at] + noisy + stored[at + size :])
+            if find_damage(clip.index, np.array([frame]), clip.slice):
+                break
+        data = data.replace(stored[at : at + size], noisy)
+    path.write_bytes(data)
+    return path
+
+
+def packed(folder: Path, level: DecodeLevel, **options: object) -> PackReport:
+    return pack([folder / "in"], folder / "ds", options=PackOptions(decode=level, **options), progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+@pytest.mark.parametrize(
+    ("level", "frame", "rejected"),
+    [
+        ("none", 120, False), ("first", 120, True), ("first", 40, True), ("first", 160, False), ("first", 200, False),
+        ("all", 200, True), ("first", 70, True),
+    ],
+)  # fmt: skip
+def test_a_level_says_which_frames_must_decode(
+    level: DecodeLevel, frame: int, rejected: bool, container: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    recipe = replace(LONG, container=container)  # type: ignore[arg-type]
+    write(recipe, tmp_path / "in" / f"whole.{container}")
+    damaged(tmp_path / "in" / f"torn.{container}", frame, recipe=recipe)
+    report = packed(tmp_path, level)
+    assert Dataset.open(tmp_path / "ds").clips.key[:] == (["whole"] if rejected else ["torn", "whole"])
+    # A GOP of 30: what comes before the damaged frame decodes, and the next GOP.
+    last = {40: 59, 70: 89, 120: 149, 200: 209}.get(frame, 0)
+    for one in report.rejected:
+        assert one.source == f"torn.{container}"
+        assert f"of its 240 frames do not decode, {frame} to {last}: " in one.reason
+
+
+def test_of_a_video_that_is_cut_the_damaged_clips_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    damaged(tmp_path / "in" / "a.mp4", 70)
+    report = packed(tmp_path, "first", cutting=FixedLength(60, unit="frames"))
+    dataset = Dataset.open(tmp_path / "ds")
+    assert dataset.clips.key[:] == ["a_000000", "a_000002", "a_000003"]
+    (rejected,) = report.rejected
+    assert rejected.reason.startswith("the clip of the frames 60 to 119 is damaged: 20 of its 60 frames do not decode")
+    every = ClipDataset(dataset)
+    assert [len(every.get(key, frames=range(60))["video"]) for key in dataset.clips.key[:]] == [60, 60, 60]
+    with pytest.raises(InputError, match=r"frames 0 to 79 .* and so with the 2 others"):
+        pack(
+            [damaged(tmp_path / "in" / "b.mp4", 10, 90, 170)],
+            tmp_path / "none",
+            options=PackOptions(cutting=FixedLength(80, unit="frames")),
+            progress=False,
+        )
+
+
+def test_the_option_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    write(LONG, tmp_path / "in" / "a.mp4")
+    damaged(tmp_path / "in" / "b.mp4", 200)
+    assert main(["pack", str(tmp_path / "in"), str(tmp_path / "ds"), "--decode", "all"]) == 0
+    assert "10 of its 240 frames do not decode, 200 to 209" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(InputError, match="none, first, all"):
+        PackOptions(decode="some")  # type: ignore[arg-type]
+
+
+def test_a_slice_of_a_clip_that_is_not_written_is_that_of_its_file(tmp_path: Path) -> None:
+    from streamvid.video.ingest import ingest_by_tables
+
+    clip = ingest_by_tables(write(replace(LONG, audio=True), tmp_path / "a.mp4"))
+    assert clip.unwritten is not None
+    written = clip.as_file(tmp_path / "b.mp4")
+    for frames in ([0], [239], [3, 70, 71, 150], range(240)):
+        got, expected = (one.slice(np.array(frames)) for one in (clip, written))
+        assert bytes(got.data) == bytes(expected.data)
