@@ -298,7 +298,7 @@ def _output_order(
 
     Args:
         source, codec: as for `scan_packet_times`.
-        count: how many packets there are, if each must give a frame.
+        count: how many packets there are, if each must give a frame, or is a leading one that cannot.
         apply_edits, num_skipped: as of `PacketTimes`.
 
     Raises:
@@ -316,6 +316,10 @@ def _output_order(
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
+    # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
+    leading = sorted(set(range(count or 0)).difference(order))
+    if leading == list(range(1, len(leading) + 1)):
+        order = leading + order
     if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
         raise ValueError(
             f"its {count or len(set(order))} packets decode to {len(order)} frames, "

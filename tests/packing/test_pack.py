@@ -174,6 +174,32 @@ def test_one_path_need_not_be_in_a_list(videos: Path, tmp_path: Path) -> None:
         pack("gone.mp4", tmp_path / "gone")
 
 
+def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(SMALL, folder / "good.MP4")
+    shutil.copy(folder / "good.MP4", folder / "extension.ivf")
+    (folder / "playlist.mp4").write_text("#EXTM3U\n#EXTINF:1,\ngood.MP4\n")
+    (folder / "script.flv").write_text("ffconcat version 1.0\nfile good.MP4\n")
+    for name in ("empty.wmv", "empty.h264", "empty.gif", "empty.ogv"):
+        (folder / name).write_bytes(b"")
+    for name in ("captions.vtt", "good.json", "notes.txt", "list.m3u8"):
+        (folder / name).write_text("x")
+    with packing_inline():
+        report = pack(folder, tmp_path / "ds")
+    sources = pq.read_table(tmp_path / "ds/shards/00000000.parquet")["source"].to_pylist()
+    assert sources == ["extension.ivf", "good.MP4"]
+    assert {one.source: one.reason.partition(",")[0] for one in report.rejected} == {
+        **dict.fromkeys(
+            ("empty.gif", "empty.h264", "empty.ogv", "empty.wmv"),
+            "FFmpeg cannot read it: Invalid data found when processing input",
+        ),
+        "playlist.mp4": "it is an HLS playlist",
+        "script.flv": "it is an ffconcat script",
+    }
+    assert "left out: 1 .json, 1 .m3u8, 1 .txt, 1 .vtt" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -178,6 +178,24 @@ def test_mpeg4_states_times_and_not_a_rate(tmp_path: Path) -> None:
     check(source, tmp_path / "clip", copied=True, rate=5, fps=Fraction(12))
 
 
+@pytest.mark.parametrize("name", ["raw.m4v", "raw.m2v", "a.mpg"])
+def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
+    """B-frames before which a key frame is missing are not shown."""
+    muxer = {"raw.m4v": "m4v", "raw.m2v": "mpeg2video", "a.mpg": "mpeg"}[name]
+    codec = "mpeg4" if muxer == "m4v" else "mpeg2video"
+    source = encode(tmp_path / name, muxer, codec, options={**_MPEG, "g": "9"}, frames=40)
+    data = source.read_bytes()
+    source.write_bytes(data[len(data) // 3 :])
+    expected = [read_frame_number(picture) for picture in decoded(source)]
+    assert expected == list(range(expected[0], 40))
+    assert 9 <= expected[0] < 30
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert len(clip.index.visible) == len(expected)
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)][-len(expected) :] == expected
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(len(expected)) / RATE, atol=1e-4)
+
+
 def test_y4m_without_a_rate_wants_one(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.y4m", "yuv4mpegpipe", "wrapped_avframe", frames=3)
     source.write_bytes(source.read_bytes().replace(b" F30:1", b" F0:0", 1))
