@@ -26,6 +26,7 @@ def unique_rows(*columns: npt.NDArray[Any]) -> tuple[Int64, Int64]:
         number of its distinct one, int64 [rows].
     """
     which: Int64 | None = None
+    columns = tuple(column for column in columns if len(column) and column.min() != column.max()) or columns[:1]
     for column in columns:
         # Numbered anew after each column, so that the next one fits into the lower 32 bits.
         combined = column if which is None else which << 32 | column

@@ -151,22 +151,16 @@ class _Joined:
 
     def _sample_descriptions(self, block: RowBlock, rows: slice) -> pa.Array:
         """large_binary [rows]: sample descriptions, null where an earlier clip has the same."""
-        first = np.full(len(block.stsds), len(block), dtype=np.int64)
-        np.minimum.at(first, block.stsd_codes, np.arange(len(block)))
-        row_of = first.astype(np.int32) + np.int32(rows.start)
-        at = pc.index_in(block.stsds, value_set=self._known).to_numpy(zero_copy_only=False)
-        new = np.isnan(at)
-        row_of[~new] = self._known_rows[at[~new].astype(np.int64)]
-        self._stsd_id[rows] = row_of[block.stsd_codes]
-        room = np.flatnonzero(new)[: _KNOWN - len(self._known)]
-        if len(room):
-            self._known = pa.concat_arrays([self._known, block.stsds.take(pa.array(room))])
-            self._known_rows = np.concatenate([self._known_rows, row_of[room]])
-        codes = np.zeros(len(block), dtype=np.int64)
-        codes[first[new]] = np.flatnonzero(new)
-        written = np.zeros(len(block), dtype=bool)
-        written[first[new]] = True
-        return block.stsds.take(pa.array(codes, mask=~written))
+        at = pc.index_in(block.stsd, value_set=self._known)
+        known = np.asarray(pc.is_valid(at))
+        row_of = np.arange(rows.start, rows.stop, dtype=np.int32)
+        row_of[known] = self._known_rows[at.filter(pa.array(known)).to_numpy()]
+        self._stsd_id[rows] = row_of[block.stsd_row]
+        new = np.flatnonzero((block.stsd_row == np.arange(len(block))) & ~known)[: _KNOWN - len(self._known)]
+        if len(new):
+            self._known = pa.concat_arrays([self._known, block.stsd.take(pa.array(new))])
+            self._known_rows = np.concatenate([self._known_rows, row_of[new]])
+        return pc.if_else(pa.array(known), pa.scalar(None, block.stsd.type), block.stsd) if known.any() else block.stsd
 
 
 def _chunks(tables: Sequence[pa.Table], name: str, kind: pa.DataType) -> pa.ChunkedArray:

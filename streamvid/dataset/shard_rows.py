@@ -37,7 +37,9 @@ class RowBlock:
         categories: the strings that many clips share, by name.
         texts: large_string [clips], by name.
         key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
-        stsd_codes, stsds: clip *i* has the sample description ``stsds[stsd_codes[i]]``.
+        stsd: large_binary [clips], the sample description of each clip, null where an earlier one of the block has the
+            same.
+        stsd_row: int32 [clips], the number in the block of the first clip that has the clip's sample description.
         meta: the metadata columns.
     """
 
@@ -45,8 +47,8 @@ class RowBlock:
     categories: dict[str, Categories]
     texts: dict[str, pa.Array]
     key_hashes: UInt64
-    stsd_codes: Int32
-    stsds: pa.Array
+    stsd: pa.Array
+    stsd_row: Int32
     meta: MetaColumns
 
     def __len__(self) -> int:
@@ -128,15 +130,16 @@ def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBloc
         texts = {name: _text(table[name]) for name in TEXTS}
         categories = {}
         for name in CATEGORIES:
-            codes, names = _dictionary(table[name])
-            categories[name] = Categories(codes, tuple(names.to_pylist()))
+            codes, distinct = _dictionary(table[name])
+            categories[name] = Categories(codes, tuple(distinct.to_pylist()))
     except ValueError as error:  # ArrowInvalid is a ValueError
-        first, last = entries[0].name, entries[-1].name
-        raise DatasetError(
-            f"text in shards {first} to {last} is not UTF-8 ({str(error).splitlines()[0]}): {REMEDY}"
-        ) from error
+        where = f"shards {entries[0].name} to {entries[-1].name}"
+        raise DatasetError(f"text in {where} is not UTF-8 ({str(error).splitlines()[0]}): {REMEDY}") from error
     stsd_codes, stsds = _dictionary(table["stsd"])
     _check(numbers, table, np.asarray(pc.binary_length(stsds))[stsd_codes], entries)
+    first = np.empty(len(stsds), dtype=np.int32)
+    first[stsd_codes[::-1]] = np.arange(len(table) - 1, -1, -1)
+    stsd_row = first[stsd_codes]
     meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
     names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
     return RowBlock(
@@ -144,8 +147,8 @@ def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBloc
         categories=categories,
         texts=texts,
         key_hashes=hashes(texts["key"]),
-        stsd_codes=stsd_codes,
-        stsds=stsds.cast(pa.large_binary()),
+        stsd=stsds.cast(pa.large_binary()).take(pa.array(stsd_codes, mask=stsd_row != np.arange(len(table)))),
+        stsd_row=stsd_row,
         meta=from_parquet(meta.rename_columns(names)),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import InputError
 from streamvid.transform.spec import Transform, Views, by_view, pair
@@ -93,7 +93,15 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
         clips: the dataset's rows.
         rows: int64 [clips], which of them.
     """
-    swapped = (clips.rotation[rows] % 180) != 0
-    heights = np.where(swapped, clips.width[rows], clips.height[rows]).astype(np.int64)
-    widths = np.where(swapped, clips.height[rows], clips.width[rows]).astype(np.int64)
-    output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])
+
+    def check(rows: Int64) -> None:
+        swapped = (clips.rotation[rows] % 180) != 0
+        heights = np.where(swapped, clips.width[rows], clips.height[rows]).astype(np.int64)
+        widths = np.where(swapped, clips.height[rows], clips.width[rows]).astype(np.int64)
+        output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])
+
+    first, _ = unique_rows(clips.width[rows], clips.height[rows], clips.rotation[rows])
+    try:
+        check(rows[first])
+    except InputError:
+        check(rows)  # its message counts all clips, and names the first

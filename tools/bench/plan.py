@@ -1,10 +1,14 @@
-"""What a plan costs: 10,000,000 clips in 10,000 shards, dealt to 1, 64 and 1,024 ranks, 8 on a node.
+"""What a rank does before it reads video: 10,000,000 clips in 10,000 shards; with --quick the dataset has
+a twentieth.
 
-    python -m tools.bench.plan [--quick] [--json FILE]
+    python -m tools.bench.plan [--quick] [--rows] [--json FILE]
 
-It needs no dataset: the plan sees row numbers and shards alone. One rank puts an epoch into order, steps through all
-of it, and is put back into the middle of it by another number of ranks. Each case runs in a process of its own, whose
-memory counts whole: Python, NumPy and the dataset's columns too.
+First the dataset (`tools.bench.plan_dataset`): opening it, making a loader, the first step, a clip's frame index. It
+is written to a temporary folder, with the cache up to 10 GB.
+
+Then the plan, which sees row numbers and shards alone: dealt to 1, 64 and 1,024 ranks, 8 on a node, one rank puts an
+epoch into order, steps through all of it, and is put back into the middle of it by another number of ranks. Each case
+runs in a process of its own, whose memory counts whole: Python, NumPy and the dataset's columns too.
 """
 
 from __future__ import annotations
@@ -12,11 +16,11 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,10 +29,11 @@ from streamvid.plan.epoch_plan import Plan, Position, Topology, TopologyRun
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
+from tools.bench.plan_dataset import peak_mib, rows_and_checks
+from tools.bench.plan_rows import PER_SHARD
 from tools.bench.report import Check, Report, Row, arguments, finish
 
 CLIPS: Final = 10_000_000
-PER_SHARD: Final = 1000
 BATCH: Final = 16
 BLOCK_SHARDS: Final = 16
 KINDS: Final = 2000
@@ -135,12 +140,6 @@ def _halfway(case: Case, plan: Plan) -> Position:
     return Position(start.epoch, start.first, start.size, (done,))
 
 
-def peak_mib() -> float:
-    """Most memory that this process has had: unlike getrusage's figure, without its parent's before the exec."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
-
-
 def measure_apart(cases: Iterable[Case]) -> dict[Case, Cost]:
     """Each case in a new process, one after the other."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
@@ -195,7 +194,15 @@ def checks(costs: dict[Case, Cost]) -> list[Check]:
 
 def main() -> int:
     """Run the benchmark; 1 if a bar is missed."""
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", action="store_true", help="measure the dataset alone")
+    options = parser.parse_args()
+    clips = CLIPS // 20 if options.quick else CLIPS
+    opened, promised = rows_and_checks(clips)
+    report = Report("plan: the dataset", opened, promised, [f"{clips:,} clips in shards of {PER_SHARD}."])
+    if options.rows:
+        return finish(report, options)
+    finish(report, Namespace(quick=options.quick, json=None))
     ranks = (min(RANKS), max(RANKS)) if options.quick else RANKS
     cases = [
         Case(shuffle, local, size, rounds=1 if options.quick else 3, grouped=grouped)
@@ -211,7 +218,7 @@ def main() -> int:
         f"Grouped: {GROUP} steps at a time, of {KINDS:,} kinds.",
         "Restart: going on in the middle of an epoch that another number of ranks began.",
     ]
-    return finish(Report("plan", table(costs), checks(costs), notes), options)
+    return finish(Report("plan", table(costs), [*promised, *checks(costs)], notes, opened), options)
 
 
 if __name__ == "__main__":
