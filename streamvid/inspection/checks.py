@@ -105,28 +105,22 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
     typed = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
     if not typed.num_columns:
         return
-    names = [name.removeprefix(FIELD_PREFIX) for name in typed.column_names]
-    dates = {name for name, field in zip(names, typed.schema, strict=True) if pa.types.is_temporal(field.type)}
-    sound = set(names)  # a damaged column is reported once
-    row = 0
-    for batch in typed.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        for stored in batch.rename_columns(names).to_pylist():
-            try:
-                document = json.loads(clips.meta[row])
-                beyond = document.keys() - set(names)
-                # An empty date of a CSV is null in its column, and empty text in the JSON.
-                document = {name: None if value == "" and name in dates else value for name, value in document.items()}
-                wrong = [name for name in names if name in sound and not _agrees(stored[name], document.get(name))]
-            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-                yield f"its meta does not fit the columns of the parquet ({error})", row
-                return
-            if beyond:
-                yield f"its meta has {min(beyond)!r}, which the parquet has no column for", row
-                return
-            for name in wrong:
-                sound.remove(name)
-                yield f"its {FIELD_PREFIX + name!r} in the parquet does not agree with its meta there", row
-            row += 1
+    dates = {field.name for field in typed.schema if pa.types.is_temporal(field.type)}
+    damaged: set[str] = set()  # columns that are reported already
+    batches = typed.to_batches(max_chunksize=_ROWS_AT_ONCE)
+    for row, stored in enumerate(stored for batch in batches for stored in batch.to_pylist()):
+        try:
+            meta = {FIELD_PREFIX + name: value for name, value in json.loads(clips.meta[row]).items()}
+            # An empty date of a CSV is null in its column, and empty text in the JSON.
+            meta |= {name: None for name in dates if meta.get(name) == ""}
+            names = (stored | meta).keys() - damaged
+            wrong = sorted(name for name in names if not _agrees(stored.get(name), meta.get(name)))
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            yield f"its meta does not fit the columns of the parquet ({error})", row
+            return
+        damaged.update(wrong)
+        for name in wrong:
+            yield f"its {name!r} in the parquet does not agree with its meta there", row
 
 
 def _agrees(stored: Any, value: Any) -> bool:

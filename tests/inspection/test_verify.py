@@ -181,10 +181,7 @@ DEEP_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "swapped parquet": (_swap("parquet"), "rows for|frames instead|the tar has"),
     "a typed number": (_edit(meta_score=99.0), "its 'meta_score' in the parquet does not agree with its meta"),
     "a typed text that is gone": (_edit(meta_text=None), "its 'meta_text' in the parquet does not agree"),
-    "a column that the meta have alone": (
-        _drop("meta_text"),
-        "its meta has 'text', which the parquet has no",
-    ),
+    "a column that the meta have alone": (_drop("meta_text"), "its 'meta_text' in the parquet does not agree"),
     "one offset": (
         _edit(offset=lambda row: [row["offset"][0], row["offset"][1] + 1, *row["offset"][2:]]),
         "packet 1 of",
