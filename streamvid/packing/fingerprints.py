@@ -9,8 +9,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
-from enum import Enum
+from dataclasses import is_dataclass
 from fractions import Fraction
 from typing import Final, TypeVar
 
@@ -185,31 +184,21 @@ def differing_parts(first: str, second: str) -> str:
 
 
 def to_json(value: object) -> Json:
-    """A value as JSON holds it, equal for equal values: dataclasses become objects, sets sorted arrays.
+    """A value as JSON holds it, equal for equal values: dataclasses become objects.
 
     Raises:
         TypeError: values of this type have no form that is the same in every process.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Enum):
-        return [type(value).__name__, value.name]
     if isinstance(value, Fraction):
         return str(value)
-    if isinstance(value, bytes):
-        return hashlib.sha256(value).hexdigest()
     if isinstance(value, pa.Schema):
         return [[field.name, str(field.type)] for field in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
+        return {name: to_json(one) for name, one in vars(value).items()}
     if isinstance(value, Mapping):
         return {str(key): to_json(inner) for key, inner in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple):
         return [to_json(inner) for inner in value]
-    if isinstance(value, set | frozenset):
-        return [*sorted(json.dumps(to_json(inner)) for inner in value)]
     raise TypeError(f"a {type(value).__name__} has no fingerprint")
-
-
-def _fields(value: object) -> dict[str, Json]:
-    return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]

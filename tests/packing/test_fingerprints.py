@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,10 +52,12 @@ def test_a_fingerprint_tells_what_differs() -> None:
 
 
 def test_only_plain_values_have_a_fingerprint() -> None:
-    assert to_json({"b": (1, None), "a": {2, 1}}) == {"b": [1, None], "a": ["1", "2"]}
+    assert to_json({"b": (1, None), "a": Fraction(1, 2)}) == {"b": [1, None], "a": "1/2"}
+    assert to_json(FixedLength(2)) == {"length": 2, "unit": "seconds", "tail": "keep"}
     assert to_json(pa.schema([("x", pa.int64())])) == [["x", "int64"]]
-    with pytest.raises(TypeError, match="object has no fingerprint"):
-        to_json(object())
+    for other in (object(), {1, 2}):
+        with pytest.raises(TypeError, match=" has no fingerprint"):
+            to_json(other)
 
 
 def test_stamps_of_local_files_and_folders(tmp_path: Path) -> None:
