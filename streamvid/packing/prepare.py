@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.video.gpu_support import check
-from streamvid.video.probe import OtherCodecError, VideoFile, tracks_left_out
+from streamvid.video.probe import CannotCopyError, VideoFile, tracks_left_out
 from streamvid.video.remux import as_video_error, remux_with_ffmpeg, store_clip, try_ingest
 from streamvid.video.stored_clip import StoredClip
 
@@ -61,7 +61,7 @@ def remux_or_build(
         source = VideoFile(video, options.track, options.fps)
         try:
             return remux_with_ffmpeg(source, folder, moov_first=not cut_only), False
-        except OtherCodecError:
+        except CannotCopyError:
             if options.transcode is None and options.compatible_with == "any":
                 raise
         with as_video_error():

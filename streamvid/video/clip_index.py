@@ -13,7 +13,7 @@ from streamvid.bitstream import packet_info
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.video.probe import FrameFormat, open_video
+from streamvid.video.probe import CannotCopyError, FrameFormat, open_video
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
 
@@ -44,7 +44,8 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
         scan: when its packets are shown, and which are hidden.
 
     Raises:
-        ValueError: the MP4 could not keep the times, or no frame of it can be decoded.
+        CannotCopyError: the MP4 could not keep the times.
+        ValueError: no frame of it can be decoded.
     """
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
@@ -60,7 +61,7 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
     if len(raw) != len(pts) or np.any(
         np.abs(stored * scan.time_base[1] * base.numerator - wanted) >= scan.time_base[1] * base.numerator
     ):
-        raise ValueError("its timestamps cannot be kept in an MP4: transcode it first")
+        raise CannotCopyError("its timestamps cannot be kept in an MP4")
 
     kinds = packet_info.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
     if not kinds[0].random_access:

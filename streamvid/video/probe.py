@@ -41,8 +41,12 @@ MAX_SIDE: Final = 16384
 """Frames wider or higher than this, in pixels, are refused: no model wants them, and headers lie."""
 
 
-class OtherCodecError(VideoError):
-    """A video in a codec that is not stored: none of CODECS."""
+class CannotCopyError(VideoError, ValueError):
+    """A video whose packets cannot be stored, but what they decode to can: its codec is none of CODECS, or an MP4 does
+    not hold its times."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: transcode it, with --codec or --for gpu")
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def read_stream_info(source: VideoFile) -> StreamInfo:
 
     Raises:
         ValueError: no video track, or a part of a split MXF clip.
-        OtherCodecError: a codec that is not stored.
+        CannotCopyError: a codec that is not stored.
     """
     with source.open() as (container, stream):
         check_pattern(container.metadata.get("operational_pattern_ul", ""))
@@ -190,7 +194,7 @@ def read_stream_info(source: VideoFile) -> StreamInfo:
         context = stream.codec_context
         codec = context.codec.canonical_name
         if codec not in CODECS:
-            raise OtherCodecError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}: transcode it first")
+            raise CannotCopyError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}")
         # avcC and hvcC begin with their version, 1; Annex B begins with a start code (ISO/IEC 14496-15).
         extradata = context.extradata or b""
         annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
@@ -368,6 +372,10 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     if codec == "mpeg4" and container.format.name == "avi":
         # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
+    elif codec == "vp9":
+        # Some WebMs have non-displayed pictures in packets of their own, at the next one's time. In an MP4 both are one
+        # packet, a superframe, and FFmpeg's muxer would make it.
+        unpack = av.BitStreamFilterContext("vp9_superframe", stream)
     started, classify = False, _classifier(stream, codec)
     for packet in container.demux(stream):
         if packet.has_sidedata("encryption_info"):

@@ -123,6 +123,8 @@ def as_video_error() -> Iterator[None]:
         yield
     except av.error.FFmpegError as error:
         raise VideoError(f"FFmpeg cannot read it: {error.strerror or type(error).__name__}") from error
+    except VideoError:
+        raise
     except ValueError as error:
         raise VideoError(str(error)) from error
 

@@ -323,7 +323,7 @@ def _output_order(
     if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
         raise ValueError(
             f"its {count or len(set(order))} packets decode to {len(order)} frames, "
-            "and its container holds no times to match them: transcode it first"
+            "and its container holds no times to match them: re-encode it first"
         )
     return np.array(order, dtype=np.int64)
 
@@ -377,5 +377,5 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
 def _number(frame: VideoFrame) -> int:
     """The number of the packet that the frame was decoded from."""
     if not isinstance(frame.opaque, int):
-        raise ValueError("its frames cannot be matched with its packets: transcode it first")
+        raise ValueError("its frames cannot be matched with its packets: re-encode it first")
     return frame.opaque

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -255,3 +256,30 @@ def test_hidden_frames_count_where_times_contradict_the_order(tmp_path: Path) ->
     shown = [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))]
     assert shown == list(range(shown[0], 24))
     assert 0 < shown[0] <= 5
+
+
+@pytest.mark.parametrize("container", ["webm", "mp4"])
+def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -> None:
+    """Of their own, at the time of the next: as encoders give them, before a muxer makes superframes of two."""
+    made = write(HARD["vp9_hidden_frames"], tmp_path / "made.webm")
+    source = tmp_path / f"a.{container}"
+    with av.open(str(made)) as file, av.open(str(source), "w", options={"fflags": "-autobsf"}) as output:
+        stream = file.streams.video[0]
+        track = output.add_stream_from_template(stream)
+        split = av.BitStreamFilterContext("vp9_superframe_split", stream)
+        parts = [part for packet in file.demux(stream) for part in split.filter(packet if packet.size else None)]
+        # frame_marker, profile, show_existing_frame, frame_type and show_frame lead to this bit (VP9, 6.2).
+        hidden = [not bytes(part)[0] & 0b1010 for part in parts]
+        times = np.cumsum(~np.array(hidden)) - ~np.array(hidden)
+        for part, time, is_hidden in zip(parts, times.tolist(), hidden, strict=True):
+            # FFmpeg's MP4 muxer wants rising times.
+            part.pts = part.dts = 40 * time - (is_hidden and container == "mp4")
+            part.time_base, part.stream = Fraction(1, 1000), track
+            output.mux(part)
+    clip = store_clip(source, tmp_path)
+    assert len(clip.index) == len(clip.index.visible) == 96 < len(parts)
+    assert clip.traits == "superframes"
+    frames = sequential(source, full_range=False)
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), frames)
+    np.testing.assert_allclose(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1], seconds(source), atol=1e-4)
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [50, 90])), [frames[50], frames[90]])
