@@ -21,7 +21,7 @@ from streamvid.arrays import Int64
 from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.errors import InputError
 from streamvid.packing.lists import ParsedList, json_rows
-from streamvid.packing.typed_columns import column_type, dump_json, is_text, unify_schemas
+from streamvid.packing.typed_columns import column_type, dump_json, large_type, to_type, unify_schemas
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Metadata:
             last = given.shape[1] - 1 - np.argmax(given[:, ::-1], axis=1)
             picked = at[np.arange(len(clips)), last]
             values = column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks()
-            columns.append(values.cast(pa.string()) if is_text(values.type) else values)
+            columns.append(to_type(values, column_type(values.type)))
         return pa.table(columns, names=[FIELD_PREFIX + name for name in self.schema.names])
 
 
@@ -127,8 +127,7 @@ class MetadataLists:
                 raise InputError(f"a list has a column {taken!r}, which says where a clip was cut out: rename it")
         columns = []
         for field in schema:
-            # Offsets of 64 bits, for more than 2 GiB of text.
-            kind = pa.large_string() if pa.types.is_string(field.type) else field.type
+            kind = large_type(field.type)
             parts = [pa.array([], type=kind)]
             for rows in self._lists:
                 parts += rows.column_as(field.name, kind)

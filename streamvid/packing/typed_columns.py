@@ -54,7 +54,7 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Args:
         column: of a list.
-        kind: a type that `column_type` gives; large_string counts as string.
+        kind: a type that `column_type` gives, or `large_type`.
     """
     if pa.types.is_dictionary(column.type):
         return to_type(column.dictionary_decode(), kind)
@@ -62,14 +62,21 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         values = map(json_value, column.to_pylist())
         texts = [value if value is None or isinstance(value, str) else dump_json(value) for value in values]
         return pa.array(texts, type=kind)
-    if pa.types.is_list(kind) and not pa.types.is_null(column.type):
-        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0)).cast(pa.int32())
-        offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-        return pa.ListArray.from_arrays(
-            offsets, to_type(pc.list_flatten(column), kind.value_type), mask=column.is_null()
-        )
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_null(column.type):
+        # Arrow's cast fails for some slices of nested lists.
+        lists, offset = (pa.ListArray, pa.int32()) if pa.types.is_list(kind) else (pa.LargeListArray, pa.int64())
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0)).cast(offset)
+        offsets = pa.concat_arrays([pa.array([0], offset), ends])
+        return lists.from_arrays(offsets, to_type(pc.list_flatten(column), kind.value_type), mask=column.is_null())
     column = column.cast(kind, safe=False)
     return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(kind) else column
+
+
+def large_type(kind: pa.DataType) -> pa.DataType:
+    """The same with offsets of 64 bits, for all rows of a list: more than 2 GiB of text, or 2^31 numbers in lists."""
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    return pa.large_list(kind.value_type) if pa.types.is_list(kind) else kind
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:

@@ -168,6 +168,13 @@ def test_text_without_an_own_buffer_and_times_in_lists(tmp_path: Path) -> None:
     ]
 
 
+def test_more_numbers_than_32_bits_count() -> None:
+    """Of embeddings, for instance. The lists of a shard have offsets of 32 bits again."""
+    metadata = metadata_of(pa.table({"x": pa.array([[1.0, 2.0], None, []], pa.list_(pa.float32()))}))
+    assert metadata.table.schema.field("x").type == pa.large_list(pa.float32())
+    assert metadata.columns([((0,), {})]).schema.field("meta_x").type == pa.list_(pa.float32())
+
+
 def test_slices_of_nested_lists(tmp_path: Path) -> None:
     """Arrow's own cast fails for some of these, also to the type that they have."""
     pairs = pa.array([[n, None] for n in range(6)], pa.list_(pa.float32(), 2)).slice(2, 3)
