@@ -31,6 +31,7 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers that date packs, in which several frames may begin. Times that FFmpeg makes up may be wrong."""
+_RESTART_FRAMES: Final = 10
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64),
@@ -176,6 +177,8 @@ def _date_by_order(
         pts = clock = _stored_times(source, codec, len(pts))
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
+        if container == "mpegts" and (np.diff(clock[clock != _NO_PTS]) < 0).any():
+            raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
         return None
     order = _output_order(source, codec, count=count)
     if not (clock == _NO_PTS).any():
@@ -368,6 +371,9 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     if len(at) > 2:
         middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
         ahead = np.concatenate([middle[:1], middle, middle[-1:]])
+    # Where the clock falls back, recordings were joined: the frames' durations go on.
+    steps = np.diff(ahead)
+    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -_RESTART_FRAMES * np.median(durations), steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
     if (np.diff(filled) <= 0).any():
         raise ValueError("its times do not rise from frame to frame")

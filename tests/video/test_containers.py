@@ -154,6 +154,30 @@ def test_times_that_ffmpeg_makes_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(seconds, np.arange(62) / 25, atol=1e-4)
 
 
+@pytest.mark.parametrize(("muxer", "codec", "options"), [("vob", "mpeg2video", _MPEG), ("mpeg", "libx264", _X264)])
+def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, str], tmp_path: Path) -> None:
+    """Joined byte by byte, as `cat` does it, the clock begins anew: the second part comes behind the first."""
+    source = encode(tmp_path / "a", muxer, codec, options=options, frames=24)
+    source.write_bytes(2 * source.read_bytes())
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == 2 * list(range(24))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
+
+
+def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
+    data = bytearray(2 * source.read_bytes())
+    counters: dict[int, int] = {}
+    for at in range(0, len(data), 188):  # continuity_counter (ISO/IEC 13818-1, 2.4.3.2): no packet seems to be missing
+        pid = int.from_bytes(data[at + 1 : at + 3], "big") & 0x1FFF
+        counters[pid] = counters.get(pid, -1) + (data[at + 3] >> 4 & 1)
+        data[at + 3] = data[at + 3] & 0xF0 | counters[pid] & 15
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match="its clock falls back, as where recordings were joined"):
+        prepare(source, tmp_path / "clip")
+
+
 def test_dv(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.dv", "dv", "dvvideo", rate=25, frames=5, size=(720, 576))
     check(source, tmp_path / "clip", copied=False, rate=25, frames=5)
