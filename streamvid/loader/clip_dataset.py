@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import Transform, Views
 from streamvid.video.packet_selection import EncodedSlice
+
+_MOST_EPOCHS: Final = 1 << 62
 
 
 class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -75,8 +77,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
         self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
-        # In shared memory, so that workers that stay for several epochs see it change.
-        self._epoch = _shared(torch.zeros(1, dtype=torch.int64))
+        # The epoch, and the last that set_epoch named. In shared memory, so that workers that stay for several epochs
+        # see them change.
+        self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform)
 
@@ -189,7 +192,24 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Draw other random numbers from now on, also in workers that are running: call it before each epoch."""
-        self._epoch[0] = integer(epoch, "epoch", least=0, most=None)
+        self._epoch[:] = integer(epoch, "epoch", least=0, most=_MOST_EPOCHS)
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch: all that a sample depends on besides its item. torchdata's StatefulDataLoader saves it, of the
+        dataset in each worker."""
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the epoch from a state, unless `set_epoch` has named a later one. For StatefulDataLoader does this late,
+        when the loop begins, and a state from the end of an epoch must not undo the `set_epoch` of the next.
+
+        Raises:
+            InputError: this is no state.
+        """
+        if not isinstance(state, Mapping) or "epoch" not in state:
+            raise InputError("this is not the state of a ClipDataset: give what its state_dict() returned")
+        named = int(self._epoch[1])
+        self._epoch[0] = max(integer(state["epoch"], "epoch", least=0, most=_MOST_EPOCHS), named)
 
     def _sample(self, batch: EncodedBatch) -> dict[str, Any]:
         """The dict of one sample."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 from multiprocessing.context import BaseContext
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import FALLBACKS, Fallback, find_cpu_decoded
+from streamvid.loader.run_position import Delivery, RunPosition
+from streamvid.loader.sampler_state import GlobalGenerator, ResumableBatches, SamplerPosition, from_state, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
@@ -48,7 +51,7 @@ class GpuDataLoader:
     the slices of a batch together, as a GPU's decoder is fast with few long streams.
 
     Every iteration is an epoch, counted from 0 for random numbers; a sampler's own epoch is its owner's to set, or set
-    by `set_epoch`. Use it in a `with`, or call `close`.
+    by `set_epoch`. `state_dict` resumes within an epoch. Use it in a `with`, or call `close`.
 
     Args:
         dataset: whose clips; `sampling`, `transform`, `columns` and `seed` are its own.
@@ -99,16 +102,19 @@ class GpuDataLoader:
         integer(batch_size, "batch_size")
         if num_threads is not None:
             integer(num_threads, "num_threads")
-        chosen: dict[str, Any] = {"batch_sampler": batch_sampler}
-        if batch_sampler is None:
-            chosen = {"batch_size": batch_size, "sampler": sampler, "shuffle": shuffle, "drop_last": drop_last}
-        elif sampler is not None or shuffle or drop_last:
+        if sampler is not None and shuffle:
+            raise InputError("a sampler says the order: leave out shuffle")
+        if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
             raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
         self.dataset = dataset
-        self._samplers = (sampler, batch_sampler)
-        self._num_workers = num_workers
+        self._batch_size, self._num_workers = batch_size, num_workers
+        self._undivided = sampler is None and batch_sampler is None
         self._loader: Any = None
         try:
+            if batch_sampler is None:
+                items: Any = _sampler(dataset, shuffle, generator) if sampler is None else sampler
+                batch_sampler = torch.utils.data.BatchSampler(items, batch_size, drop_last)
+            self._batches = ResumableBatches(batch_sampler, generator)
             self._loader = torch.utils.data.DataLoader(
                 _Slices(dataset, batch_size),
                 collate_fn=_share,
@@ -119,7 +125,7 @@ class GpuDataLoader:
                 worker_init_fn=worker_init_fn,
                 generator=generator,
                 timeout=timeout,
-                **chosen,
+                batch_sampler=cast(Any, self._batches),
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
@@ -146,7 +152,7 @@ class GpuDataLoader:
                 on_cpu=on_cpu,
             )
         )
-        self._epoch = 0
+        self._position = RunPosition(SamplerPosition(0))
         self._stats = LoaderStats()
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -162,17 +168,34 @@ class GpuDataLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next iteration will be."""
-        return self._epoch
+        """Number of the epoch that the next iteration begins or resumes."""
+        return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that epoch, for random numbers and for samplers that have a `set_epoch`."""
-        epoch = self._epoch = integer(epoch, "epoch", least=0, most=None)
-        for sampler in self._samplers:
-            for one in (sampler, getattr(sampler, "sampler", None)):
-                set_epoch = getattr(one, "set_epoch", None)
-                if set_epoch is not None:
-                    set_epoch(epoch)
+        """Let the next iteration be that epoch, for random numbers and for samplers that have a `set_epoch`. If it is
+        already, it stays where it is: a resumed epoch goes on."""
+        epoch = integer(epoch, "epoch", least=0, most=None)
+        self._batches.set_epoch(epoch)
+        self._position.put(self._position.next if epoch == self.epoch else SamplerPosition(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank's run stands: what the loop has been handed, not what was read ahead. As of `StreamLoader`,
+        it is a position within the epoch only within the loop.
+
+        It holds all that a sampler's order may depend on: what its own `state_dict` says, its generator's state, its
+        epoch, and the state of PyTorch's own generator, from which samplers without one draw. It is JSON-safe if the
+        sampler's own state is.
+        """
+        return to_state(self._position.to_save(), self._batches, batch_size=self._batch_size, samples=len(self.dataset))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration resume from a state, and put the sampler where it was.
+
+        Raises:
+            InputError: this is no state, or it is of other clips, another batch size or another kind of sampler.
+        """
+        position = from_state(state, self._batches, batch_size=self._batch_size, samples=len(self.dataset))
+        self._position.put(position, restored=True)
 
     def stats(self) -> LoaderStats:
         """Counts and times so far."""
@@ -192,30 +215,48 @@ class GpuDataLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._run(epoch)
+        """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
+        return self._position.follow(self._run())
 
-    def _run(self, epoch: int) -> Iterator[Batch]:
-        self.dataset.set_epoch(epoch)
-        if self._samplers == (None, None) and self._stats.batches == 0:
+    def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
+        begin = self._position.next
+        number, made = begin.epoch_number, begin.batches
+        samplers, own = self._batches.state(), None
+        if begin.batches and begin.samplers:
+            # PyTorch's own generator is not put back where it was, but for the moment in which the epoch begins.
+            own = begin.samplers[-1]
+            samplers[-1] = dict(own)
+        following = SamplerPosition(number + 1)
+        order = self._batches.begin(made)
+        self.dataset.set_epoch(number)
+        if self._undivided and self._stats.batches == 0:
             _warn_undivided()
-        rendered = self._pipeline.run(self._encoded(), read_here=self._num_workers > 0)
+        rendered = self._pipeline.run(self._encoded(GlobalGenerator(own)), read_here=self._num_workers > 0)
         try:
             while True:
                 started = time.perf_counter()
                 one = next(rendered, None)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 if one is None:
-                    return
-                yield make_batch(one, self.dataset.dataset, self.dataset.columns)
+                    break
+                made += 1
+                last = order.count == made
+                batch = make_batch(one, self.dataset.dataset, self.dataset.columns)
+                position = following if last else SamplerPosition(number, made, samplers)
+                yield Delivery(batch, position, following, last)
         finally:
             rendered.close()
+        if begin.batches == made > 0:
+            raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
 
-    def _encoded(self) -> Generator[EncodedBatch, None, None]:
+    def _encoded(self, generator: GlobalGenerator) -> Generator[EncodedBatch, None, None]:
         """The batches of PyTorch's DataLoader, in order."""
-        iterator = iter(self._loader)
+        with generator:
+            iterator = iter(self._loader)
+            batches = _watched(iterator)
+            first = list(islice(batches, 1))
         try:
-            for shared in _watched(iterator):
+            for shared in chain(first, batches):
                 batch = unpack(shared) if isinstance(shared, SharedBatch) else shared
                 if isinstance(batch, Exception):
                     raise batch
@@ -230,6 +271,16 @@ class GpuDataLoader:
         count = int(self.dataset.dataset.clips.frames[row])
         frames = np.unique(np.linspace(0, count - 1, _PROBE_FRAMES).astype(np.int64))
         return self.dataset.encoded(At(row, frames=frames.tolist()))
+
+
+def _sampler(dataset: ClipDataset, shuffle: bool, generator: torch.Generator | None) -> torch.utils.data.Sampler[int]:
+    """All items, in order or shuffled. The generator is one that a state can hold, not PyTorch's own."""
+    if not shuffle:
+        return torch.utils.data.SequentialSampler(dataset)
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+    return torch.utils.data.RandomSampler(dataset, generator=generator)
 
 
 class _Slices(torch.utils.data.Dataset[_Read]):

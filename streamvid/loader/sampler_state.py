@@ -1,0 +1,225 @@
+"""A run in the order of PyTorch's samplers, as something that can be saved.
+
+A DataLoader asks its sampler for batches long before the loop is given them, so what a sampler knows of itself by then
+is of no use. A state is of where it stood before the epoch, and of how many batches the loop was given: to resume, the
+sampler begins the epoch again, and those are skipped.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+import torch
+
+from streamvid.checks import integer, is_integer
+from streamvid.errors import InputError
+from streamvid.loader.clip_items import Item
+
+VERSION: Final = 1
+"""Version of the state's fields."""
+
+
+@dataclass(frozen=True)
+class SamplerPosition:
+    """A place in a run.
+
+    Attributes:
+        epoch_number: the epoch.
+        batches: how many batches of it were handed out.
+        samplers: `ResumableBatches.state` from before the epoch; None for what it is now.
+    """
+
+    epoch_number: int
+    batches: int = 0
+    samplers: Sequence[Mapping[str, Any]] | None = None
+
+
+class EpochOrder(Iterator[Sequence[Item]]):
+    """The lists of items of one epoch, from one of them on.
+
+    It looks for the next list before it gives one out. So what takes batches from it knows the last one as the last.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[Item]], skip: int) -> None:
+        self._source, self._taken = batches, skip
+        self._lists: Iterator[Sequence[Item]] | None = None
+        self._coming: list[Sequence[Item]] = []
+        self._failed: Exception | None = None
+        self.count: int | None = None
+        """Batches of the whole epoch, known from the last one on."""
+
+    def __next__(self) -> Sequence[Item]:
+        if self._lists is None:
+            self._lists = islice(self._source, self._taken, None)
+            self._coming = list(islice(self._lists, 1))
+        if self._failed is not None:
+            raise self._failed
+        if not self._coming:
+            self.count = self._taken
+            raise StopIteration
+        self._taken += 1
+        (now,), self._coming = self._coming, []
+        try:
+            self._coming = list(islice(self._lists, 1))
+        except Exception as error:
+            self._failed = error  # in its place, which is behind this list
+        else:
+            self.count = None if self._coming else self._taken
+        return now
+
+
+class ResumableBatches:
+    """A batch sampler that can begin an epoch anywhere in it.
+
+    Args:
+        batches: the batch sampler whose order it is.
+        generator: that of the DataLoader, if it has one.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[Item]], generator: torch.Generator | None) -> None:
+        self._batches = batches
+        self._parts = _parts([batches, generator])
+        self._order = EpochOrder(batches, 0)
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Sequence[Item]]:
+        return self._order
+
+    def begin(self, skip: int) -> EpochOrder:
+        """Let the next `iter()` be an epoch without its first `skip` batches, and return it."""
+        self._order = EpochOrder(self._batches, skip)
+        return self._order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the samplers that have a `set_epoch`."""
+        for part in self._parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def state(self) -> list[dict[str, Any]]:
+        """All that the order of the next epoch may depend on: for each sampler what its own `state_dict` says, its
+        generator's state, and its epoch, where it has such; last, the state of PyTorch's own generator."""
+        return [*map(_state, self._parts), {"generator": _text(torch.get_rng_state())}]
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Put the samplers where a state says; not PyTorch's own generator, which is not ours.
+
+        Raises:
+            InputError: the state is of other samplers, or damaged.
+        """
+        if [set(state) for state in states] != [set(state) for state in self.state()]:
+            raise InputError("the state is of a loader with another sampler: make the loader the same, or leave it out")
+        try:
+            for part, state in zip(self._parts, states, strict=False):
+                if "epoch" in state:
+                    part.set_epoch(state["epoch"])
+                if "state" in state:
+                    part.load_state_dict(state["state"])
+                if "generator" in state:
+                    _generator(part).set_state(_tensor(state["generator"]))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+
+
+class GlobalGenerator:
+    """PyTorch's own generator, for a while in the state that it had when an epoch began. Samplers without a generator
+    draw from it; what the training loop draws stays as it would have been.
+
+    Args:
+        state: as `ResumableBatches.state` has it; None leaves the generator as it is.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None) -> None:
+        self._state = state
+        self._before: torch.Tensor | None = None
+
+    def __enter__(self) -> None:
+        if self._state is not None:
+            self._before = torch.get_rng_state()
+            torch.set_rng_state(_tensor(self._state["generator"]))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            torch.set_rng_state(self._before)
+
+
+def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size: int, samples: int) -> dict[str, Any]:
+    """A position as a dict, JSON-safe if the samplers' own states are, of about 7 KiB for each generator."""
+    samplers = batches.state() if position.samplers is None else position.samplers
+    return {
+        "version": VERSION,
+        "batch_size": batch_size,
+        "samples": samples,
+        "epoch": position.epoch_number,
+        "batches": position.batches,
+        "samplers": list(samplers),
+    }
+
+
+def from_state(
+    state: Mapping[str, Any], batches: ResumableBatches, *, batch_size: int, samples: int
+) -> SamplerPosition:
+    """The position that a state is of; the samplers are put where they were.
+
+    Raises:
+        InputError: this is no state, it is damaged, or it is from within an epoch of other clips or batches.
+    """
+    if not isinstance(state, Mapping) or "samplers" not in state:
+        raise InputError("this is not the state of a GpuDataLoader: give what its state_dict() returned")
+    here = {"version": VERSION}
+    if state.get("batches"):
+        here |= {"batch_size": batch_size, "samples": samples}
+    for name in here:
+        if state.get(name) != here[name]:
+            raise InputError(
+                f"the state is of a loader whose {name} is {state.get(name)!r}, here it is {here[name]}: make the "
+                "loader the same, or leave the state out"
+            )
+    try:
+        epoch, made = (integer(state[name], "a count", least=0, most=None) for name in ("epoch", "batches"))
+        position = SamplerPosition(epoch, made, [dict(one) for one in state["samplers"]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+    batches.load(position.samplers or ())
+    return position
+
+
+def _parts(found: list[Any]) -> list[Any]:
+    """Samplers with those inside them, from the outside in, and generators; each once."""
+    parts: list[Any] = []
+    while found:
+        part = found.pop(0)
+        if part is not None and not any(part is one for one in parts):
+            parts.append(part)
+            found += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
+    return parts
+
+
+def _generator(part: Any) -> Any:
+    return part if isinstance(part, torch.Generator) else getattr(part, "generator", None)
+
+
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    if isinstance(generator := _generator(part), torch.Generator):
+        state["generator"] = _text(generator.get_state())
+    if hasattr(part, "set_epoch") and is_integer(epoch := getattr(part, "epoch", None)):
+        state["epoch"] = int(epoch)
+    if callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None)):
+        state["state"] = part.state_dict()
+    return state
+
+
+def _text(state: torch.Tensor) -> str:
+    """A generator's state, uint8 [bytes], as text for JSON."""
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
