@@ -7,10 +7,12 @@ write each file's bit rate into it (`btrt`), so that hardly two are equal.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamvid.arrays import Int64, unique_rows
 from streamvid.bitstream.annexb import parameter_sets
@@ -20,6 +22,10 @@ from streamvid.mp4.sample_entry import codec_configuration
 BucketKeys = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _CODEC_OF: Final = ((b"avcC", "h264"), (b"hvcC", "hevc"))
+_BIT_RATE: Final = r"(?s)\x00\x00\x00\x14btrt.{12}"
+"""The box of bit rates, BitRateBox: ISO/IEC 14496-12, 8.5.2."""
+_BLOCK: Final = 1 << 16
+"""Sample descriptions that are compared at a time, for memory."""
 
 
 def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
@@ -56,18 +62,26 @@ def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[I
     used = np.unique(stsd_id)
     index_of: dict[bytes, int] = {}
     known: dict[tuple[str, bytes], int] = {}
-    indices = []
-    for stsd in (clips.stsds[number] for number in used.tolist()):
-        codec, box = configuration = _configuration(stsd)
-        if configuration not in known:
-            # Equal boxes are parsed once: there may be a sample description for every clip.
-            sets = b""
-            if box:
-                with suppress(ValueError):
-                    sets = parameter_sets(codec, stsd).annex_b
-            known[configuration] = index_of.setdefault(sets, len(index_of))
-        indices.append(known[configuration])
-    return np.array(indices, dtype=np.int64)[np.searchsorted(used, stsd_id)], list(index_of)
+    indices = np.empty(len(used), dtype=np.int64)
+    for start in range(0, len(used), _BLOCK):
+        # There may be a sample description for every clip. Those that are equal but for the bit rate are parsed once.
+        stsds = clips.stsds.array.take(pa.array(used[start : start + _BLOCK])).combine_chunks()
+        encoded: Any = pc.replace_substring_regex(stsds, pattern=_BIT_RATE, replacement="").dictionary_encode()
+        which = encoded.indices.to_numpy()
+        first = np.empty(len(encoded.dictionary), dtype=np.int64)
+        first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
+        own = []
+        for stsd in stsds.take(pa.array(first)).to_pylist():
+            codec, box = configuration = _configuration(stsd)
+            if configuration not in known:
+                sets = b""
+                if box:
+                    with suppress(ValueError):
+                        sets = parameter_sets(codec, stsd).annex_b
+                known[configuration] = index_of.setdefault(sets, len(index_of))
+            own.append(known[configuration])
+        indices[start : start + _BLOCK] = np.array(own, dtype=np.int64)[which]
+    return indices[np.searchsorted(used, stsd_id)], list(index_of)
 
 
 def _configuration(stsd: bytes) -> tuple[str, bytes]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 import streamvid as sv
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import Categories
+from streamvid.dataset.string_column import BinaryColumn
 from streamvid.packing.options import PackOptions
+from streamvid.plan import bucket_key
 from streamvid.plan.bucket_key import bucket_keys
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -43,10 +47,14 @@ class Rows:
     codec: Categories
     pix_fmt: Categories
     stsd_id: Any
-    stsds: list[bytes]
+    stsds: BinaryColumn
 
     def __len__(self) -> int:
         return len(self.width)
+
+
+def binary_column(values: Sequence[bytes]) -> BinaryColumn:
+    return BinaryColumn(pa.array(values, type=pa.large_binary()))
 
 
 def rows_of(clips: list[tuple[int, int, int, int]]) -> Any:
@@ -55,7 +63,7 @@ def rows_of(clips: list[tuple[int, int, int, int]]) -> Any:
     categories = [np.array([clip[part] for clip in clips], dtype=np.int32) for part in (1, 2)]
     return Rows(
         sizes[:, 0], sizes[:, 1], Categories(categories[0], CODECS), Categories(categories[1], FORMATS),
-        np.arange(len(clips), dtype=np.int32), [avcc(SETS[clip[3]], n) for n, clip in enumerate(clips)],
+        np.arange(len(clips), dtype=np.int32), binary_column([avcc(SETS[clip[3]], n) for n, clip in enumerate(clips)]),
     )  # fmt: skip
 
 
@@ -99,7 +107,7 @@ def test_no_clips_have_no_kinds() -> None:
 )
 def test_a_damaged_sample_description_is_a_kind_too(stsd: bytes) -> None:
     rows = rows_of([(0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 0, 0)])
-    rows.stsds[0] = stsd
+    rows = replace(rows, stsds=binary_column([stsd, *rows.stsds[1:]]))
     assert bucket_keys(rows).tolist() == [0, 1, 2]
 
 
@@ -110,7 +118,7 @@ def test_more_kinds_than_16_bits() -> None:
     ids = np.zeros(count, np.int32)
     for rows, dtype in ((count - 1, np.uint16), (count, np.uint32)):
         few = Categories(same.codes[:rows], same.names)
-        clips: Any = Rows(sides[:rows], sides[:rows], few, few, ids[:rows], [b""])
+        clips: Any = Rows(sides[:rows], sides[:rows], few, few, ids[:rows], binary_column([b""]))
         kinds = bucket_keys(clips)
         assert kinds.dtype == dtype
         assert kinds.tolist() == list(range(rows))
@@ -139,3 +147,15 @@ def test_of_clips_as_they_are_packed(tmp_path: Path) -> None:
         {(0, 0), (1, 1), (2, 2), (3, 3)},
         {(0, 1), (1, 0), (2, 2), (3, 3)},
     )
+
+
+def test_sample_descriptions_that_differ_in_the_bit_rate_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To parse one for each of ten million clips takes a minute and a half on every rank."""
+    parsed = []
+    parse = bucket_key._configuration
+    monkeypatch.setattr(bucket_key, "_configuration", lambda stsd: (parsed.append(stsd), parse(stsd))[1])
+    monkeypatch.setattr(bucket_key, "_BLOCK", 64)
+    clips = [(n % 2, 0, 0, n % 3) for n in range(256)]
+    keys = bucket_keys(rows_of(clips))
+    assert keys.tolist() == [sorted({key(clip) for clip in clips}).index(key(clip)) for clip in clips]
+    assert len(parsed) == 3 * 4
