@@ -6,6 +6,7 @@ and E.1 (VUI) of ITU-T H.264.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,6 +25,7 @@ from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
 
 _IDR: Final = 5
+_SEI: Final = 6
 _SPS: Final = 7
 _VCL: Final = range(1, 6)
 _WITH_SLICE_HEADER: Final = (1, 2, 5)
@@ -34,6 +36,12 @@ _WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
 """Baseline, Main and Extended: profiles whose `avcC` does not go on with chroma format and bit depth."""
 _WITH_CHROMA_FORMAT: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
 """Values of profile_idc whose parameter sets have chroma_format_idc."""
+_HIGH_444: Final = 244
+_X264: Final = b"x264 - core "
+_X264_VERSION: Final = re.compile(_X264 + rb"(\d{1,4})")
+_FIXED_444: Final = 151
+"""x264 coded 4:4:4 in CABAC wrongly before this version. Decoders read it as it meant it where they have met its SEI
+message, which is in the first packet alone, so they can start nowhere else."""
 _EXTENDED_SAR: Final = 255
 _HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
@@ -217,6 +225,10 @@ class H264Order(OutputOrder):
         self._decoded = 0
         super().__init__(sets)
 
+    def has_profile(self, profile_idc: int) -> bool:
+        """Whether a sequence parameter set so far is of a profile."""
+        return any(sps.profile_idc == profile_idc for sps in self._sps)
+
     def _read_parameter_set(self, unit: bytes | memoryview) -> None:
         if unit[0] & 31 == _SPS:
             self._sps.add(read_sps(BitReader.of_nal(bytes(unit[1:]))))
@@ -254,6 +266,14 @@ class H264Order(OutputOrder):
         return count
 
 
+def _x264_version(units: list[memoryview]) -> int | None:
+    """The version in the SEI message that x264 writes into the first packet of a stream; None if there is none."""
+    for unit in units:
+        if unit[0] & 31 == _SEI and len(unit) > len(_X264) and (found := _X264_VERSION.search(unit)):
+            return int(found[1])
+    return None
+
+
 def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
 
@@ -267,16 +287,21 @@ def classifier(stsd: bytes) -> Classifier:
     order = H264Order(b"")
     with suppress(ValueError):  # parameter sets may be in band alone
         order = H264Order(parameter_sets(stsd).annex_b)
+    is_old_444 = False
 
     def classify(packet: memoryview) -> PacketKind:
+        nonlocal is_old_444
         units = split_packet(packet, length_size)
+        version = _x264_version(units)
+        if version is not None:
+            is_old_444 = order.has_profile(_HIGH_444) and version < _FIXED_444
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
         slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)
         if not slices:
             return PacketKind(order=None, broken=broken)
         return PacketKind(
-            random_access=slices[0] & 31 == _IDR,
+            random_access=slices[0] & 31 == _IDR and not (is_old_444 and version is None),
             disposable=all((first >> 5) & 3 == 0 for first in slices),
             order=order.next_rank(units),
             broken=broken,

@@ -61,6 +61,14 @@ def rotation(data: bytes) -> int:
     return _ROTATIONS[orientation(data)]
 
 
+def picture_height(data: bytes) -> int:
+    """Lines of a JPEG picture, by its frame header (B.2.2 of ITU-T T.81); 0 if there is none before its data."""
+    for marker, payload in _segments(data):
+        if marker in _FRAMES:
+            return int.from_bytes(payload[1:3], "big")
+    return 0
+
+
 def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Marker and payload of each segment up to the first scan."""
     at = 2

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MAX_REORDER: Final = 16
 """Pictures that H.264 lets a decoder hold back at most (max_dec_frame_buffering, A.3.1 of ITU-T H.264)."""
-_WITH_HISTORY: Final = ("mpeg4",)
-"""Codecs whose decoders keep state from stream to stream (FFmpeg's `t_frame`, the distance of the first B-frame)."""
 
 
 class _Kept(NamedTuple):
@@ -67,9 +65,16 @@ class ReusableCodecContext(threading.local):
         # A caller that has all the frames it wants closes this generator early; the context is still good.
         with suppress(GeneratorExit):
             yield from _decode(kept.context, packets)
-        if kept.context.codec.canonical_name not in _WITH_HISTORY:
+        if not _has_history(kept.context):
             kept.context.flush_buffers()
             self._kept = kept
+
+
+def _has_history(context: VideoCodecContext) -> bool:
+    """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
+    H.264 in 4:4:4 the version of x264."""
+    name = context.codec.canonical_name
+    return name == "mpeg4" or (name == "h264" and "444" in (context.pix_fmt or ""))
 
 
 def reorder_depth(display_order: Int64 | Sequence[int]) -> int:

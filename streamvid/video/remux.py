@@ -18,6 +18,7 @@ from pathlib import Path
 import av
 import numpy as np
 
+from streamvid.bitstream import jpeg
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
 from streamvid.mp4.edit_list import limit_edit
@@ -25,6 +26,7 @@ from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.probe import (
+    CannotCopyError,
     FrameFormat,
     StreamInfo,
     VideoFile,
@@ -99,6 +101,8 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             return replace(clip, left_out=left_out)
 
         clip = store(times.up_to_last_visible())
+        if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
+            raise CannotCopyError("its AVI alone says which field of a picture is the upper one: transcode it first")
         if not clip.has_trait(UNORDERED):
             return clip
         try:
@@ -110,6 +114,13 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         # Players show pictures in the decoder's output order, whatever the container's times are.
         log.info("%s: its times contradict the order of its pictures, which is kept", source.path)
         return store(ordered.up_to_last_visible())
+
+
+def _is_in_fields(clip: StoredClip) -> bool:
+    """Whether a packet of Motion JPEG holds two pictures, the fields of a frame."""
+    with clip.mp4.open("rb") as file:
+        file.seek(int(clip.index.offset[0]))
+        return 0 < jpeg.picture_height(file.read(int(clip.index.size[0]))) < clip.height * 3 // 4
 
 
 @contextmanager

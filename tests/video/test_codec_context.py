@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +15,10 @@ from PIL import Image
 
 from streamvid.decode.cpu import decode_frames, decode_with_pyav
 from streamvid.errors import VideoError
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.packing.pack import pack
 from streamvid.video.codec_context import ReusableCodecContext, reorder_depth
+from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
@@ -96,11 +100,42 @@ def fields_as_jpeg(path: Path, frames: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("container", ["mov", "avi"])
+@pytest.mark.parametrize("container", ["mov", "mkv"])
 def test_interlaced_motion_jpeg_has_the_height_that_its_container_says(container: str, tmp_path: Path) -> None:
     clip = store_clip(fields_as_jpeg(tmp_path / f"a.{container}", 5), tmp_path)
     assert clip.height == 64
     check_every_frame(clip)
+
+
+def test_fields_in_an_avi_are_transcoded_in_their_order(tmp_path: Path) -> None:
+    """FFmpeg takes the second field of such an AVI for the upper one; no MP4 says so."""
+    (tmp_path / "in").mkdir()
+    source = fields_as_jpeg(tmp_path / "in" / "a.avi", 5)
+    with pytest.raises(CannotCopyError, match="transcode it first"):
+        store_clip(source, tmp_path)
+    pack([source], tmp_path / "ds", progress=False)
+    got = ClipDataset(tmp_path / "ds").get("a", frames=range(5))["video"].numpy()
+    expected = np.stack(sequential(source, full_range=True))
+    right, swapped = (np.abs(one.astype(int) - got).mean() for one in (expected, expected[:, [*range(1, 64), 62]]))
+    assert right < 8 < swapped
+
+
+def test_old_x264_coded_444_in_its_own_way(tmp_path: Path) -> None:
+    """Its version is in the first packet: what is decoded from elsewhere does not know of it."""
+    path = write(replace(SMALL, pix_fmt="yuv444p"), tmp_path / "a.mp4")
+    (tmp_path / "new").mkdir()
+    new = store_clip(path, tmp_path / "new")
+    data = path.read_bytes()
+    assert data.count(b"x264 - core 1") == 1
+    path.write_bytes(re.sub(rb"x264 - core \d{3}", b"x264 - core 150", data))
+    clip, context = store_clip(path, tmp_path), ReusableCodecContext()
+    assert (len(clip.index.starts), len(new.index.starts)) == (1, 3)
+    # Decoders then read otherwise what this x264 wrote rightly, so frames are damaged, and the same ones every time.
+    for kept in (context, context, ReusableCodecContext()):
+        for numbers in ([20], [0], list(range(17, 30))):
+            with pytest.raises(VideoError, match="is damaged"):
+                dict(decode_frames(slice_of(clip, numbers), context=kept))
+            assert len(dict(decode_frames(slice_of(new, numbers), context=kept))) == len(numbers)
 
 
 def test_damage_in_a_frame_shown_later_is_noticed(tmp_path: Path) -> None:
