@@ -16,7 +16,7 @@ Int32 = npt.NDArray[np.int32]
 
 CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 """Columns of strings that many clips share."""
-TEXTS: Final = ("key", "source", "meta", "sha256")
+TEXTS: Final = ("key", "source", "meta")
 """Columns of strings that are distinct per clip."""
 
 
@@ -53,7 +53,7 @@ class ClipTable:
         duration: int64 [clips], ticks.
         mp4_offset, mp4_size, npy_offset, npy_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar.
         codec, profile, pix_fmt, color_space, color_range, traits: strings that many clips share.
-        key, source, meta, sha256: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
+        key, source, meta: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
         stsd_id: int32 [clips], the clip's sample description is ``stsds[stsd_id]``. Nearly every clip may have its own.
         stsds: the sample description boxes (stsd) that `stsd_id` names; what else it holds is of no meaning.
     """
@@ -84,7 +84,6 @@ class ClipTable:
     key: StringColumn
     source: StringColumn
     meta: StringColumn
-    sha256: StringColumn
     stsd_id: Int32
     stsds: BinaryColumn
 

@@ -25,7 +25,7 @@ from streamvid.dataset.shard_rows import RowBlock
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import DatasetError
 
-_LAYOUT: Final = b"streamvid rows 3\n"
+_LAYOUT: Final = b"streamvid rows 4\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
 _METADATA_KEY: Final = b"streamvid"
 _STSD: Final = "stsd"

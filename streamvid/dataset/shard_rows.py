@@ -55,23 +55,26 @@ class RowBlock:
         return len(self.key_hashes)
 
 
-def read_scalars(source: str | pa.Buffer, entry: ShardEntry) -> pa.Table:
+def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool = False) -> pa.Table:
     """The columns of a shard's Parquet file that hold one value per clip: `SCALAR_SCHEMA`, and the metadata columns,
     whose names begin with `FIELD_PREFIX`.
 
     Args:
         source: path of a local file, or its bytes.
         entry: the shard's entry in dataset.json.
+        checksums: with the column `sha256`, which only `streamvid verify` needs; it must be there in any case.
 
     Raises:
         DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
     """
-    return read_columns(source, entry, SCALAR_SCHEMA, FIELD_PREFIX)
+    return read_columns(source, entry, SCALAR_SCHEMA, FIELD_PREFIX, leave_out=() if checksums else ("sha256",))
 
 
-def read_columns(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "") -> pa.Table:
-    """The columns of a schema, and all whose names begin with the prefix, if one is given; otherwise as
-    `read_scalars`."""
+def read_columns(
+    source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "", leave_out: Sequence[str] = ()
+) -> pa.Table:
+    """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out;
+    otherwise as `read_scalars`."""
     file = entry.file("parquet").rpartition("/")[2]
     try:
         with pq.ParquetFile(
@@ -87,15 +90,16 @@ def read_columns(source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, 
                 if at < 0 or not _same_type(found.field(at).type, field.type):
                     kind = "no such column" if at < 0 else str(found.field(at).type)
                     raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
-            names = schema.names + [name for name in found.names if prefix and name.startswith(prefix)]
+            names = [name for name in schema.names if name not in leave_out]
+            names += [name for name in found.names if prefix and name.startswith(prefix)]
             table = parquet.read(columns=names, use_threads=False).select(names)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {REMEDY}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"shard {file} cannot be read as Parquet: {REMEDY}") from error
-    for field in schema:
-        if field.name != "label" and table[field.name].null_count:
-            raise DatasetError(f"shard {file}: column {field.name!r} has empty cells: {REMEDY}")
+    for name in schema.names:
+        if name != "label" and name not in leave_out and table[name].null_count:
+            raise DatasetError(f"shard {file}: column {name!r} has empty cells: {REMEDY}")
     return table
 
 

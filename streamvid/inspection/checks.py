@@ -157,8 +157,11 @@ def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
             yield f"the tar has {_member(member.name, offset, member.size)} where {right} should be"
 
 
-def check_clip(read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, decode: bool) -> Iterator[str]:
-    """Compare one clip's three files with its row; `index` is the frame index of the Parquet file, None if damaged."""
+def check_clip(
+    read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, sha256: str, decode: bool
+) -> Iterator[str]:
+    """Compare one clip's three files with its row; `index` is the frame index of the Parquet file, None if damaged, and
+    `sha256` that of the mp4 there."""
     files: dict[str, bytes] = {}
     for kind in KINDS:
         size = int(getattr(clips, f"{kind}_size")[row])
@@ -169,7 +172,7 @@ def check_clip(read: Read, clips: ClipTable, row: int, index: FrameIndex | None,
     yield from _check_json(files["json"], clips, row)
     if index is not None and files["npy"] != index.to_npy():
         yield "its frames.npy does not agree with the parquet"
-    if hashlib.sha256(files["mp4"]).hexdigest() != clips.sha256[row]:
+    if hashlib.sha256(files["mp4"]).hexdigest() != sha256:
         yield "the SHA-256 of its mp4 is not the one in the parquet"
         return  # all other problems follow from that
     try:

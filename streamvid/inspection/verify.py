@@ -256,7 +256,7 @@ def _check_shard(task: _Task) -> _Checked:
         opened = _open_rows(files, entry, report)
         if opened is None:
             return _Checked(problems, [], 0.0, foreign)
-        clips, index = opened
+        clips, checksums, index = opened
         if "idx" in files:
             for what, row in check_idx(files["idx"].read_bytes(), clips):
                 report(what, clips.key[row] if row is not None else "")
@@ -266,18 +266,20 @@ def _check_shard(task: _Task) -> _Checked:
         if "tar" in files or (task.rows and "tar" not in wrong):
             rows = range(len(clips)) if task.rows is None else task.rows
             with ThreadPoolExecutor(task.threads) as threads:
-                for row, found in zip(
-                    rows, threads.map(partial(_check_row, task, files, clips, index), rows), strict=True
-                ):
+                check = partial(_check_row, task, files, clips, checksums, index)
+                for row, found in zip(rows, threads.map(check, rows), strict=True):
                     for what in found:
                         report(what, clips.key[row])
     return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
 
 
-def _check_row(task: _Task, files: dict[str, Path], clips: ClipTable, index: ShardIndex | None, row: int) -> list[str]:
+def _check_row(
+    task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], index: ShardIndex | None, row: int
+) -> list[str]:
     read = _reader(task, files, clips, row)
     found = [] if task.rows is None else list(check_headers(read, clips, row))
-    return found + list(check_clip(read, clips, row, None if index is None else index.clip(row), decode=task.decode))
+    own = None if index is None else index.clip(row)
+    return found + list(check_clip(read, clips, row, own, sha256=checksums[row], decode=task.decode))
 
 
 def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
@@ -350,13 +352,13 @@ def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
 
 def _open_rows(
     files: dict[str, Path], entry: ShardEntry, report: Callable[..., None]
-) -> tuple[ClipTable, ShardIndex | None] | None:
-    """The rows of the shard and its frame indexes, each None if they cannot be read."""
+) -> tuple[ClipTable, list[str], ShardIndex | None] | None:
+    """The rows of the shard, the SHA-256 of its clips, and its frame indexes; None where they cannot be read."""
     if "parquet" not in files:
         return None
     source = os.fspath(files["parquet"])
     try:
-        table = read_scalars(source, entry)
+        table = read_scalars(source, entry, checksums=True)
         content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
         clips, _ = read_rows(content, [entry])
     except DatasetError as error:
@@ -364,8 +366,9 @@ def _open_rows(
         return None
     for what, row in check_fields(table, clips):
         report(what, clips.key[row] if row is not None else "")
+    checksums = table["sha256"].to_pylist()
     try:
-        return clips, read_index(source, entry, clips, 0)
+        return clips, checksums, read_index(source, entry, clips, 0)
     except DatasetError as error:
         report(str(error))
-        return clips, None
+        return clips, checksums, None

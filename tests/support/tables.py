@@ -45,7 +45,6 @@ def dataset_of(
         "key": string_column(keys or [f"clip{row}" for row in range(count)]),
         "source": string_column([f"{row}.mp4" for row in range(count)]),
         "meta": string_column([meta if isinstance(meta, str) else json.dumps(meta) for meta in metas]),
-        "sha256": string_column(["0" * 64] * count),
         "stsds": BinaryColumn(pa.array([b"\0" * 16], type=pa.large_binary())),
     }
     for field in ("rotation",):

@@ -117,7 +117,8 @@ def _read_columns(rows: Path, columns: Sequence[str] | None) -> Measured:
     files = sorted(map(os.fspath, rows.glob("shards/*.parquet")))
     with _timed(measured, "read"):
         source = pyarrow.dataset.dataset(files)
-        mine = [name for name in source.schema.names if name in SCALAR_SCHEMA.names or name.startswith(FIELD_PREFIX)]
+        kept = {*SCALAR_SCHEMA.names} - {"sha256"}
+        mine = [name for name in source.schema.names if name in kept or name.startswith(FIELD_PREFIX)]
         for _ in source.to_batches(columns=list(columns or mine)):  # none is kept: 10 million rows take 10 GB
             pass
     return measured
