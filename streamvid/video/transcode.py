@@ -25,7 +25,7 @@ from streamvid.mp4.boxes import write_rotation
 from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
-from streamvid.video.frame_index import HIDDEN
+from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation, open_video
 from streamvid.video.raw_rate import frame_rate
@@ -269,6 +269,8 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
     display_order = np.empty(len(order), dtype=np.int64)
     display_order[order] = np.arange(len(order))
     visible = (index.flags[order] & HIDDEN) == 0
+    # Visible frames may be predicted from the others, but for leading pictures that lack what they refer to.
+    needed = visible | ((index.flags[order] & LEADING) == 0)
     times = index.pts[order]
     expected = 0
     wanted = np.flatnonzero(visible)
@@ -285,7 +287,7 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
             yield from context.decode(None)
 
         for frame in decoded():
-            if frame.pts is None or not visible[frame.pts]:
+            if frame.pts is None or not (visible[frame.pts] or (frame.is_corrupt and needed[frame.pts])):
                 continue
             if frame.is_corrupt or expected == len(wanted) or frame.pts != wanted[expected]:
                 raise ValueError(f"frame {expected} of it is damaged or missing")

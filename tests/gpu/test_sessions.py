@@ -28,7 +28,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of, to_arrays, whole
-from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
+from tests.support.sps import Rewrite, rewrite, with_reorder, without_vui
 from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe
 from tools.damage import lie_about_order
@@ -287,7 +287,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("change", "b_frames"),
-    [(without_vui, 3), (without_vui, 7), (with_reorder(0), 3), (with_reorder(1), 7), (with_level(10), 7)],
+    [(without_vui, 3), (without_vui, 7), (with_reorder(0), 3), (with_reorder(1), 7)],
 )
 def test_pictures_that_are_reordered_further_than_the_bitstream_says_keep_their_places(
     change: Rewrite, b_frames: int, tmp_path: Path

@@ -21,6 +21,8 @@ from streamvid.video.codec_context import ReusableCodecContext, reorder_depth
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions, transcode
+from streamvid.video.trim import trim_clip
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
 from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
@@ -158,3 +160,17 @@ def test_a_context_is_kept_for_streams_that_reorder_no_further(tmp_path: Path) -
     clip, context = store_clip(source, tmp_path), ReusableCodecContext()
     for numbers in ([0], [1], [0], [1, 2, 3]):
         assert len(dict(decode_frames(slice_of(clip, numbers), context=context))) == len(numbers)
+
+
+def test_a_cut_that_depends_on_a_damaged_frame_is_not_encoded(tmp_path: Path) -> None:
+    recipe = Recipe(frames=24, gop=24, b_frames=0, width=416, height=240, style="texture")
+    clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+    data = bytearray(clip.mp4.read_bytes())
+    middle = int(clip.index.offset[3]) + int(clip.index.size[3]) // 2
+    data[middle : middle + 40] = np.random.default_rng(2).bytes(40)
+    clip.mp4.write_bytes(data)
+    cut = trim_clip(clip, 10, 20, tmp_path / "cut.mp4")
+    with pytest.raises(VideoError, match="is damaged"):
+        dict(decode_frames(slice_of(cut, [0])))
+    with pytest.raises(VideoError, match="is damaged or missing"):
+        transcode(cut, tmp_path / "encoded.mp4", TranscodeOptions())
