@@ -31,7 +31,8 @@ class Recipe:
         crf: quality; None for the encoder's usual.
         ticks: variable rate: when each frame is shown, in ms, rising. Not for avi.
         jitter: variable rate: the seed of random intervals, with a gap of ten frames here and there. Not for avi.
-        rotation: degrees clockwise by which a player turns the frames: 0, 90, 180 or 270. mp4, mov and mkv alone.
+        rotation: degrees clockwise by which a player turns the frames, in mp4, mov and mkv; plus 360 if it mirrors them
+            before that, in mp4 and mov.
         trim: frames that an edit list cuts off the start; their packets are in the file. mp4 and mov alone.
         trim_end: frames that an edit list cuts off the end. mp4 and mov alone.
         delay: seconds before the first frame is shown.
@@ -172,6 +173,8 @@ def _h264_containers() -> dict[str, Recipe]:
         "h264_rotated_90": Recipe(rotation=90),
         "h264_rotated_180": Recipe(rotation=180),
         "h264_rotated_270": Recipe(rotation=270, container="mov"),
+        "h264_mirrored": Recipe(rotation=360),
+        "h264_transposed": Recipe(rotation=630, container="mov"),
         "h264_trimmed": Recipe(trim=10, b_frames=3),
         "h264_trimmed_past_key": Recipe(trim=30, b_frames=3),
         "h264_trimmed_end": Recipe(trim_end=5, b_frames=3),

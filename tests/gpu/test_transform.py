@@ -50,7 +50,7 @@ def batch(same_size: bool) -> list[Clip]:
     made = []
     for n in range(6):
         height, width = (61, 81) if same_size or n % 2 else (70 + n, 81 + 2 * n)
-        rotation = 0 if same_size else 90 * n % 360
+        rotation = 0 if same_size else (0, 90, 450, 540, 270, 630)[n]
         one = clip(height, width, seed=n, gather=[2, 0, 1, 1], rotation=rotation)
         if n < 3:
             down, right = np.mgrid[:height, :width]

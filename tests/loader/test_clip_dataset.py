@@ -28,6 +28,7 @@ from streamvid.storage import range_reader, retry
 from tests.support.clips import write
 from tests.support.packed import edit_parquet, pack_with_columns, reseal
 from tests.support.reference import sequential
+from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -143,9 +144,9 @@ def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
         expected = sequential(stored(ds.dataset, row, tmp_path / "stored.mp4"), full_range=full_range)
         wanted = rng.integers(0, len(expected), 5)
         got = ds.get(name, frames=wanted)
-        quarter_turns = int(ds.dataset.clips.rotation[row]) // 90
+        rotation = int(ds.dataset.clips.rotation[row])
         for slot, frame in zip(got["video"].numpy(), wanted.tolist(), strict=True):
-            np.testing.assert_array_equal(slot, np.rot90(expected[frame], -quarter_turns), err_msg=name)
+            np.testing.assert_array_equal(slot, upright(expected[frame][None], rotation)[0], err_msg=name)
         assert got["mask"].all()
     assert len(seen) > 0.9 * len(HARD)
 
