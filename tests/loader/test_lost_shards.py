@@ -83,7 +83,6 @@ def each(path: Path, change: Callable[[Path], object], *extensions: str) -> None
 FAULTS: dict[str, Callable[[Path], None]] = {
     "tars gone": lambda path: each(path, Path.unlink, "tar"),
     "tars cut": lambda path: each(path, lambda file: os.truncate(file, 600), "tar"),
-    "parquet files gone": lambda path: each(path, Path.unlink, "parquet"),
     "all gone": shutil.rmtree,
 }
 
@@ -91,8 +90,6 @@ FAULTS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("reader", [streamed, by_dali, with_another, at_random, by_workers])
 def test_on_disk(packed: Path, reader: Reader, fault: str, tmp_path: Path) -> None:
-    if fault == "parquet files gone" and reader in (at_random, by_workers):
-        return  # they read frame indexes from the tars
     shutil.copytree(packed, tmp_path / "set")
     shutil.copytree(packed, tmp_path / "cache" / "other")
     batches = reader(str(tmp_path / "set"), tmp_path / "cache")
