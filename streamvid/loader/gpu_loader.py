@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -122,7 +123,7 @@ class GpuDataLoader:
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 multiprocessing_context=multiprocessing_context,
-                worker_init_fn=worker_init_fn,
+                worker_init_fn=partial(_begin_worker, worker_init_fn),
                 generator=generator,
                 timeout=timeout,
                 batch_sampler=cast(Any, self._batches),
@@ -311,6 +312,14 @@ def _warn_undivided() -> None:
         ranks = torch.distributed.get_world_size()
         if ranks > 1:
             log.warning("all %d ranks get every clip: give sampler=DistributedSampler(dataset) to divide them", ranks)
+
+
+def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    """Begin a worker; in one that was forked, what the main process had is left alone. Its garbage may hold DALI's
+    pipelines, and freeing one without its threads, which did not come along, crashes the worker."""
+    gc.freeze()
+    if then is not None:
+        then(worker)
 
 
 def _share(batch: Any) -> _Read | SharedBatch[_Read]:

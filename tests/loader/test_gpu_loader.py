@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -319,6 +320,40 @@ def test_leaving_early_leaves_nothing(dataset: Path, num_workers: int, persisten
 def fail_in_the_loop(batches: Any) -> None:
     for _ in batches:
         raise ZeroDivisionError
+
+
+class Owned:
+    """Garbage of this process: freed in another one, it leaves a note there."""
+
+    def __init__(self, note: Path) -> None:
+        self.note, self.pid, self.itself = note, os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            self.note.touch()
+
+
+def test_a_forked_worker_leaves_the_garbage_of_the_main_process_alone(dataset: Path, tmp_path: Path) -> None:
+    """DALI's pipelines in an exception's traceback, say: freed where their threads are not, they crash the worker."""
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    begun = tmp_path / "begun"
+
+    def collect(worker: int) -> None:
+        gc.collect()
+        begun.touch()
+
+    gc.disable()
+    try:
+        Owned(tmp_path / "note")
+        with sv.GpuDataLoader(
+            ds, batch_size=8, num_workers=1, multiprocessing_context="fork", worker_init_fn=collect, device="cpu"
+        ) as proxy:
+            list(proxy)
+    finally:
+        gc.enable()
+        gc.collect()
+    assert begun.exists()
+    assert not (tmp_path / "note").exists()
 
 
 SCRIPT = """
