@@ -86,6 +86,7 @@ class DaliEngine:
 
         # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
         atexit.register(stop)
+        unregister = atexit.unregister  # the module may be gone when Python closes this generator at its end
         with ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali") as pool:
             try:
                 working.append(pool.submit(self._open, chunks))
@@ -97,7 +98,7 @@ class DaliEngine:
                     working.pop(0)
                     chunk.close()
             finally:
-                atexit.unregister(stop)
+                unregister(stop)
                 stop()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,6 +119,7 @@ class _LocalFile:
             done += count
         return block[:done]
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # A default value: at Python's end `os` may be gone before this file is.
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
