@@ -158,7 +158,7 @@ class Cursor:
         return self.schedule.plan.epoch(self.position)
 
     def state(self) -> dict[str, Any]:
-        """The cursor as a JSON object of under 1 KiB: the identity, the position, and for each topology of its history
+        """The cursor as a small JSON object: the identity, the position, and for each topology of its history
         [partitions, ranks, batch, steps made, bucket_steps] and, where it has one, the size."""
         return {
             "version": VERSION,

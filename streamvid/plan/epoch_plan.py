@@ -105,6 +105,17 @@ class Position:
         return sum(run.steps * run.topology.share for run in self.history)
 
 
+def _steps_left(history: tuple[TopologyRun, ...]) -> int:
+    """Steps that are left of an epoch of so many steps, by the size of it that each topology had.
+
+    From the first one that bucketed on, steps are counted: sizes may be larger then, for samples that it skipped.
+    """
+    first = next((n for n, run in enumerate(history) if run.topology.bucket_steps), len(history) - 1)
+    before = sum(run.steps * run.topology.share for run in history[:first])
+    planned = -(-((history[first].size or 0) - before) // history[first].topology.share)
+    return max(0, planned - sum(run.steps for run in history[first:]))
+
+
 @dataclass(frozen=True)
 class Step:
     """One rank's part of one step.
@@ -270,13 +281,15 @@ class Plan:
             return replace(position, size=size)
         position = replace(position, history=(*earlier, replace(last, size=size)))
         share, consumed = self.topology.share, position.consumed
-        steps = max(0, -(-(size - consumed) // last.topology.share))
-        if steps and any(run.topology.bucket_steps for run in position.history):
-            furthest = max(run.size or 0 for run in position.history)
-            left = self._replayed(replace(position, size=furthest))[0][0]
-            sample_ids, passes = self.stream.take(position.first + consumed, len(left))
-            skipped = np.flatnonzero((left.sample_ids != sample_ids) | (left.passes != passes))
-            steps = max(steps, -(-(int(skipped[-1]) + 1) // share) if len(skipped) else 0)
+        steps = 0
+        if consumed < size:
+            steps = _steps_left(position.history)
+            if any(run.topology.bucket_steps for run in position.history):
+                furthest = max(run.size or 0 for run in position.history)
+                left = self._replayed(replace(position, size=furthest))[0][0]
+                sample_ids, passes = self.stream.take(position.first + consumed, len(left))
+                skipped = np.flatnonzero((left.sample_ids != sample_ids) | (left.passes != passes))
+                steps = max(steps, -(-(int(skipped[-1]) + 1) // share) if len(skipped) else 0)
         return replace(position, size=consumed + steps * share)
 
     def epoch(self, position: Position) -> Epoch:

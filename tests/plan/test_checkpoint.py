@@ -114,6 +114,18 @@ def test_an_epoch_is_so_many_steps_whatever_the_ranks(
     assert given_out == whole
 
 
+def test_an_epoch_does_not_grow_with_every_change_of_ranks() -> None:
+    """Bucketed, 8 ranks, then 1, then 8 again and so on. What few ranks need longer for is no step of many ranks."""
+    state, made = None, 0
+    for phase in range(40):
+        one = schedule([10], World(0, (8, 1)[phase % 2]), batch_size=2, group=4, steps=20)
+        cursor = one.start(0) if state is None else one.resume(state)
+        made += cursor.epoch_number == 0
+        state = cursor.advanced().state()
+    # 10 steps of 8 ranks and 10 of one, and those that see what the last window of 8 ranks skipped.
+    assert 20 <= made <= 30
+
+
 @pytest.mark.parametrize(("before", "after", "drop"), [(4, 2, False), (2, 4, False), (8, 1, False), (1, 4, True)])
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_state_between_epochs_on_other_ranks(before: int, after: int, drop: bool, epochs: int) -> None:
