@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,36 @@ def test_modules_are_small(path: Path) -> None:
 def test_packages_do_no_work(path: Path) -> None:
     (only,) = ast.parse(path.read_text(encoding="utf-8")).body
     assert isinstance(only, ast.Expr), "a package has a docstring and nothing else"
+
+
+PRIVATE = re.compile(r"_[a-z]\w*")
+FOREIGN_EXCEPTIONS = {
+    "_exit",  # of os, documented
+    "_upsample_bilinear2d_aa",  # what torch's interpolate calls, which takes a size or scales, not both
+    "_new_shared",  # as PyTorch's own collate function allocates
+    "_shutdown_workers",  # GpuDataLoader: there is no other way to end workers at once
+    "_iterator",  # the workers that persist
+}
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Names with an underscore in front: those that the file defines (True), and attributes that it uses (False)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, True
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, True
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls")
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
+            yield ast.unparse(node.args[1]).strip("'\""), False
+
+
+def test_nothing_private_of_other_libraries_is_used() -> None:
+    """It changes without notice: every `pack` failed on Python 3.13 for that."""
+    found = [(path, name, own) for path in MODULES for name, own in private_names(ast.parse(path.read_text()))]
+    ours = {name for _, name, own in found if own}
+    foreign = {(name, name_of(path)) for path, name, own in found if not own and PRIVATE.fullmatch(name)}
+    assert {(name, module) for name, module in foreign if name not in ours | FOREIGN_EXCEPTIONS} == set()
