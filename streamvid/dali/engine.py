@@ -8,6 +8,7 @@ one are handed out. DALI's state is never needed again: an epoch goes on from th
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -77,8 +78,10 @@ class DaliEngine:
         """The batches of what is left of an epoch, in order; an error is raised in its place."""
         chunks = self._chunks(epoch)
         working: list[Future[_OpenChunk | None]] = []
+        stopped = threading.Event()
 
         def stop() -> None:
+            stopped.set()
             while working:
                 coming = working.pop()
                 if not coming.cancel() and coming.exception() is None and (chunk := coming.result()) is not None:
@@ -89,9 +92,9 @@ class DaliEngine:
         unregister = atexit.unregister  # the module may be gone when Python closes this generator at its end
         with ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali") as pool:
             try:
-                working.append(pool.submit(self._open, chunks))
+                working.append(pool.submit(self._open, chunks, stopped))
                 while (chunk := working[0].result()) is not None:
-                    working.append(pool.submit(self._open, chunks))
+                    working.append(pool.submit(self._open, chunks, stopped))
                     with shard_errors(self._dataset, chunk.paths, chunk.paths.__getitem__):
                         for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
                             yield RenderedBatch(batch.encoded, tensors)
@@ -132,14 +135,14 @@ class DaliEngine:
         """Numbers of the shards that hold a step's clips."""
         return set(self._dataset.clips.shard[rows_of(step.sample_ids)].tolist())
 
-    def _open(self, chunks: Iterator[list[Step]]) -> _OpenChunk | None:
+    def _open(self, chunks: Iterator[list[Step]], stopped: threading.Event) -> _OpenChunk | None:
         """The next chunk at work, or None behind the last. Runs in the engine's thread."""
         steps = next(chunks, None)
         if steps is None:
             return None
         shards = sorted(set().union(*(self._shards(step) for step in steps)))
         with ExitStack() as leases:
-            paths = dict(zip(shards, leases.enter_context(self._access.open(shards)), strict=True))
+            paths = dict(zip(shards, leases.enter_context(self._access.open(shards, stopped)), strict=True))
             batches = [self._batch(step, paths) for step in steps]
             with shard_errors(self._dataset, paths, paths.__getitem__):
                 pipeline = ChunkPipeline(

@@ -20,9 +20,10 @@ from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, redact
 from streamvid.video.frame_index import FrameIndex
 
@@ -49,6 +50,7 @@ class ClipSource:
         columns: Columns,
         classes: tuple[str, ...] | None,
         shards: Sequence[ShardFiles],
+        retry: Retry | None = None,
     ) -> None:
         self.path = path
         self.clips = clips
@@ -57,7 +59,7 @@ class ClipSource:
         self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
         self._files = shards
         self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
-        self.reader = RangeReader()
+        self.reader = RangeReader(retry)
         self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
         self._by_key: Int64 | None = None
 
@@ -114,7 +116,11 @@ class ClipSource:
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
-        restore = "" if isinstance(error, StorageUnavailable) else "restore it (streamvid verify checks all), and "
+        restore = (
+            ""
+            if isinstance(error, StorageUnavailable | AccessRefused)
+            else "restore it (streamvid verify checks all), and "
+        )
         return type(error)(
             f"shard {self.shards[s].name} of the dataset {redact(self._files[s].dataset)} cannot be read: "
             f"{str(error).rstrip('.')}; {restore}go on from the last checkpoint"

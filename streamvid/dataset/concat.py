@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_colu
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, hashes, repeated
 from streamvid.errors import InputError
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 
 _RENUMBERED: Final = ("shard", "label", "stsd_id")
@@ -96,7 +98,8 @@ class ConcatDataset(ClipSource):
         shards = [
             ShardFiles(dataset.path, entry, dataset.cache) for dataset in self.datasets for entry in dataset.shards
         ]
-        super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards)
+        retry = max((dataset.reader.retry for dataset in self.datasets), key=lambda one: one.seconds)
+        super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards, retry)
 
     @classmethod
     def open(
@@ -104,21 +107,23 @@ class ConcatDataset(ClipSource):
         paths: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
         *,
         cache: ShardCache | None = None,
+        retry_for: float | Retry = 600.0,
     ) -> ConcatDataset:
         """Open datasets and concatenate them.
 
         Args:
             paths: folders or URLs; a mapping also names them.
-            cache: see `Dataset.open`.
+            cache, retry_for: see `Dataset.open`.
 
         Raises:
             InputError, DatasetError: as from `Dataset.open` and `ConcatDataset`.
         """
+        open_one = partial(Dataset.open, cache=cache, retry_for=Retry.of(retry_for))
         if isinstance(paths, Mapping):
-            return cls({name: Dataset.open(path, cache=cache) for name, path in paths.items()})
+            return cls({name: open_one(path) for name, path in paths.items()})
         if isinstance(paths, str | os.PathLike):
             raise InputError(f"paths must be a list of paths, it is {paths!r}: use Dataset.open for one dataset")
-        return cls([Dataset.open(path, cache=cache) for path in paths])
+        return cls([open_one(path) for path in paths])
 
     def part_of(self, rows: npt.ArrayLike) -> Int32:
         """The part of each clip: int [n] row numbers → int32 [n], positions in `parts`."""
@@ -207,7 +212,9 @@ def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
         if field.name not in _RENUMBERED and isinstance(getattr(clips, field.name), np.ndarray)
     }
     rows_of_part = replace(dataset.clips, **same)
-    return Dataset(dataset.path, dataset.manifest, rows_of_part, meta=dataset.meta, cache=dataset.cache)
+    return Dataset(
+        dataset.path, dataset.manifest, rows_of_part, meta=dataset.meta, cache=dataset.cache, retry=dataset.reader.retry
+    )
 
 
 def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tuple[Int32, dict[Any, int]]:

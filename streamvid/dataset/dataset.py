@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local, join, local_path, redact
 from streamvid.video.containers import VIDEO_EXTENSIONS
@@ -46,6 +48,7 @@ class Dataset(ClipSource):
         *,
         meta: MetaColumns | None = None,
         cache: ShardCache | None = None,
+        retry: Retry | None = None,
     ) -> None:
         if manifest is None or clips is None:
             raise InputError(f"Dataset({path!r}) does not open a dataset: write Dataset.open({path!r})")
@@ -53,10 +56,14 @@ class Dataset(ClipSource):
         self.meta = meta = meta or MetaColumns()
         self.cache = cache
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
-        super().__init__(path, clips, Columns(clips, manifest.classes, meta=lambda: meta), manifest.classes, shards)
+        super().__init__(
+            path, clips, Columns(clips, manifest.classes, meta=lambda: meta), manifest.classes, shards, retry
+        )
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None) -> Dataset:
+    def open(
+        cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None, retry_for: float | Retry = 600.0
+    ) -> Dataset:
         """Open a dataset, and check all but the content of the tars and the frame indexes.
 
         The rows of a large dataset are kept in the user's cache folder (`streamvid.dataset.table_cache`), so it opens
@@ -65,14 +72,16 @@ class Dataset(ClipSource):
         Args:
             path: a folder, or any URL that fsspec knows.
             cache: keeps copies of a remote dataset's Parquet files. Without it they are fetched whenever needed.
+            retry_for: seconds for which a storage that does not answer is asked again, now and when clips are read;
+                docs/reliability.md says what is tried again.
 
         Raises:
             DatasetError: there is no dataset, it has another format version, or it is damaged: a shard is missing,
                 truncated, or contradicts itself.
             InputError: the path is none.
         """
-        path = dataset_path(path)
-        document = _read_document(path)
+        path, retry = dataset_path(path), Retry.of(retry_for)
+        document = _read_document(path, retry)
         manifest = _parse_document(document, path)
         if not manifest.clips:
             raise DatasetError(f"the dataset at {redact(path)} holds no clips: pack it again")
@@ -83,7 +92,7 @@ class Dataset(ClipSource):
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
         def build(file: str) -> None:
-            consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached), manifest.shards)
+            consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached, retry=retry), manifest.shards)
 
         if cached:
             key = consolidated.cache_key(document, [shard.signature() for shard in shards])
@@ -91,10 +100,16 @@ class Dataset(ClipSource):
         else:
             content = table_cache.in_memory(build)
         clips, meta = consolidated.read_rows(content, manifest.shards)
-        return cls(path, manifest, clips, meta=meta, cache=cache)
+        return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest, "clips": self.clips, "meta": self.meta}
+        return {
+            "path": self.path,
+            "manifest": self.manifest,
+            "clips": self.clips,
+            "meta": self.meta,
+            "retry": self.reader.retry,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -106,16 +121,19 @@ def read_manifest(path: str) -> Manifest:
     Raises:
         DatasetError: there is none, it is damaged, or of another version.
     """
-    return _parse_document(_read_document(path), path)
+    return _parse_document(_read_document(path, Retry()), path)
 
 
-def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool) -> Iterator[RowBlock]:
+def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool, retry: Retry) -> Iterator[RowBlock]:
     """The rows of all shards in order, read by threads a little ahead of whoever takes them."""
     local = all(is_local(shard.dataset) for shard in shards)
     threads = max(1, min(len(shards), len(os.sched_getaffinity(0)) if local else _THREADS, _THREADS))
 
+    stop = threading.Event()
+
     def read(some: Sequence[ShardFiles]) -> list[RowBlock]:
-        return row_blocks([shard.read_scalars(check_sha256=check_sha256) for shard in some], [s.entry for s in some])
+        tables = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop) for shard in some]
+        return row_blocks(tables, [shard.entry for shard in some])
 
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[RowBlock]]] = deque()
@@ -127,6 +145,7 @@ def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool) -> Iterato
             while ahead:
                 yield from ahead.popleft().result()
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
 
 
@@ -158,19 +177,19 @@ def dataset_path(path: object) -> str:
     return os.fspath(path)
 
 
-def _read_document(path: str) -> bytes:
+def _read_document(path: str, retry: Retry) -> bytes:
     shown = redact(path)
     file = join(path, FILE_NAME)
     if is_local(path) and os.path.isfile(local_path(path)):
         raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    if not filesystem.exists(file):
-        if filesystem.exists(join(path, UNFINISHED_FILE)):
+    if not filesystem.exists(file, retry=retry):
+        if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
             raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
         raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    size = filesystem.size(file)
+    size = filesystem.size(file, retry=retry)
     if size > MAX_BYTES:
         raise DatasetError(f"{FILE_NAME} of {shown} has {size} bytes, more than any dataset needs: pack it again")
-    return filesystem.read_bytes(file)
+    return filesystem.read_bytes(file, retry=retry)
 
 
 _PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"

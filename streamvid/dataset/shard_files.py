@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_rows import read_scalars
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local, join, local_path
 
@@ -44,16 +46,18 @@ class ShardFiles:
                 return stat.st_size, stat.st_mtime_ns
         return 0, 0
 
-    def read_scalars(self, *, check_sha256: bool) -> pa.Table:
+    def read_scalars(self, *, check_sha256: bool, retry: Retry, stop: threading.Event) -> pa.Table:
         """The columns with one value per clip: see `streamvid.dataset.shard_rows.read_scalars`.
 
         Args:
             check_sha256: compare a remote file with its checksum in dataset.json.
+            retry: for how long a storage that does not answer is asked again.
+            stop: gives up waiting for it.
 
         Raises:
             DatasetError: it cannot be read, or has another checksum.
         """
-        source = self._parquet()
+        source = self._parquet(retry, stop)
         found = hashlib.sha256(source).hexdigest() if check_sha256 and not isinstance(source, str) else None
         if found not in (None, self.entry.parquet_sha256):
             raise DatasetError(
@@ -62,11 +66,10 @@ class ShardFiles:
             )
         return read_scalars(source, self.entry)
 
-    def _parquet(self) -> str | pa.Buffer:
+    def _parquet(self, retry: Retry, stop: threading.Event) -> str | pa.Buffer:
         path = self.path("parquet")
         if is_local(path):
             return local_path(path)
         if self.cache is None:
-            return pa.py_buffer(filesystem.read_bytes(path))
-        size = filesystem.size(path)
-        return pa.py_buffer(self.cache.read_through(path, size=size, sha256=self.entry.parquet_sha256))
+            return pa.py_buffer(filesystem.read_bytes(path, retry=retry.until(stop)))
+        return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))

@@ -8,6 +8,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.fetch.encoded_batch import read_slices
 from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.storage.retry import Retry
 from streamvid.video.packet_selection import EncodedSlice
 
 
@@ -25,12 +26,13 @@ class ClipReader:
     def __init__(self, dataset: ClipSource) -> None:
         self.dataset = dataset
 
-    def __getstate__(self) -> dict[str, str | ClipSource]:
-        return {"dataset": self.dataset.path if isinstance(self.dataset, Dataset) else self.dataset}
+    def __getstate__(self) -> tuple[str | ClipSource, Retry]:
+        return self.dataset.path if isinstance(self.dataset, Dataset) else self.dataset, self.dataset.reader.retry
 
-    def __setstate__(self, state: dict[str, str | ClipSource]) -> None:
-        dataset = state["dataset"]
-        self.__init__(Dataset.open(dataset) if isinstance(dataset, str) else dataset)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[str | ClipSource, Retry]) -> None:
+        dataset, retry = state
+        opened = Dataset.open(dataset, retry_for=retry) if isinstance(dataset, str) else dataset
+        self.__init__(opened)  # type: ignore[misc]
 
     def read_slices(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
         """The packets of samples; see `streamvid.fetch.encoded_batch.read_slices`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -75,7 +76,11 @@ class EncodedBatch:
 
 
 def read_batches(
-    dataset: ClipSource, steps: Sequence[Step], spec: SampleSpec, access: ShardAccess
+    dataset: ClipSource,
+    steps: Sequence[Step],
+    spec: SampleSpec,
+    access: ShardAccess,
+    stop: threading.Event | None = None,
 ) -> list[EncodedBatch]:
     """Read the frame indexes and then the packets of several steps together, by way of shards in the cache.
 
@@ -84,6 +89,7 @@ def read_batches(
         steps: which clips.
         spec: how samples are drawn from clips.
         access: opens the dataset's shards, each once for both.
+        stop: gives up waiting for a storage.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
@@ -95,7 +101,7 @@ def read_batches(
     slices: dict[int, EncodedSlice] = {}
     for group in access.groups(np.unique(shards).tolist()):
         members = np.flatnonzero(np.isin(shards, group))
-        with access.open(group) as paths:
+        with access.open(group, stop) as paths:
             path_of = dict(zip(group, paths, strict=True)).__getitem__
             # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
             reader = RangeReader()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
 from typing import Final
 
@@ -19,7 +20,7 @@ _PREFETCHED_STEPS: Final = 64
 
 
 def read_epoch(
-    dataset: ClipSource, access: ShardAccess, spec: SampleSpec, epoch: Epoch, *, batch_size: int
+    dataset: ClipSource, access: ShardAccess, spec: SampleSpec, epoch: Epoch, stop: threading.Event, *, batch_size: int
 ) -> Generator[EncodedBatch, None, None]:
     """The remaining batches of an epoch, in order.
 
@@ -30,6 +31,7 @@ def read_epoch(
         access: opens its shards.
         spec: how samples are drawn from clips.
         epoch: the steps of this rank.
+        stop: gives up waiting for a storage.
         batch_size: clips per step at most.
 
     Raises:
@@ -40,7 +42,7 @@ def read_epoch(
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
         access.prefetch(upcoming_shards(dataset, epoch, end))
-        yield from read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access)
+        yield from read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
         start, length = end, min(2 * length, longest)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -42,8 +43,8 @@ class ShardAccess:
         return groups
 
     @contextlib.contextmanager
-    def open(self, shards: Sequence[int]) -> Iterator[list[str]]:
-        """Local paths of the shards, valid inside the `with` block.
+    def open(self, shards: Sequence[int], stop: threading.Event | None = None) -> Iterator[list[str]]:
+        """Local paths of the shards, valid inside the `with` block. `stop` gives up waiting for their storage.
 
         Raises:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
@@ -54,7 +55,7 @@ class ShardAccess:
                 path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
                 if self._cache is not None and not is_local(path):
                     with shard_errors(self._dataset, [number]):
-                        lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256)
+                        lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256, stop=stop)
                     path = str(leases.enter_context(lease).path)
                 paths.append(path)
             yield paths

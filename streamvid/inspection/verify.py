@@ -32,6 +32,8 @@ from streamvid.inspection.checks import Read, check_clip, check_fields, check_he
 from streamvid.inspection.index_columns import ShardIndex, read_index
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, local_path
 from streamvid.workers import WorkerCrashError, Workers
 
@@ -289,7 +291,7 @@ def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> 
     url = join(task.path, task.entry.file("tar"))
     starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
     sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
-    blocks = filesystem.read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)])
+    blocks = read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)], retry=Retry())
 
     def read(start: int, size: int) -> bytes:
         for first, block in zip(starts, blocks, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.base import FrameSampler
 from streamvid.sampling.spread import All
+from streamvid.storage.retry import Retry
 from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import Transform, Views
@@ -50,6 +52,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: as in `StreamLoader`.
         columns: metadata to put into samples.
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
+        retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset.
@@ -65,12 +68,21 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: Transform | Views | Mapping[str, Transform] | None = None,
         columns: Sequence[str] = (),
         seed: int = 0,
+        retry_for: float | Retry = 600.0,
     ) -> None:
         self._can_sample = sampling is not None
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
         if subset.weights is not None:
             raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-        samples = SampleSet.open(subset, sampling=sampling or All(), transform=transform, columns=columns, seed=seed)
+        open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for))
+        samples = SampleSet.open(
+            subset,
+            sampling=sampling or All(),
+            transform=transform,
+            columns=columns,
+            seed=seed,
+            open_dataset=open_dataset,
+        )
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         self._reader, self._skipped = ClipReader(samples.dataset), samples.pools.short
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.

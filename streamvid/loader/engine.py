@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final, Literal, Protocol
@@ -36,16 +37,21 @@ class StagedEngine:
     """Reads, decodes and transforms in stages, each ahead of the next.
 
     Args:
-        read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset.
+        read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
         pipeline: decodes and transforms.
     """
 
-    def __init__(self, read: Callable[[Epoch], Generator[EncodedBatch, None, None]], pipeline: RenderPipeline) -> None:
+    def __init__(
+        self,
+        read: Callable[[Epoch, threading.Event], Generator[EncodedBatch, None, None]],
+        pipeline: RenderPipeline,
+    ) -> None:
         self._read, self._pipeline = read, pipeline
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
-        return self._pipeline.run(self._read(epoch))
+        stop = threading.Event()
+        return self._pipeline.run(self._read(epoch, stop), stop=stop)
 
     def close(self) -> None:
         """See `Engine`."""

@@ -32,7 +32,11 @@ class RenderPipeline:
         self._idle: list[Renderer] = []
 
     def run(
-        self, batches: Generator[EncodedBatch, None, None], *, read_here: bool = False
+        self,
+        batches: Generator[EncodedBatch, None, None],
+        *,
+        read_here: bool = False,
+        stop: threading.Event | None = None,
     ) -> Generator[RenderedBatch, None, None]:
         """The batches as tensors, in order; an error of any stage is raised here, in its place.
 
@@ -40,14 +44,15 @@ class RenderPipeline:
             batches: one epoch's, made in a thread; closed at the end.
             read_here: take them in the calling thread instead, where PyTorch watches its workers and Python receives
                 Ctrl-C. Decoding has a thread of its own all the same.
+            stop: set before that thread is waited for, which may be waiting for a storage.
         """
         renderer = self._idle.pop() if self._idle else self._make_renderer()
         complete = False
         with ExitStack() as stages:
             # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
-            stop = stages.close
-            atexit.register(stop)
-            stages.callback(atexit.unregister, stop)
+            end = stages.close
+            atexit.register(end)
+            stages.callback(atexit.unregister, end)
             encoded: Channel[EncodedBatch]
             if read_here:
                 encoded = Channel(_AHEAD + 1)
@@ -55,6 +60,8 @@ class RenderPipeline:
             else:
                 encoded = reading = Background(batches, depth=_AHEAD, name="streamvid-read")
                 stages.callback(reading.close)
+            if stop is not None:
+                stages.callback(stop.set)
 
             def decode_ahead(items: Iterator[T]) -> Iterator[T]:
                 decoded = Background(items, depth=_AHEAD, name="streamvid-decode")

@@ -28,6 +28,7 @@ from streamvid.plan.permutation import SHUFFLES, Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local
 from streamvid.transform.output_size import check_output_sizes
@@ -89,6 +90,8 @@ class StreamLoader:
             it.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
+        retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
+            docs/reliability.md says what is tried again.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
@@ -123,6 +126,7 @@ class StreamLoader:
         num_threads: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
+        retry_for: float | Retry = 600.0,
     ) -> None:
         # Options first: these need no dataset to be wrong.
         if batch_fn is not None and not callable(batch_fn):
@@ -143,6 +147,7 @@ class StreamLoader:
         world = self._find_world(settle=False)
         device_id = find_device(device)
         self._cache: ShardCache | None = None
+        self._retry = Retry.of(retry_for)
         self._cache_options = (Path(cache_dir) if cache_dir is not None else user_cache_dir(), cache_bytes)
         self._samples = samples = self._open(dataset, sampling, transform, columns, seed)
         self.dataset = samples.dataset
@@ -333,13 +338,13 @@ class StreamLoader:
         )
 
     def _open_cached(self, path: str) -> Dataset:
-        return Dataset.open(path, cache=self._cache_for(is_local(path)))
+        return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry)
 
     def _cache_for(self, local: bool) -> ShardCache | None:
         """The cache of shards, which is opened for the first dataset that is not local."""
         if not local and self._cache is None:
             folder, limit = self._cache_options
-            self._cache = ShardCache(folder, limit_bytes=limit)
+            self._cache = ShardCache(folder, limit_bytes=limit, retry=self._retry)
         return self._cache
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage.url import AnyPath, is_local, redact
 
 _S3 = ("s3", "s3a")
-_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_SECRET_VARIABLE = re.compile("SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SHORTEST_SECRET = 8
 
 _REFUSED_CREDENTIALS = {
     "InvalidAccessKeyId",
@@ -25,7 +27,7 @@ _REFUSED_CREDENTIALS = {
     "RequestTimeTooSkewed",
 }
 # By name, as the packages that define them are imported only when used.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 _BROKEN_CONNECTION = {
     "ConnectionError",
     "TimeoutError",
@@ -35,6 +37,19 @@ _BROKEN_CONNECTION = {
     "IncompleteRead",
     "IncompleteReadError",
     "ResponseParserError",
+    "gaierror",
+}
+_UNAVAILABLE_STATUSES = {408, 425, 429}
+_UNAVAILABLE = {
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestThrottled",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "InternalError",
+    "ServiceUnavailable",
 }
 _BROKEN_ERRNOS = {
     errno.EAGAIN,
@@ -49,6 +64,10 @@ _BROKEN_ERRNOS = {
 
 class StorageUnavailable(DatasetError):  # noqa: N818
     """The storage did not answer, broke the connection or was overloaded: trying again may help."""
+
+
+class AccessRefused(DatasetError):  # noqa: N818
+    """The storage refuses the credentials: for a while, perhaps, as while they are renewed."""
 
 
 @contextlib.contextmanager
@@ -119,25 +138,32 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "it does not exist; check the path"
     if names & _NO_CREDENTIALS:
         return DatasetError, "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+    if "CredentialRetrievalError" in names:
+        return AccessRefused, "the credentials cannot be fetched; check the service or command that gives them"
     if code in _REFUSED_CREDENTIALS:
-        return DatasetError, (
+        return AccessRefused, (
             f"the storage refuses the credentials ({code}); "
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and this machine's clock"
         )
+    if status == 400 and code == "400" and s3:
+        # A HEAD has no body to say why.
+        return AccessRefused, "it answers 400 as to expired credentials; check them and this machine's clock"
     if isinstance(exc, PermissionError) or status in (401, 403):
         if is_local(path):
             return DatasetError, "permission denied; check who owns it and its mode"
         check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
-        return DatasetError, f"access is refused: the credentials are wrong or lack this permission; check {check}"
+        return AccessRefused, f"access is refused: the credentials are wrong or lack this permission; check {check}"
     if isinstance(exc, IsADirectoryError):
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DatasetError, "the disk is full or the quota used up; free some space"
-    if names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS or (status is not None and status >= 500):
+    busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
+    if busy or names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
-        why = f"it answers {status}" if status else type(exc).__name__
+        named = "" if code in (None, str(status)) else f" {code}"
+        why = f"it answers {status}{named}" if status else f"{type(exc).__name__}"
         return StorageUnavailable, (
             f"the storage cannot be reached, broke off or is overloaded ({why}); "
             f"check the network and {endpoint}, then try again"
@@ -154,8 +180,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
 def _detail(exc: BaseException) -> str:
     """An exception's own text on one line, short and without secrets."""
     text = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
-    for variable in _SECRET_VARIABLES:
-        if value := os.environ.get(variable):
+    for name, value in os.environ.items():
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
     text = redact(" ".join(text.split())).rstrip(".")
     return text[:200] or type(exc).__name__

@@ -1,5 +1,8 @@
 """Files by path or URL: typed functions over fsspec, the same for local files and for `s3://bucket/x`.
 
+Functions that a run reads with take a `Retry`, for as long as which they ask a storage again that does not answer.
+Without one it is asked once, by a client that tries a few times itself.
+
 A path is a local path or any URL that fsspec knows. Credentials and endpoints come from the environment
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`, or `FSSPEC_…`), never through
 arguments. Packages such as s3fs are imported when the first URL that needs them is used.
@@ -20,79 +23,47 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import fsspec
 from fsspec.core import url_to_fs
-from fsspec.utils import get_protocol
 
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import DatasetError
+from streamvid.storage.client import asked, locate
 from streamvid.storage.explain import explained, status_of, true_cause
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
-# By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
-# fast. Its cache of listings never expires.
-_S3_OPTIONS = {"default_block_size": 8 * 2**20, "use_listings_cache": False}
-_OPTIONS: dict[str, dict[str, Any]] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 
-# References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
-# inherited connections, which removes them from the epoll set that child and parent share, and the parent's next
-# request waits 15 s for an answer that it cannot see.
-_kept: dict[int, Any] = {}
-
-
-def read_bytes(path: AnyPath) -> bytes:
+def read_bytes(path: AnyPath, *, retry: Retry | None = None) -> bytes:
     """The whole file. Raises DatasetError or InputError."""
+    if retry is not None and not is_local(path):
+        return read_ranges([(path, 0, size(path, retry=retry))], retry=retry)[0]
     with explained(path, "read"):
-        fs, name = _locate(path)
+        fs, name = locate(path)
         return cast(bytes, fs.cat_file(name))
 
 
-def read_ranges(ranges: Sequence[tuple[AnyPath, int, int]]) -> list[bytes]:
-    """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
-
-    Args:
-        ranges: path, start and end of each.
-
-    Raises DatasetError or InputError, which names the first file that cannot be read.
-    """
-    found: dict[int, Any] = {}
-    by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
-    for number, (path, _, _) in enumerate(ranges):
-        with explained(path, "read"):
-            fs, name = _locate(path)
-        _, numbers, names = by_storage.setdefault(id(fs), (fs, [], []))
-        numbers.append(number)
-        names.append(name)
-    for fs, numbers, names in by_storage.values():
-        with explained(ranges[numbers[0]][0], "read"):
-            starts, ends = [ranges[n][1] for n in numbers], [ranges[n][2] for n in numbers]
-            blocks = fs.cat_ranges(names, starts, ends, on_error="return")
-        found.update(zip(numbers, blocks, strict=True))
-    for number, (path, _, _) in enumerate(ranges):
-        if isinstance(found[number], BaseException):
-            with explained(path, "read"):
-                raise found[number]
-    return [bytes(found[number]) for number in range(len(ranges))]
-
-
-def size(path: AnyPath) -> int:
+def size(path: AnyPath, *, retry: Retry | None = None) -> int:
     """The file's size in bytes. Raises InputError or DatasetError, also if it is a folder or has no known size."""
-    with explained(path, "read"):
-        info = _info(path)
+
+    def ask() -> int:
+        info = _info(path, patient=retry is not None)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not isinstance(info.get("size"), int):
             raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
         return cast(int, info["size"])
 
+    return asked(path, ask, retry)
 
-def exists(path: AnyPath) -> bool:
+
+def exists(path: AnyPath, *, retry: Retry | None = None) -> bool:
     """Whether there is a file or folder. Raises DatasetError or InputError if the storage cannot tell."""
-    return details(path) is not None
+    return details(path, retry=retry) is not None
 
 
 def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
@@ -101,7 +72,7 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
     Raises DatasetError if there is no such folder, or InputError.
     """
     with explained(path, "list"):
-        fs, name = _locate(path)
+        fs, name = locate(path)
         fs.invalidate_cache()
         found = fs.find(name, maxdepth=None if recursive else 1)
         if not found:
@@ -124,21 +95,24 @@ class Details:
     is_folder: bool
 
 
-def details(path: AnyPath) -> Details | None:
+def details(path: AnyPath, *, retry: Retry | None = None) -> Details | None:
     """The details of a file or folder, None if there is none. Raises DatasetError or InputError."""
-    with explained(path, "read"):
+
+    def ask() -> Details | None:
         try:
-            return _details(_info(path))
+            return _details(_info(path, patient=retry is not None))
         except FileNotFoundError as exc:
             if true_cause(exc) is not exc:
                 raise
             return None
 
+    return asked(path, ask, retry)
+
 
 def list_details(folder: AnyPath) -> dict[str, Details]:
     """The details of a folder's entries, by name; empty if there is no such folder."""
     with explained(folder, "list"):
-        fs, name = _locate(folder)
+        fs, name = locate(folder)
         fs.invalidate_cache()
         try:
             found = fs.ls(name, detail=True)
@@ -152,7 +126,7 @@ def list_details(folder: AnyPath) -> dict[str, Details]:
 def glob(pattern: AnyPath) -> list[str]:
     """Full paths of the files that match a pattern of `*`, `**`, `?` and `[…]`, sorted; empty if none does."""
     with explained(pattern, "list"):
-        fs, name = _locate(pattern)
+        fs, name = locate(pattern)
         fs.invalidate_cache()
         found: dict[str, dict[str, Any]] = fs.glob(name, detail=True)
         return sorted(_full(fs, pattern, item) for item, info in found.items() if info.get("type") == "file")
@@ -164,7 +138,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
     Local: a temporary file beside it, synced, then renamed. Elsewhere: one put. Raises DatasetError or InputError.
     """
     with explained(path, "write"):
-        fs, name = _locate(path)
+        fs, name = locate(path)
         if is_local(path):
             with _temporary(name, io.BytesIO(data)) as temporary:
                 os.replace(temporary, name)
@@ -179,7 +153,7 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
     S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
     """
     with explained(path, "write"):
-        fs, name = _locate(path)
+        fs, name = locate(path)
         try:
             if is_local(path):
                 with _temporary(name, io.BytesIO(data)) as temporary:
@@ -211,7 +185,7 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
         with explained(local, "read"):
             source = stack.enter_context(open(local, "rb"))
         stack.enter_context(explained(path, "write"))
-        fs, name = _locate(path)
+        fs, name = locate(path)
         if is_local(path):
             with _temporary(name, source) as temporary:
                 os.replace(temporary, name)
@@ -220,14 +194,17 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
             fs.invalidate_cache()
 
 
-def get_file(path: AnyPath, local: AnyPath) -> None:
+def get_file(path: AnyPath, local: AnyPath, *, retry: Retry | None = None) -> None:
     """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
 
     `local` is written in place and may be left in part after an error. Raises DatasetError or InputError.
     """
-    with explained(path, "read"):
-        fs, name = _locate(path)
+
+    def copy() -> None:
+        fs, name = locate(path, patient=retry is not None)
         fs.get_file(name, os.fspath(local))
+
+    asked(path, copy, retry)
 
 
 def move_file(local: Path, path: str) -> None:
@@ -270,20 +247,8 @@ def remove_file(path: str) -> None:
         raise DatasetError(f"cannot remove {redact(path)}: {reason}; allow it or choose another place") from error
 
 
-def _locate(path: AnyPath) -> tuple[Any, str]:
-    """fsspec's file system and the name in it. A local name with `::` is not taken for a chained URL."""
-    text = os.fspath(path)
-    if not text:
-        raise InputError("An empty path was given; name a file or folder.")
-    if is_local(text):
-        return fsspec.filesystem("file"), local_path(text)
-    fs, name = url_to_fs(text, **_OPTIONS.get(get_protocol(text), {}))
-    _kept[id(fs)] = fs
-    return fs, name
-
-
-def _info(path: AnyPath) -> dict[str, Any]:
-    fs, name = _locate(path)
+def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
+    fs, name = locate(path, patient=patient)
     fs.invalidate_cache()
     return cast(dict[str, Any], fs.info(name))
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
-from streamvid.storage import filesystem
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.retry import retrying
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
@@ -36,16 +36,21 @@ class RangeReader:
     `streamvid.storage.filesystem` gives a forked child its own.
 
     Files are read, not mapped: a mapped file that somebody truncates kills the process with SIGBUS.
+
+    Args:
+        retry: for how long a remote storage that does not answer is asked again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retry: Retry | None = None) -> None:
+        self.retry = retry or Retry()
+        self._marks: dict[str, str] = {}
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"retry": self.retry}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def read(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
         """Read ranges: remote ones concurrently, then local ones, each file from front to back.
@@ -60,15 +65,16 @@ class RangeReader:
             The bytes of each range, uint8 [end - start], in the order of `ranges`.
 
         Raises:
-            DatasetError: a file is missing, cannot be read, or ends before a range does. Names the file.
-            StorageUnavailable: the storage did not answer, also when tried again.
+            DatasetError: a file is missing, cannot be read, ends before a range does, or is an object whose ETag has
+                changed since this reader read it first. Names the file.
+            StorageUnavailable: the storage did not answer, for as long as `retry` says.
         """
         remote = [n for n, one in enumerate(ranges) if not is_local(one.path)]
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
             wanted = [(ranges[n].path, ranges[n].start, ranges[n].end) for n in remote]
-            fetched = retrying(lambda: filesystem.read_ranges(wanted))
+            fetched = read_ranges(wanted, retry=self.retry, marks=self._marks)
             blocks = {n: np.frombuffer(data, dtype=np.uint8) for n, data in zip(remote, fetched, strict=True)}
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]

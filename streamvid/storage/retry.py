@@ -1,41 +1,150 @@
-"""Tries again where a storage was unavailable for a while."""
+"""Asks a storage again that did not answer: the one mechanism for all that is read while a run goes on.
+
+The clients' own retries (botocore's, s3fs's) are off for these reads: they count attempts, whereas a run that is to
+survive an outage needs a limit in time, and a word in the log.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.checks import is_real
+from streamvid.errors import InputError
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
-DELAYS: Final = (1.0, 4.0)
-"""Seconds before the second and the third attempt. s3fs retries each request five times by itself; these attempts are
-for connections that break in the middle of a body, and for longer outages."""
+FIRST_DELAY: Final = 0.25
+LONGEST_DELAY: Final = 10.0
+"""Seconds before the second attempt, and between later ones, after doubling each time. Both are means."""
+REFUSED_SECONDS: Final = 30.0
+"""How long refused credentials are tried again, with new ones looked up each time."""
+SAY_SECONDS: Final = 30.0
+"""How often the log says what waits."""
 
 T = TypeVar("T")
+K = TypeVar("K")
+Trouble = StorageUnavailable | AccessRefused
 
 
-def retrying(attempt: Callable[[], T], *, sleep: Callable[[float], object] | None = None) -> T:
-    """The result of `attempt`, called again after each of `DELAYS` as long as it raises StorageUnavailable.
+@dataclass(frozen=True)
+class Retry:
+    """How long, and how, a storage that does not answer is asked again. Picklable.
 
-    Args:
-        attempt: may be called several times.
-        sleep: waits that many seconds; returns something true to give up. Default: `time.sleep`.
-
-    Raises:
-        StorageUnavailable: of the last attempt; other exceptions pass at once.
+    Attributes:
+        seconds: without any progress; then its error is raised. 0: it is asked once.
+        clock: monotonic time in seconds.
+        sleep: waits that many seconds; returns something true to give up.
     """
-    for delay in DELAYS:
-        try:
-            return attempt()
-        except StorageUnavailable as error:
+
+    seconds: float = 600.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+
+    @classmethod
+    def of(cls, retry_for: float | Retry) -> Retry:
+        """The user's option: a number of seconds. Raises InputError if it is none."""
+        if isinstance(retry_for, Retry):
+            return retry_for
+        if not is_real(retry_for) or retry_for < 0:
+            raise InputError(f"retry_for must be a number of seconds, 0 for none; it is {retry_for!r}")
+        return cls(float(retry_for))
+
+    def until(self, stop: threading.Event) -> Retry:
+        """The same, given up as soon as the event is set or the main thread has ended."""
+        if self.sleep is not time.sleep:
+            return self
+
+        def sleep(seconds: float) -> bool:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0 and threading.main_thread().is_alive():
+                if stop.wait(min(left, 1.0)):
+                    return True
+            return not threading.main_thread().is_alive()
+
+        return replace(self, sleep=sleep)
+
+    def __call__(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, called again while it raises StorageUnavailable, or for `REFUSED_SECONDS`
+        AccessRefused.
+
+        Raises:
+            StorageUnavailable, AccessRefused: of the last attempt. All other exceptions pass at once.
+        """
+
+        def attempts(_: Sequence[None]) -> list[T | Trouble]:
+            try:
+                return [attempt()]
+            except (StorageUnavailable, AccessRefused) as error:
+                return [error]
+
+        return self.each([None], attempts)[0]
+
+    def each(self, items: Sequence[K], attempt: Callable[[Sequence[K]], Sequence[T | Trouble]]) -> list[T]:
+        """The results of `attempt` for all items. It is called again with those that failed; as long as others of
+        them succeed, however few, the time does not count.
+
+        Args:
+            items: what is asked for.
+            attempt: gives a result or an error for each of some items.
+
+        Raises:
+            StorageUnavailable, AccessRefused: of an item that fails until the end.
+        """
+        done: dict[int, T] = {}
+        left = list(range(len(items)))
+        since = said = self.clock()
+        refused_since: float | None = None
+        tries, delay = 0, FIRST_DELAY
+        while left:
+            before = self.clock()
+            errors: dict[int, Trouble] = {}
+            for place, outcome in zip(left, attempt([items[place] for place in left]), strict=True):
+                if isinstance(outcome, StorageUnavailable | AccessRefused):
+                    errors[place] = outcome
+                else:
+                    done[place] = outcome
+            if len(errors) < len(left):
+                since = said = before
+                tries, delay = 0, FIRST_DELAY
+            left, tries, now = list(errors), tries + 1, self.clock()
+            if not left:
+                break
+            error = next((one for one in errors.values() if isinstance(one, AccessRefused)), errors[left[0]])
+            begin, limit = since, self.seconds
+            if isinstance(error, AccessRefused):
+                refused_since = before if refused_since is None else refused_since
+                begin, limit = refused_since, min(limit, REFUSED_SECONDS)
+            else:
+                refused_since = None
+            waited, remaining = now - begin, begin + limit - now
+            if remaining <= 0:
+                raise _after(error, tries, waited)
+            if now - said >= SAY_SECONDS:
+                said = now
+                log.warning(
+                    "%s %d reads wait, for %.0f s until now, for %.0f s at most (retry_for).",
+                    error, len(left), waited, limit,
+                )  # fmt: skip
+            else:
+                log.info("%s It is tried again.", error)
             # Jitter, as all processes of a job see the same outage at the same time.
-            seconds = delay * random.uniform(0.5, 1.5)
-            log.warning("%s Trying again in %.1f s.", error, seconds)
-            if (sleep or time.sleep)(seconds):
-                raise
-    return attempt()
+            pause = min(delay * random.uniform(0.5, 1.5), remaining, said + SAY_SECONDS - now)
+            delay = min(2 * delay, LONGEST_DELAY)
+            if self.sleep(pause):
+                raise _after(error, tries, waited)
+        return [done[place] for place in range(len(items))]
+
+
+def _after(error: Trouble, tries: int, waited: float) -> Trouble:
+    if tries < 2:
+        return error
+    told = type(error)(f"{str(error).rstrip('.')}. It was tried {tries} times in {waited:.0f} s.")
+    told.path, told.__cause__ = error.path, error.__cause__
+    return told

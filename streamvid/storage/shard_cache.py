@@ -26,7 +26,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -35,7 +35,10 @@ from filelock import BaseFileLock, FileLock, Timeout
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.retry import retrying
+from streamvid.storage.client import has_ranges
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
 
 _log = logging.getLogger(__name__)
@@ -44,6 +47,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})\.part", re.ASCII)
 
 _PREFETCH_THREADS = 4
+_RANGE_BYTES = 8 << 20
+_RANGES_AT_ONCE = 4
+_POLL_SECONDS = 0.1
 _CORRUPT_ATTEMPTS = 2
 
 
@@ -78,14 +84,21 @@ class ShardCache:
     waiting for their release might deadlock, and a warning is logged once.
     """
 
-    def __init__(self, root: Path, *, limit_bytes: int) -> None:
-        """Make the folder if it is missing. Raises InputError if it cannot be used or the limit is not positive."""
+    def __init__(self, root: Path, *, limit_bytes: int, retry: Retry | None = None) -> None:
+        """Make the folder if it is missing. Raises InputError if it cannot be used or the limit is not positive.
+
+        Args:
+            root: the folder.
+            limit_bytes: of all files in it.
+            retry: for how long a storage that does not answer is asked again.
+        """
         if limit_bytes <= 0:
             raise InputError(f"The cache limit must be a positive number of bytes, not {limit_bytes}.")
         self._root = Path(root)
         self._limit = limit_bytes
         self._pid = os.getpid()
         self._closed = threading.Event()
+        self.retry = retry or Retry()
         self._mutex = threading.Lock()  # guards the three below
         self._pool: ThreadPoolExecutor | None = None
         self._prefetches: dict[str, Future[None]] = {}
@@ -95,17 +108,19 @@ class ShardCache:
             with self._lock("folder"):
                 self._in_flight(own=None)
 
-    def lease(self, url: str, *, size: int, sha256: str) -> Lease:
-        """A lease on the file at `url`, downloaded if it is not cached, and verified.
+    def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
+        """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is
+        asked nothing.
 
         Args:
             url: of a remote file.
-            size: in bytes.
+            size: in bytes; None: as its storage says.
             sha256: lower-case hexadecimal.
+            stop: gives up waiting when it is set: the storage's last error is raised.
 
         Raises:
             InputError: the file is larger than the limit.
-            StorageUnavailable: the storage did not answer, also when tried again.
+            StorageUnavailable: the storage did not answer, for as long as `retry` says.
             DatasetError: the file is missing, or has another size or SHA-256.
         """
         self._check(url, size, sha256)
@@ -113,8 +128,11 @@ class ShardCache:
             future = self._prefetches.pop(sha256, None)
         # A prefetch that has not begun is cancelled. Otherwise it is waited for, and if it failed its error is raised.
         if future is not None and not future.cancel():
+            while not wait([future], _POLL_SECONDS).done:
+                if stop is not None and stop.is_set():
+                    raise StorageUnavailable(f"Waiting for {redact(url)} was given up.")
             future.result()
-        return self._lease(url, size, sha256)
+        return self._lease(url, size, sha256, stop or self._closed)
 
     def prefetch(self, url: str, *, size: int, sha256: str) -> None:
         """Start to download the file in the background; further calls for the same file do nothing.
@@ -132,9 +150,9 @@ class ShardCache:
             self._prefetches[sha256] = future
         future.add_done_callback(lambda done: self._forget(sha256, done))
 
-    def read_through(self, url: str, *, size: int, sha256: str) -> bytes:
-        """The content of a small file, cached like any other; errors as from `lease`."""
-        with self.lease(url, size=size, sha256=sha256) as lease, self._usable():
+    def read_through(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> bytes:
+        """The content of a small file, cached like any other; arguments and errors as of `lease`."""
+        with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self._usable():
             return lease.path.read_bytes()
 
     def close(self) -> None:
@@ -151,7 +169,7 @@ class ShardCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, url: str, size: int, sha256: str) -> None:
+    def _check(self, url: str, size: int | None, sha256: str) -> None:
         """Validate arguments, which come from an untrusted dataset.json and become file names and reservations."""
         if self._pid != os.getpid():
             raise RuntimeError("this ShardCache was made before a fork; make one in the child, on the same folder")
@@ -159,6 +177,8 @@ class ShardCache:
             raise RuntimeError("this ShardCache is closed")
         if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
             raise DatasetError(f"The SHA-256 given for {redact(url)} is not 64 lower-case hexadecimal digits.")
+        if size is None:
+            return
         if not is_integer(size) or size < 0:
             raise DatasetError(f"The size given for {redact(url)} is not a number of bytes.")
         if size > self._limit:
@@ -177,17 +197,27 @@ class ShardCache:
     def _fetch_ahead(self, url: str, size: int, sha256: str) -> None:
         # If the main thread ended without close(), nobody will read the file.
         if not self._closed.is_set() and threading.main_thread().is_alive():
-            self._lease(url, size, sha256).release()
+            self._lease(url, size, sha256, self._closed).release()
 
-    def _lease(self, url: str, size: int, sha256: str) -> Lease:
+    def _lease(self, url: str, size: int | None, sha256: str, stop: threading.Event) -> Lease:
         with self._usable():
             if lease := self._pin(size, sha256):
                 return lease
             with self._lock(sha256):
                 # Another process may have fetched it while this one waited for the lock.
-                return self._pin(size, sha256) or self._fetch(url, size, sha256)
+                if lease := self._pin(size, sha256):
+                    return lease
+                retry = self.retry.until(stop)
+                actual = filesystem.size(url, retry=retry)
+                if size is not None and actual != size:
+                    raise DatasetError(
+                        f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
+                        "restore the file or pack the dataset again."
+                    )
+                self._check(url, actual, sha256)
+                return self._fetch(url, actual, sha256, retry)
 
-    def _pin(self, size: int, sha256: str) -> Lease | None:
+    def _pin(self, size: int | None, sha256: str) -> Lease | None:
         """A lease on the published file; None if there is none, or it has another size."""
         path = self._root / sha256
         try:
@@ -199,21 +229,21 @@ class ShardCache:
         if not _is_at(file, path):
             file.close()  # evicted between open and flock
             return None
-        if os.fstat(file.fileno()).st_size != size:
+        if size is not None and os.fstat(file.fileno()).st_size != size:
             _log.warning("The cached file %s is damaged and fetched again.", path)
             file.close()
             return None
         _touch(file)
         return Lease(path, file)
 
-    def _fetch(self, url: str, size: int, sha256: str) -> Lease:
+    def _fetch(self, url: str, size: int, sha256: str, retry: Retry) -> Lease:
         """Download, verify and publish; the caller holds the file's lock. The lease is taken before publishing."""
         path = self._root / sha256
         part = self._root / f"{sha256}.{size}.part"
         self._reserve(part, size, sha256)
         try:
             for attempt in range(_CORRUPT_ATTEMPTS):
-                self._download(url, part, size)
+                self._download(url, part, size, retry)
                 file = open(part, "rb")  # noqa: SIM115  the lease closes it
                 try:
                     found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -237,21 +267,20 @@ class ShardCache:
         finally:
             part.unlink(missing_ok=True)
 
-    def _download(self, url: str, part: Path, size: int) -> None:
-        """Fetch `url` into `part`; tried again while the storage is unavailable, until `close`."""
-
-        def attempt() -> None:
-            # The size first: a file larger than the dataset says would fill the disk beyond its reservation.
-            actual = filesystem.size(url)
-            if actual != size:
-                raise DatasetError(
-                    f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
-                    "restore the file or pack the dataset again."
-                )
-            _log.info("Fetching %s (%d bytes).", redact(url), size)
-            filesystem.get_file(url, part)
-
-        retrying(attempt, sleep=self._closed.wait)
+    def _download(self, url: str, part: Path, size: int, retry: Retry) -> None:
+        """Fetch `url` into `part`, in ranges that are tried again one by one where its storage gives ranges."""
+        _log.info("Fetching %s (%d bytes).", redact(url), size)
+        if size > _RANGE_BYTES and not has_ranges(url):
+            filesystem.get_file(url, part, retry=retry)
+            return
+        marks: dict[str, str] = {}
+        window = _RANGE_BYTES * _RANGES_AT_ONCE
+        with part.open("wb") as file:
+            for first in range(0, size, window):
+                last = min(first + window, size)
+                ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
+                for block in read_ranges(ranges, retry=retry, marks=marks):
+                    file.write(block)
 
     def _reserve(self, part: Path, size: int, sha256: str) -> None:
         """Evict unleased files, least recently used first, until `size` bytes fit; reserve them with a part file."""

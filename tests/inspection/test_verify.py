@@ -383,9 +383,11 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
     fsspec.filesystem("memory").put(str(copy), "/verify/sample", recursive=True)
     fetched: list[str] = []
     ranges: list[tuple[Any, int, int]] = []
-    get, read = filesystem.get_file, filesystem.read_ranges
+    get, read = filesystem.get_file, verify_module.read_ranges
     monkeypatch.setattr(filesystem, "get_file", lambda url, local: (fetched.append(url), get(url, local))[1])
-    monkeypatch.setattr(filesystem, "read_ranges", lambda wanted: (ranges.extend(wanted), read(wanted))[1])
+    monkeypatch.setattr(
+        verify_module, "read_ranges", lambda wanted, **rest: (ranges.extend(wanted), read(wanted, **rest))[1]
+    )
     entry = read_manifest("memory://verify/sample").shards[0]
     task = verify_module._Task("memory://verify/sample", entry, (1,), True, 1)
     assert verify_module._check_shard(task).problems == []

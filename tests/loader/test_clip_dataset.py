@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, defa
 import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.storage import range_reader, retry
+from streamvid.storage import range_reader
 from tests.support.clips import write
+from tests.support.clock import Clock
 from tests.support.packed import edit_parquet, pack_with_columns, reseal
 from tests.support.reference import sequential
 from tests.support.views import upright
@@ -417,8 +418,7 @@ def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "DELAYS", (0.0, 0.0))
-    ds = sv.ClipDataset(counting)
+    ds = sv.ClipDataset(counting, retry_for=Clock().retry(20))
     expected = ds.get(0, frames=[0])
     failures = [ConnectionError("gone"), TimeoutError("slow")]
     original = CountingFiles.cat_file
@@ -430,7 +430,7 @@ def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pyte
 
     monkeypatch.setattr(CountingFiles, "cat_file", flaky)
     same(ds.get(0, frames=[0]), expected)
-    failures[:] = [ConnectionError("gone")] * 3
+    failures[:] = [ConnectionError("gone")] * 1000
     with pytest.raises(sv.DatasetError, match="cannot be reached"):
         ds.get(0, frames=[0])
 

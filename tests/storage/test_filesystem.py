@@ -15,6 +15,8 @@ import pytest
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, join, redact
 from tests.support.s3_server import S3Server, forget_s3_connections
 
@@ -143,10 +145,10 @@ def check_ranges(folder: str, other: str) -> None:
     filesystem.write_bytes(f"{folder}/a", bytes(range(100)))
     filesystem.write_bytes(f"{other}/b", b"hello")
     wanted = [(f"{folder}/a", 10, 13), (f"{other}/b", 1, 4), (f"{folder}/a", 90, 200), (f"{folder}/a", 0, 1)]
-    assert filesystem.read_ranges(wanted) == [b"\x0a\x0b\x0c", b"ell", bytes(range(90, 100)), b"\0"]
-    assert filesystem.read_ranges([]) == []
+    assert read_ranges(wanted, retry=Retry(0)) == [b"\x0a\x0b\x0c", b"ell", bytes(range(90, 100)), b"\0"]
+    assert read_ranges([], retry=Retry(0)) == []
     with pytest.raises(DatasetError, match=r"Cannot read .*missing: it does not exist"):
-        filesystem.read_ranges([(f"{folder}/a", 0, 1), (f"{folder}/missing", 0, 1)])
+        read_ranges([(f"{folder}/a", 0, 1), (f"{folder}/missing", 0, 1)], retry=Retry(0))
 
 
 def test_ranges_of_local_and_remote_files(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def broken(_: AnyPath) -> None:
         raise AttributeError("a defect")
 
-    monkeypatch.setattr(filesystem, "_locate", broken)
+    monkeypatch.setattr(filesystem, "locate", broken)
     with pytest.raises(AttributeError):
         filesystem.read_bytes(tmp_path)
 

@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage import filesystem, retry
+from streamvid.storage import filesystem
 from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.shard_cache import Lease, ShardCache
+from tests.support.clock import Clock
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -127,13 +128,8 @@ def site() -> Iterator[Site]:
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[ShardCache]:
     """A cache of 100 bytes."""
-    with ShardCache(tmp_path / "cache", limit_bytes=100) as cache:
+    with ShardCache(tmp_path / "cache", limit_bytes=100, retry=Clock().retry()) as cache:
         yield cache
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "DELAYS", (0.0, 0.0))
 
 
 def published(root: Path) -> list[str]:
@@ -316,7 +312,7 @@ def test_untrusted_hashes(cache: ShardCache, site: Site, tmp_path: Path, sha256:
     assert published(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, "40", None, True])
+@pytest.mark.parametrize("size", [-1, 1.5, "40", True])
 def test_untrusted_sizes(cache: ShardCache, site: Site, size: Any) -> None:
     with pytest.raises(DatasetError, match="not a number of bytes"):
         cache.lease(**(site.add("a", data("a")) | {"size": size}))
@@ -368,12 +364,12 @@ def test_passing_trouble_is_waited_out(cache: ShardCache, site: Site, trouble: s
 @pytest.mark.parametrize("trouble", ["refuse", "cut"])
 def test_lasting_trouble_is_told(cache: ShardCache, site: Site, tmp_path: Path, trouble: str) -> None:
     file = site.add("a", data("a"))
-    getattr(site, trouble)["a"] = 100
+    getattr(site, trouble)["a"] = 10**6
     file["url"] += "?token=hunter2"
     with pytest.raises(StorageUnavailable, match="try again") as error:
         cache.lease(**file)
     assert "hunter2" not in str(error.value)
-    assert site.gets == {"a": 3}
+    assert site.gets["a"] > 10
     assert published(tmp_path / "cache") == []
     getattr(site, trouble)["a"] = 0
     assert cache.read_through(**file) == data("a")

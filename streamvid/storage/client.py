@@ -1,0 +1,101 @@
+"""fsspec's clients of storages: one for what is tried again by a `Retry`, one for all else; their credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.utils import get_protocol
+
+from streamvid.errors import InputError
+from streamvid.storage.explain import AccessRefused, explained
+from streamvid.storage.retry import Retry
+from streamvid.storage.url import AnyPath, is_local, local_path
+
+STALL_SECONDS: Final = 20.0
+"""How long a connection of a run may send nothing before it counts as broken."""
+_CONNECT_SECONDS: Final = 10.0
+
+# By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
+# fast. Its cache of listings never expires.
+_S3_OPTIONS: Final = {"default_block_size": 8 * 2**20, "use_listings_cache": False}
+_S3: Final = ("s3", "s3a")
+_HTTP: Final = ("http", "https")
+T = TypeVar("T")
+
+# References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
+# inherited connections, which removes them from the epoll set that child and parent share, and the parent's next
+# request waits 15 s for an answer that it cannot see.
+_kept: dict[int, Any] = {}
+
+
+def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
+    """fsspec's file system and the name in it; a `patient` caller tries again itself, so that its client does not. A
+    local name with `::` is not taken for a chained URL."""
+    text = os.fspath(path)
+    if not text:
+        raise InputError("An empty path was given; name a file or folder.")
+    if is_local(text):
+        return fsspec.filesystem("file"), local_path(text)
+    fs, name = url_to_fs(text, **_options(get_protocol(text), patient=patient))
+    _kept[id(fs)] = fs
+    if patient and is_s3(fs):
+        fs.retries = 1  # an instance of its own, by its options
+    return fs, name
+
+
+def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
+    """fsspec's options of a protocol. Those that the user has configured (FSSPEC_…) are kept."""
+    configured = fsspec.config.conf.get(protocol, {})
+    if protocol in _S3:
+        if not patient:
+            return dict(_S3_OPTIONS)
+        once = {
+            "retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_SECONDS, "read_timeout": STALL_SECONDS,
+        }  # fmt: skip
+        return {**_S3_OPTIONS, "config_kwargs": {**once, **configured.get("config_kwargs", {})}}
+    if protocol in _HTTP and patient:
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=STALL_SECONDS)
+        return {"client_kwargs": {"timeout": timeout, **configured.get("client_kwargs", {})}}
+    return {}
+
+
+def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None) -> T:
+    """What `ask` gives, with its errors explained, and asked again as `retry` says."""
+    refused: set[str] = set()
+
+    def attempt() -> T:
+        renew_credentials(refused)
+        try:
+            with explained(path, "read"):
+                return ask()
+        except AccessRefused:
+            refused.add(os.fspath(path))
+            raise
+
+    return attempt() if retry is None else retry(attempt)
+
+
+def renew_credentials(refused: set[str]) -> None:
+    """Let the storages of paths that were refused look their credentials up anew, where they can; empty the set."""
+    while refused:
+        path = refused.pop()
+        with contextlib.suppress(Exception):
+            fs, _ = locate(path, patient=True)
+            if is_s3(fs):
+                fs.connect(refresh=True)
+
+
+def is_s3(fs: Any) -> bool:
+    return type(fs).__name__ == "S3FileSystem"
+
+
+def has_ranges(path: AnyPath) -> bool:
+    """Whether the storage is sure to answer requests for ranges of bytes; many small HTTP servers do not."""
+    return get_protocol(os.fspath(path)) not in _HTTP

@@ -1,0 +1,105 @@
+"""Runs from a bucket that is away for a while, or fails half of all requests: they wait, and give the same batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tests.support.clips import write
+from tests.support.clock import Clock
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+FAULTS = ("500", "503", "empty 503", "429", "reset", "cut", "short", "timeout")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of one clip each."""
+    folder = tmp_path_factory.mktemp("outages")
+    (folder / "videos").mkdir()
+    for n in range(4):
+        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=n)
+        write(recipe, folder / "videos" / f"{n:02}.webm")
+    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def server(packed: Path) -> Iterator[FaultyS3]:
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.add_folder(packed, "bucket/set")
+        yield site
+
+
+@pytest.fixture
+def s3(server: FaultyS3) -> Iterator[FaultyS3]:
+    server.requests.clear()
+    yield server
+    server.fault = lambda *_: None
+
+
+def batches(path: str | Path, **options: Any) -> list[dict[str, Any]]:
+    with sv.StreamLoader(path, batch_size=1, sampling=sv.Window(2), device="cpu", num_threads=1, **options) as loader:
+        return list(loader)
+
+
+def same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
+    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+
+
+def test_an_outage_with_a_warm_cache_is_waited_out_and_nothing_cached_is_asked_for(
+    s3: FaultyS3, packed: Path, tmp_path: Path
+) -> None:
+    expected = batches("s3://bucket/set", cache_dir=tmp_path)
+    s3.requests.clear()
+    s3.fault = lambda method, key, before: "503" if before < 8 else None
+    same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), expected)
+    assert {key for _, key, _ in s3.requests} == {"bucket/set/dataset.json"}
+
+
+def test_half_of_all_requests_fail_at_the_opening_and_later(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
+    dice = random.Random(1)
+    s3.fault = lambda *_: dice.choice(FAULTS) if dice.random() < 0.5 else None
+    same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), batches(packed))
+    clips = sv.ClipDataset("s3://bucket/set", retry_for=Clock().retry())
+    local = sv.ClipDataset(packed)
+    for n in range(4):
+        assert torch.equal(clips.get(n, frames=[3, 9])["video"], local.get(n, frames=[3, 9])["video"])
+
+
+def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: Path) -> None:
+    """The default waits for ten minutes."""
+    with sv.StreamLoader(
+        "s3://bucket/set", batch_size=1, sampling=sv.Window(2), device="cpu", num_threads=1, cache_dir=tmp_path,
+        shuffle=False,
+    ) as loader:  # fmt: skip
+        s3.fault = lambda method, key, before: "503" if key.endswith("00000300.tar") else None
+        for _ in loader:
+            break
+
+
+def test_a_lasting_outage_names_the_file_and_the_cause(s3: FaultyS3, tmp_path: Path) -> None:
+    s3.fault = lambda method, key, before: "503" if key.endswith(".tar") else None
+    with pytest.raises(sv.DatasetError, match=r"s3://bucket/set/shards/00000\d00\.tar: .*503.*It was tried \d+ times"):
+        batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry(30))
+
+
+@pytest.mark.parametrize("value", [-1, "10 min"])
+def test_the_option_is_checked(packed: Path, value: Any) -> None:
+    with pytest.raises(sv.InputError, match="retry_for must be a number of seconds"):
+        batches(packed, retry_for=value)
+    with pytest.raises(sv.InputError, match="retry_for must be a number of seconds"):
+        sv.ClipDataset(packed, retry_for=value)
