@@ -413,6 +413,7 @@ def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(CountingFiles, "cat_ranges", spied)
     ds = sv.ClipDataset(counting, sampling=sv.Frames([0]), transform=sv.Transform(resize=(32, 32)))
+    calls.clear()
     ds.__getitems__([0, 1, 2, 3])
     assert calls == [4, 4]  # four indexes at once, then four slices
 
