@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.dataset.clip_table import Categories, ClipTable
+from streamvid.dataset.clip_table import CATEGORIES, Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.errors import DatasetError, InputError
 
@@ -21,7 +21,6 @@ META: Final = "meta."
 _NAMES_SHOWN: Final = 40
 
 _INTEGERS: Final = ("width", "height", "rotation", "frames", "packets", "random_access")
-_CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 
 
 class Columns:
@@ -50,7 +49,7 @@ class Columns:
         }
         if classes is not None:
             makers["class"] = lambda: _class_names(clips, classes)
-        categories = {name: getattr(clips, name) for name in _CATEGORIES} | dict(extra or {})
+        categories = {name: getattr(clips, name) for name in CATEGORIES} | dict(extra or {})
         makers |= {name: partial(_strings, column) for name, column in categories.items()}
         makers |= {name: partial(pa.array, getattr(clips, name)) for name in _INTEGERS}
         # Upright, a clip that is rotated by 90 or 270 degrees has width and height exchanged.

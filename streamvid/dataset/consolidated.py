@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, Int32
+from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
 from streamvid.dataset.schema import FIELD_PREFIX, SCALAR_SCHEMA
-from streamvid.dataset.shard_rows import RowBlock
+from streamvid.dataset.shard_rows import RowBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import DatasetError
 
@@ -96,11 +96,6 @@ def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTa
         columns[name] = StringColumn(_chunks(texts, name, pa.large_string()))
     columns["stsds"] = BinaryColumn(_chunks(texts, _STSD, pa.large_binary()))
     return ClipTable(**columns), _metadata(texts, entries)
-
-
-def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
-    """int32 [clips]: which shard each clip is in."""
-    return np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
 
 
 class _Joined:

@@ -118,6 +118,11 @@ def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> lis
     return [_block(*zip(*group, strict=True)) for _, group in groups]
 
 
+def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
+    """int32 [clips]: which shard each clip is in."""
+    return np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
+
+
 def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
     """The error for a clip's row that contradicts itself or other rows."""
     return DatasetError(f"shard {entry.name}.parquet is damaged: clip {key[:100]!r}: {what}; {REMEDY}")
@@ -183,7 +188,7 @@ def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array]:
 def _check(
     numbers: dict[str, npt.NDArray[Any]], table: pa.Table, stsd_sizes: npt.NDArray[Any], entries: Sequence[ShardEntry]
 ) -> None:
-    shard = np.repeat(np.arange(len(entries)), [entry.clips for entry in entries])
+    shard = shard_numbers(entries)
     tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
     width, height, frames, packets = (numbers[name] for name in ("width", "height", "frames", "packets"))
     keys = pc.match_substring_regex(table["key"], _KEY_PATTERN).to_numpy()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from streamvid.sampling.padding import Pad
 from streamvid.storage.range_reader import RangeReader
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
-
-GAP_BYTES: Final = 64 << 10
-"""Byte ranges closer together than this are read as one: on a local disk, that costs less than another read."""
 
 
 @dataclass(frozen=True)
@@ -138,4 +135,4 @@ def make_sample(
     # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
     packets = select_packets(index, frames)
-    return SamplePlan(clip, epoch, valid, selection, random, packets, byte_ranges(packets, gap=GAP_BYTES))
+    return SamplePlan(clip, epoch, valid, selection, random, packets, byte_ranges(packets))

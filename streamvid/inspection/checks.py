@@ -21,7 +21,6 @@ from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
 from streamvid.decode.damage import find_damage
 from streamvid.fetch.encoded_batch import encoded_slice
-from streamvid.fetch.plan_samples import GAP_BYTES
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json
 from streamvid.video.frame_index import FrameIndex
@@ -226,6 +225,6 @@ def _check_packets(data: bytes, clips: ClipTable, row: int, index: FrameIndex, *
 def _encode(data: bytes, clips: ClipTable, row: int, index: FrameIndex, frames: Int64) -> EncodedSlice:
     """Some frames of a clip as a loader reads them; `data` is its mp4."""
     packets = select_packets(index, frames)
-    spans = byte_ranges(packets, gap=GAP_BYTES)
+    spans = byte_ranges(packets)
     mp4 = np.frombuffer(data, dtype=np.uint8)
     return encoded_slice(clips, row, packets, extract_packets(packets, spans, [mp4[a:b] for a, b in spans.tolist()]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.fetch.plan_samples import GAP_BYTES, clip_times
+from streamvid.fetch.plan_samples import clip_times
 from streamvid.sampling.base import FrameSampler, select
 from streamvid.video.packet_selection import byte_ranges, select_packets
 
@@ -65,7 +65,7 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
         selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.num_random))
         frames = np.unique(selection.frames)
         part = select_packets(index, frames)
-        spans = byte_ranges(part, gap=GAP_BYTES)
+        spans = byte_ranges(part)
         read = int((spans[:, 1] - spans[:, 0]).sum())
         figures.append((len(frames), len(part.sizes), read, len(spans), len(index), int(dataset.clips.mp4_size[row])))
     means = np.mean(figures, axis=0).tolist()

@@ -23,6 +23,7 @@ from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
 from streamvid.storage.url import is_local, local_path, redact
+from streamvid.video.codec_context import bare_context, padded_packet
 from streamvid.video.probe import MAX_SIDE
 from streamvid.video.remux import as_video_error
 
@@ -232,8 +233,7 @@ def _mux_jpegs(
                 raise VideoError(
                     f"{name} is {_shown(kind)}, {names[0]} is {_shown(first)}: all images of a clip must be alike"
                 )
-            packet: Any = av.Packet(len(data))
-            packet.update(data)
+            packet: Any = padded_packet(data)
             packet.stream, packet.time_base, packet.is_keyframe = track, base, True
             packet.pts = packet.dts = ticks[i]
             packet.duration = (ticks[i + 1] if i + 1 < len(ticks) else end) - ticks[i]
@@ -261,12 +261,9 @@ def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Ite
 
 def _decode(data: bytes, decoder: str, name: str) -> VideoFrame:
     """Decode an image file, which must hold one picture."""
-    context: Any = av.CodecContext.create(decoder, "r")
-    context.thread_count = 1
-    packet: Any = av.Packet(len(data))  # with the padding that decoders read into
-    packet.update(data)
+    context = bare_context(decoder)
     try:
-        frames = [*context.decode(packet), *context.decode(None)]
+        frames = [*context.decode(padded_packet(data)), *context.decode(None)]
     except (av.error.FFmpegError, ValueError) as error:
         raise VideoError(f"{name} cannot be decoded: {getattr(error, 'strerror', None) or error}") from error
     if len(frames) != 1 or frames[0].is_corrupt:

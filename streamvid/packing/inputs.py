@@ -96,10 +96,7 @@ def find_sources(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVide
             raise InputError(str(error)) from error
         for video in videos:
             known = found.setdefault(video.parts, video)
-            if is_list(given) and (known.label, *map(lists.json, known.rows)) != (
-                video.label,
-                *map(lists.json, video.rows),
-            ):
+            if is_list(given) and _columns(known, lists) != _columns(video, lists):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
     chosen = list(found.values())
     names = _names(chosen)

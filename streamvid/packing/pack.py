@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from streamvid.checks import integer, is_integer, suggest_keywords
-from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.manifest import Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import (
@@ -46,8 +47,7 @@ from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
-from streamvid.storage import filesystem
-from streamvid.storage.url import join, redact
+from streamvid.storage.url import redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -241,8 +241,7 @@ def _report(
 
 def _was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
     """The report if the same pack has been finished before."""
-    path = join(destination, FILE_NAME)
-    manifest = Manifest.from_json(filesystem.read_bytes(path), path=redact(path))
+    manifest = read_manifest(destination)
     return replace(_report(spec, destination, manifest, tuple(read_rejected(destination)), started), was_there=True)
 
 

@@ -6,18 +6,16 @@ the frame index, also for variable frame rates and edit lists.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import closing
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-import av
 import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions, Scenes
+from streamvid.video.probe import VideoFile
 from streamvid.video.stored_clip import StoredClip
 
 if TYPE_CHECKING:
@@ -79,9 +77,7 @@ def _shown_frames(clip: StoredClip) -> Iterator[tuple[int, VideoFrame]]:
     """The displayed frames, each with its pts as in the frame index."""
     visible = set(clip.index.frame_pts.tolist())
     shift: int | None = None
-    with closing(av.open(os.fspath(clip.mp4), "r", options={"ignore_editlist": "1"})) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1  # a worker process runs on every core
+    with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
         for packet in container.demux(stream):
             if shift is None and packet.pts is not None:
                 shift = packet.pts - int(clip.index.pts[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from streamvid.bitstream import packet_info
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.video.probe import CannotCopyError, FrameFormat, open_video
+from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
 
@@ -50,8 +49,7 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
     stsd = sample_description(data)
-    with closing(open_video(target, apply_edits=False)) as container:
-        stream = container.streams.video[0]
+    with VideoFile(target).open(apply_edits=False) as (container, stream):
         base = stream.time_base
         assert base is not None
         rows = [(p.pts, p.pos, p.size) for p in container.demux(stream) if p.size]
@@ -132,9 +130,7 @@ def before_first_decodable(target: Path, pts: Int64) -> Bool:
 
     A stream that does not begin with a random access point may need some packets until a picture is complete.
     """
-    with closing(open_video(target, apply_edits=False)) as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
+    with VideoFile(target).open(apply_edits=False) as (container, stream):
         first = next((frame.pts for frame in container.decode(stream) if frame.pts is not None), None)
     if first is None:
         raise ValueError("not one frame of it can be decoded")

@@ -11,7 +11,7 @@ import io
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from streamvid.mp4.sample_entry import coded_size, visual_sample_description
 from streamvid.mp4.writer import composition_offsets, slice_header
 
 if TYPE_CHECKING:
+    from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
@@ -119,14 +120,32 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
     return context
 
 
-def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+def bare_context(decoder: str, extradata: bytes | None = None) -> VideoCodecContext:
+    """A codec context without a container, by the name of FFmpeg's decoder."""
     import av
 
+    context = av.CodecContext.create(decoder, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = extradata
+    context.thread_count = 1
+    return context
+
+
+def padded_packet(data: bytes) -> Packet[Any]:
+    """A packet that FFmpeg allocates, with the zeroed padding behind the data that its decoders read into.
+
+    av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
+    """
+    import av
+
+    packet = av.Packet(len(data))
+    packet.update(data)
+    return packet
+
+
+def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
     for data, rank in packets:
-        # Allocated by FFmpeg, with the zeroed padding behind the data that its decoders read into.
-        # av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
-        packet = av.Packet(len(data))
-        packet.update(data)
+        packet = padded_packet(data)
         packet.pts = rank
         yield from context.decode(packet)
     yield from context.decode(None)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from streamvid.video.transcode import TranscodeOptions
 
 Purpose = Literal["gpu", "gpu-no-av1", "any"]
-PURPOSES: Final[tuple[Purpose, ...]] = ("gpu", "gpu-no-av1", "any")
 
 
 class Route(Enum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from streamvid.arrays import Int64, UInt8
 from streamvid.mp4.sample_entry import coded_size
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
+
+GAP_BYTES: Final = 64 << 10
+"""Byte ranges closer together than this are read as one: on a local disk, that costs less than another read."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def _needed_gops(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64
     return gops, first, last, last_leading
 
 
-def byte_ranges(packets: PacketSelection, *, gap: int, waste: float = math.inf) -> Int64:
+def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float = math.inf) -> Int64:
     """The byte ranges of the clip's MP4 to read for a selection.
 
     Packets with few unwanted bytes between them share a range. Within a GOP, that is wherever at most `gap` bytes lie

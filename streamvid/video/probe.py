@@ -25,6 +25,7 @@ from streamvid.mp4.boxes import box, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
+from streamvid.video.codec_context import bare_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 
@@ -126,10 +127,15 @@ class VideoFile:
     def open(
         self, *, apply_edits: bool = True, fill_times: bool = True
     ) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """The open file and its video track; arguments and errors as of `open_video` and `video_stream`."""
-        container = open_video(self.path, apply_edits=apply_edits, fill_times=fill_times)
-        with closing(container):
-            yield container, video_stream(container, self.track)
+        """The open file and its video track, decoded by one thread, as worker processes run on every core.
+
+        Arguments and errors as of `open_video` and `video_stream`.
+        """
+        with closing(open_video(self.path, apply_edits=apply_edits, fill_times=fill_times)) as container:
+            stream = video_stream(container, self.track)
+            if stream.codec_context is not None:
+                stream.codec_context.thread_count = 1
+            yield container, stream
 
 
 def video_streams(container: InputContainer) -> list[VideoStream]:
@@ -236,7 +242,6 @@ def probe_first_frame(source: VideoFile) -> FrameFormat:
 
 def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
     with source.open(apply_edits=apply_edits) as (container, stream):
-        stream.codec_context.thread_count = 1
         for packet in container.demux(stream):
             for frame in packet.decode():
                 found = _frame_format(frame, source.path)
@@ -256,19 +261,14 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     Raises:
         ValueError: it does not decode to a frame by itself, or to one that is too large, or askew.
     """
-    context = av.CodecContext.create(_DECODERS.get(track.codec, track.codec), "r")
-    assert isinstance(context, av.VideoCodecContext)
-    context.extradata = track.configuration
-    context.thread_count = 1
+    context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
     context.options = {"skip_loop_filter": "all"}  # pixels do not matter here
     # The container's matrix and range hold where the bitstream has none.
     if track.matrix is not None:
         context.colorspace = track.matrix
     if track.full_range is not None:
         context.color_range = 2 if track.full_range else 1
-    data = av.Packet(len(packet))  # unlike av.Packet(bytes), with the padding that decoders read
-    data.update(packet)
-    frames = context.decode(data) or context.decode(None)
+    frames = context.decode(padded_packet(packet)) or context.decode(None)
     found = _frame_format(frames[0] if frames else None)
     # As FFmpeg does it, the bitstream's own (a SEI) counts where the container has none.
     return replace(found, rotation=track.rotation or found.rotation), context.profile or ""

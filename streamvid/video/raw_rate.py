@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import av
 
+from streamvid.video.codec_context import bare_context
 from streamvid.video.probe import VideoFile, demux
-
-if TYPE_CHECKING:
-    from av.video.stream import VideoStream
 
 _STATES_RATE: Final = frozenset({"h264", "hevc", "av1", "mpeg1video", "mpeg2video", "vc1", "vvc", "dirac", "cavs"})
 """Codecs whose headers may state a frame rate that decoders read. For others FFmpeg's make one up: MPEG-4 states the
@@ -41,18 +39,10 @@ def _stated_rate(source: VideoFile) -> Fraction | None:
         codec = stream.codec_context.codec
         if codec.canonical_name not in _STATES_RATE:
             return None
-        bare = _bare_context(stream)
+        bare = bare_context(codec.name, stream.codec_context.extradata)
         for packet in demux(container, stream, codec.canonical_name):
             with suppress(av.error.FFmpegError):
                 if bare.decode(packet):
                     break
         rate = bare.framerate
     return rate if rate and 0 < rate <= _FASTEST else None
-
-
-def _bare_context(stream: VideoStream) -> av.VideoCodecContext:
-    context = av.CodecContext.create(stream.codec_context.codec.name, "r")
-    assert isinstance(context, av.VideoCodecContext)
-    context.extradata = stream.codec_context.extradata
-    context.thread_count = 1
-    return context

@@ -20,8 +20,6 @@ AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
-_GAP_BYTES: Final = 64 << 10
-"""Unwanted bytes between two packets up to which both are read at once."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ class StoredClip:
             begins = len(self.unwritten.head) + np.cumsum(self.unwritten.size) - self.unwritten.size
             source = np.searchsorted(begins, packets.offsets, side="right") - 1
             inside = replace(packets, offsets=self.unwritten.offset[source] + packets.offsets - begins[source])
-        spans = byte_ranges(inside, gap=_GAP_BYTES)
+        spans = byte_ranges(inside)
         try:
             with self.mp4.open("rb", buffering=0) as file:
                 blocks = [read_range(file, start, end) for start, end in spans.tolist()]

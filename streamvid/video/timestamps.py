@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import av
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream.mpeg4 import VopClock
 from streamvid.mp4.edit_list import Edit, read_edit
+from streamvid.video.codec_context import padded_packet
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
@@ -313,9 +314,7 @@ def _output_order(
         order: list[int] = []
         for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
-                whole: Any = av.Packet(packet.size)
-                whole.update(bytes(packet))
-                packet = whole
+                packet = padded_packet(bytes(packet))
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))

@@ -27,7 +27,7 @@ from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
-from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation, open_video
+from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
@@ -274,10 +274,8 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
     times = index.pts[order]
     expected = 0
     wanted = np.flatnonzero(visible)
-    with closing(open_video(clip.mp4, apply_edits=False)) as container:
-        stream = container.streams.video[0]
+    with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
         context = stream.codec_context
-        context.thread_count = 1
 
         def decoded() -> Iterator[VideoFrame]:
             for number, packet in enumerate(p for p in container.demux(stream) if p.size):
@@ -299,7 +297,6 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 
 def _frames_of_file(source: VideoFile) -> TimedFrames:
     with source.open() as (container, stream):
-        stream.codec_context.thread_count = 1
         first = next(iter(container.decode(stream)), None)
         base, rate = stream.time_base, stream.average_rate
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
@@ -322,7 +319,6 @@ def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFra
     """
     ticks = 0
     with source.open() as (container, stream):
-        stream.codec_context.thread_count = 1
         repeats = stream.codec_context.codec.canonical_name == "mpeg2video"
         for number, frame in enumerate(container.decode(stream)):
             if frame.is_corrupt:
@@ -337,7 +333,6 @@ def _decode_dated(source: VideoFile, times: Int64) -> Iterator[tuple[VideoFrame,
     """All frames of a file, in order, at `times`, int64 [frames]."""
     number = 0
     with source.open() as (container, stream):
-        stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream), start=1):
             if frame.is_corrupt or number > len(times):
                 raise ValueError(f"frame {number - 1} of it is damaged or has no time")
@@ -352,7 +347,6 @@ def _decode_file(source: VideoFile) -> Iterator[tuple[VideoFrame, int]]:
         shown = read_edit(source.path, stream.id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).
     with source.open(apply_edits=shown is None) as (container, stream):
-        stream.codec_context.thread_count = 1
         for number, frame in enumerate(container.decode(stream)):
             if frame.pts is None or frame.is_corrupt:
                 raise ValueError(f"frame {number} of it is damaged or has no time")
