@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
 
@@ -44,6 +44,11 @@ def exact(value: float | Fraction) -> Fraction:
     return Fraction(value.item() if isinstance(value, np.generic) else value)
 
 
+def decimal(number: float) -> Fraction:
+    """A number as it is written: 0.1 is 1/10, not the nearest binary fraction."""
+    return Fraction(str(number))
+
+
 def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_COUNT) -> int:
     """The value as an int.
 
@@ -61,12 +66,17 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
     return int(value)
 
 
+def did_you_mean(value: object, names: Iterable[str]) -> str:
+    """A question for the end of an error, with the name most like a misspelt one; empty if none is like it."""
+    near = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def one_of(value: object, allowed: Sequence[str], name: str) -> None:
     """Raise InputError unless the value is one of those words; a near miss is answered with the word meant."""
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, 1) if isinstance(value, str) else []
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}{hint}")
+        text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}"
+        raise InputError("; ".join(filter(None, (text, did_you_mean(value, allowed)))))
 
 
 def plain(value: Any) -> Any:
@@ -99,12 +109,10 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
-                hint = _elsewhere(name, names)
-                near = difflib.get_close_matches(name, names, 1) or [known for known in names if name in known]
-                if not hint:
-                    hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(names)}"
+                longer = next((f"did you mean {known!r}?" for known in names if name in known), "")
+                hint = _elsewhere(name, names) or did_you_mean(name, names) or longer or f"it takes {', '.join(names)}"
                 owner = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{owner} has no argument {name!r}{hint}")
+                raise TypeError(f"{owner} has no argument {name!r}; {hint}")
         return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
     return checked
@@ -114,7 +122,7 @@ def _elsewhere(name: str, names: Sequence[str]) -> str:
     """Where to give what other libraries, or other classes of this one, take by a keyword of that name."""
     for argument, keywords, remedy in _ELSEWHERE:
         if name in keywords and argument in names:
-            return f"; {remedy}"
+            return remedy
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamvid.arrays import Int64
+from streamvid.checks import did_you_mean
 from streamvid.dataset.clip_table import CATEGORIES, Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.errors import DatasetError, InputError
@@ -114,10 +114,8 @@ class Columns:
     def hint(self, name: str) -> str:
         """For messages: the names of the columns, and the one most like `name`."""
         names = self.names
-        close = difflib.get_close_matches(name, names, 1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        return f"{meant}the columns are {', '.join(names[:_NAMES_SHOWN])}{more}"
+        return f"{did_you_mean(name, names)} the columns are {', '.join(names[:_NAMES_SHOWN])}{more}".lstrip()
 
     def table(self, names: Sequence[str]) -> pa.Table:
         """Columns as a table, one row per clip; errors as from `get`."""

@@ -7,7 +7,6 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Bool, Float64, Int64, unique_rows
+from streamvid.checks import did_you_mean
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
@@ -248,9 +248,8 @@ def _label_number(name: Any, numbers: Mapping[str, int], there: set[int]) -> int
             return numbers[name]
         if not numbers:
             raise InputError(f"weights name class {name!r}, but the labels of this dataset are numbers: use those")
-        close = get_close_matches(name, numbers, 1)
-        meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list(numbers)[:20])}"
-        raise InputError(f"weights name class {name!r}, which is not in the dataset: {meant}")
+        hint = did_you_mean(name, numbers) or f"there are {', '.join(list(numbers)[:20])}"
+        raise InputError(f"weights name class {name!r}, which is not in the dataset: {hint}")
     try:
         number = operator.index(name)
     except TypeError:

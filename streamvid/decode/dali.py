@@ -7,6 +7,7 @@ parameter sets and size are the same, a decoder goes from one slice to the next 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
+from streamvid.mp4.sample_entry import BIT_RATE_BOX
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
 _IN_BAND_ENTRIES: Final = (b"avc3", b"hev1")
 """Sample entries whose parameter sets may be in band: equal sample descriptions say nothing about them."""
-_BIT_RATE: Final = b"btrt"
-"""Bit rate box of a sample description (ISO/IEC 14496-12, 8.5.2.2). It does not matter for decoding, and FFmpeg writes
-another one into every file."""
-_BIT_RATE_BYTES: Final = 20
 _BLOCKS_PER_OPENING: Final = 350_000
 """Macroblocks that an NVDEC engine decodes while DALI opens a decoder: about 3.5 million a second and 0.1 s (H200)."""
 
@@ -111,7 +109,7 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, encoded in enumerate(slices):
         key: tuple[object, ...] = (
-            encoded.codec, _without_bit_rate(encoded.stsd), encoded.width, encoded.height, encoded.full_range,
+            encoded.codec, without_bit_rate(encoded.stsd), encoded.width, encoded.height, encoded.full_range,
         )  # fmt: skip
         if encoded.stsd[20:24] in _IN_BAND_ENTRIES:
             key += (encoded.name,)
@@ -133,10 +131,9 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
     return groups
 
 
-def _without_bit_rate(stsd: bytes) -> bytes:
+def without_bit_rate(stsd: bytes) -> bytes:
     """A sample description to compare with others; its box sizes are wrong then."""
-    at = stsd.find(_BIT_RATE) - 4
-    return stsd[:at] + stsd[at + _BIT_RATE_BYTES :] if at > 0 else stsd
+    return re.sub(BIT_RATE_BOX.encode(), b"", stsd)
 
 
 def _max_streams(encoded: EncodedSlice, packets: float) -> int:

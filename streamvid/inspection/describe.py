@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Float64
+from streamvid.arrays import Float64, unique_rows
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.plan.bucket_key import bucket_keys
@@ -182,9 +182,9 @@ def _value_counts(column: Categories) -> Counts:
 
 
 def _sizes(clips: ClipTable) -> Counts:
-    both, counts = np.unique(clips.width.astype(np.int64) << 32 | clips.height, return_counts=True)
-    pairs = zip(both.tolist(), counts.tolist(), strict=True)
-    return _sorted((f"{both >> 32} x {both & 0xFFFFFFFF}", count) for both, count in pairs)
+    first, which = unique_rows(clips.width, clips.height)
+    counts = np.bincount(which).tolist()
+    return _sorted((f"{clips.width[n]} x {clips.height[n]}", count) for n, count in zip(first, counts, strict=True))
 
 
 def _sorted(counts: Iterable[tuple[str, int]]) -> Counts:
@@ -204,9 +204,9 @@ def _gpu(dataset: Dataset) -> Gpu:
     clips = dataset.clips
     on_cpu = [GpuNote(what, why, len(rows)) for what, why, rows in cpu_decoded_clips(dataset)]
     slow = []
-    streams = clips.codec.codes.astype(np.int64) << 40 | clips.width.astype(np.int64) << 20 | clips.height
-    for stream, count in zip(*(part.tolist() for part in np.unique(streams, return_counts=True)), strict=True):
-        codec, width, height = clips.codec.names[stream >> 40], stream >> 20 & 0xFFFFF, stream & 0xFFFFF
+    first, which = unique_rows(clips.codec.codes, clips.width, clips.height)
+    for row, count in zip(first.tolist(), np.bincount(which).tolist(), strict=True):
+        codec, width, height = clips.codec[row], int(clips.width[row]), int(clips.height[row])
         if misses_cache(codec, width, height):
             slow.append(GpuNote(f"{codec} {width} x {height}", "coded in another height: a decoder per stream", count))
     return Gpu(_by_clips(on_cpu), _by_clips(slow))

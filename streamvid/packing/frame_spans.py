@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from streamvid.checks import decimal
 from streamvid.errors import VideoError
 from streamvid.packing.options import Cut, FixedLength, RejectedCut
 from streamvid.video.stored_clip import StoredClip
@@ -38,11 +39,6 @@ class FrameSpan:
     cut: Cut | None = None
 
 
-def exact(number: float) -> Fraction:
-    """A float as its decimal representation: 0.1 is 1/10, not the nearest binary fraction."""
-    return Fraction(repr(float(number)))
-
-
 def seconds_at(clip: StoredClip, ticks: int) -> Fraction:
     """Ticks of the clip's time base in seconds."""
     return Fraction(ticks * clip.time_base[0], clip.time_base[1])
@@ -62,7 +58,7 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
     Raises:
         VideoError: the only clip is a tail, and is dropped.
     """
-    length = exact(rule.length)
+    length = decimal(rule.length)
     frames = len(clip.index.visible)
     if rule.unit == "frames":
         starts = list(range(0, frames, int(length)))
@@ -109,8 +105,8 @@ def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | RejectedCut:
         first = int(cut.start)
         end = frames if cut.end is None else min(int(cut.end), frames)
     else:
-        first = frame_at(clip, exact(cut.start))
-        end = frames if cut.end is None else frame_at(clip, exact(cut.end))
+        first = frame_at(clip, decimal(cut.start))
+        end = frames if cut.end is None else frame_at(clip, decimal(cut.end))
     if first < end:
         return FrameSpan(first, end, cut)
     if first >= frames:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
-from streamvid.checks import is_real, suggesting
+from streamvid.checks import decimal, is_real, suggesting
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
@@ -106,9 +106,7 @@ class PackOptions:
             return
         if not is_real(self.fps) or not 0 < self.fps <= 1000:
             raise InputError(f"fps must be a number above 0, and at most 1000; it is {self.fps!r}")
-        # A float is meant as it is written: 29.97 is 2997/100.
-        fps = self.fps if isinstance(self.fps, Fraction) else Fraction(str(self.fps))
-        object.__setattr__(self, "fps", fps)
+        object.__setattr__(self, "fps", decimal(self.fps))
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _cut(
         clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", rows, span_columns(video, span), label))
     _discard(whole.mp4, folder)
     if not clips:
-        raise VideoError(damaged[0].reason + (f", and so with the {len(damaged) - 1} others" if damaged[1:] else ""))
+        raise _no_clip(damaged)
     return [*rejected, *damaged, *clips]
 
 
@@ -201,8 +201,7 @@ def _clip_spans(
             spans = [one for one in found if isinstance(one, FrameSpan)]
             rejected = [one for one in found if isinstance(one, RejectedCut)]
             if not spans:
-                others = f", and so with the {len(rejected) - 1} others" if len(rejected) > 1 else ""
-                raise VideoError((rejected[0].reason if rejected else "no cuts are listed for it") + others)
+                raise _no_clip(rejected) if rejected else VideoError("no cuts are listed for it")
         case FixedLength() as rule:
             spans = fixed_spans(whole, rule)
         case Scenes() as rule:
@@ -213,6 +212,12 @@ def _clip_spans(
     if len(spans) > _MAX_CLIPS:
         raise VideoError(f"it would be cut into {len(spans)} clips; the limit is {_MAX_CLIPS}")
     return spans, rejected
+
+
+def _no_clip(rejected: Sequence[RejectedCut]) -> VideoError:
+    """The error for a video of which all cuts are rejected."""
+    others = f", and so with the {len(rejected) - 1} others" if len(rejected) > 1 else ""
+    return VideoError(rejected[0].reason + others)
 
 
 def _check_size(clip: StoredClip) -> StoredClip:

@@ -17,13 +17,11 @@ import pyarrow.compute as pc
 from streamvid.arrays import Int64, unique_rows
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.dataset.clip_table import ClipTable
-from streamvid.mp4.sample_entry import codec_configuration
+from streamvid.mp4.sample_entry import BIT_RATE_BOX, codec_configuration
 
 BucketKeys = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 _CODEC_OF: Final = ((b"avcC", "h264"), (b"hvcC", "hevc"))
-_BIT_RATE: Final = r"(?s)\x00\x00\x00\x14btrt.{12}"
-"""The box of bit rates, BitRateBox: ISO/IEC 14496-12, 8.5.2."""
 _BLOCK: Final = 1 << 16
 """Sample descriptions that are compared at a time, for memory."""
 
@@ -66,7 +64,7 @@ def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[I
     for start in range(0, len(used), _BLOCK):
         # There may be a sample description for every clip. Those that are equal but for the bit rate are parsed once.
         stsds = clips.stsds.array.take(pa.array(used[start : start + _BLOCK])).combine_chunks()
-        encoded: Any = pc.replace_substring_regex(stsds, pattern=_BIT_RATE, replacement="").dictionary_encode()
+        encoded: Any = pc.replace_substring_regex(stsds, pattern=BIT_RATE_BOX, replacement="").dictionary_encode()
         which = encoded.indices.to_numpy()
         first = np.empty(len(encoded.dictionary), dtype=np.int64)
         first[which[::-1]] = np.arange(len(which) - 1, -1, -1)

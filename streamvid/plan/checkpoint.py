@@ -93,9 +93,11 @@ class RunSchedule:
         Raises:
             InputError: this is no state, it is damaged, or it belongs to another dataset, sampling or order.
         """
+        if not isinstance(state, Mapping) or "segments" not in state:
+            raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
         schedule = self
         _check_parts(state, len(self.plan.stream.pools))
-        shards = state.get("shards") if isinstance(state, Mapping) else None
+        shards = state.get("shards")
         if is_integer(shards) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
@@ -172,7 +174,7 @@ class Cursor:
 
 def _check_parts(state: Mapping[str, Any], parts: int) -> None:
     """Raises InputError if the state is of one dataset and the loader streams a `Mix`, or the other way round."""
-    theirs = state.get("parts", parts) if isinstance(state, Mapping) else parts
+    theirs = state.get("parts", parts)
     if is_integer(theirs) and theirs != parts:
         belongs, streams = ("one dataset" if count == 1 else f"a Mix of {count}" for count in (theirs, parts))
         raise InputError(
@@ -183,8 +185,6 @@ def _check_parts(state: Mapping[str, Any], parts: int) -> None:
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
     """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
-    if not isinstance(state, Mapping) or "segments" not in state:
-        raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
     if state.get("version") != VERSION or isinstance(state["version"], bool):
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in _BELONGS_TO.items():

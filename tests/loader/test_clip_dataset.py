@@ -464,8 +464,8 @@ def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, t
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
     [
-        (0, b"x" * 128, "header cannot be parsed"),
-        (61, b"9999999999999999", "header cannot be parsed|not int64"),
+        (0, b"x" * 128, "header is not that of int64"),
+        (61, b"9999999999999999", "header is not that of int64"),
         (128 + 8, (1 << 40).to_bytes(8, "little"), "does not lie within"),
         (128 + 16, (-1).to_bytes(8, "little", signed=True), "does not lie within"),
         (128 + 24, (64).to_bytes(8, "little"), "unknown flag"),

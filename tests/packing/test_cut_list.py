@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.checks import decimal
 from streamvid.cli.pack import parse_length
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
@@ -21,7 +22,6 @@ from streamvid.packing.frame_spans import (
     ROUNDING,
     FrameSpan,
     cut_spans,
-    exact,
     fixed_spans,
     frame_at,
     scene_spans,
@@ -70,8 +70,8 @@ def test_cuts_that_meet_neither_lose_nor_share_a_frame(
         if isinstance(span, FrameSpan) and span.cut is not None:
             for n in range(span.first, span.end):
                 time = Fraction(pts[n] * base[0], base[1]) + ROUNDING
-                assert exact(span.cut.start) <= time
-                assert span.cut.end is None or time < exact(span.cut.end)
+                assert decimal(span.cut.start) <= time
+                assert span.cut.end is None or time < decimal(span.cut.end)
 
 
 @given(steps, st.floats(0.001, 20).map(lambda t: round(t, 3)), st.sampled_from(["keep", "drop", "merge"]))
@@ -87,9 +87,9 @@ def test_fixed_lengths_tile_the_video(gaps: list[int], length: float, tail: Tail
     assert frames == list(range(len(frames)))
     assert tail == "drop" or len(frames) == len(pts)
     # The same clips as a list of them would give, but for a merged tail.
-    number = int(exact(pts[-1] / 1000) / exact(length)) + 2
+    number = int(decimal(pts[-1] / 1000) / decimal(length)) + 2
     if number < 500 and tail == "keep":
-        listed = [Cut(float(exact(length) * k), float(exact(length) * (k + 1))) for k in range(number)]
+        listed = [Cut(float(decimal(length) * k), float(decimal(length) * (k + 1))) for k in range(number)]
         assert got == ranges(cut_spans(video, listed))
 
 
@@ -116,12 +116,12 @@ def test_short_tails() -> None:
 def test_times_that_lists_have_rounded() -> None:
     """Frame 10 of 29.97 a second is at 0.333667 s."""
     for written in (0.3336, 0.333, 0.33367, 0.334, float(Fraction(10010, 30000))):
-        assert frame_at(NTSC, exact(written)) == 10
-    assert frame_at(NTSC, exact(0.335)) == 11
-    assert frame_at(NTSC, exact(0.3003)) == 9
-    assert frame_at(NTSC, exact(99.0)) == 300
+        assert frame_at(NTSC, decimal(written)) == 10
+    assert frame_at(NTSC, decimal(0.335)) == 11
+    assert frame_at(NTSC, decimal(0.3003)) == 9
+    assert frame_at(NTSC, decimal(99.0)) == 300
     # A sum of floats is not what was meant.
-    assert frame_at(STEADY, exact(0.1 + 0.02)) == 3
+    assert frame_at(STEADY, decimal(0.1 + 0.02)) == 3
 
 
 def test_cuts_that_the_video_cannot_give() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.decode.dali import _without_bit_rate
+from streamvid.decode.dali import without_bit_rate
 from streamvid.decode.dali_cache_guard import CacheKey, cache_key, misses_cache
 from streamvid.video.stored_clip import StoredClip
 
@@ -49,7 +49,7 @@ def _partition(clips: Sequence[StoredClip]) -> list[list[Path]]:
     for clip in clips:
         key = cache_key(clip.codec, clip.width, clip.height)
         # Those that are lower than they are coded never find a decoder.
-        decoder = b"" if misses_cache(clip.codec, clip.width, clip.height) else _without_bit_rate(clip.stsd)
+        decoder = b"" if misses_cache(clip.codec, clip.width, clip.height) else without_bit_rate(clip.stsd)
         for decoders, files in processes:
             if key is None or decoders.setdefault(key, decoder) == decoder:
                 files.append(clip.mp4)
