@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import Planes
-from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
     import torch
@@ -48,18 +47,3 @@ class FrameSink(Protocol):
             row: the frame's index in `EncodedSlice.frames`.
             planes: red, green and blue, uint8 [height, width] each; valid until this returns.
         """
-
-
-class Decoder(Protocol):
-    """Decodes batches of slices on one device."""
-
-    def submit(self, slices: Sequence[EncodedSlice]) -> PendingFrames:
-        """Begin to decode a batch. Batches are finished in the order in which they were submitted: with one submitted
-        ahead of the one that is waited for, a decoder never pauses between them.
-
-        Raises:
-            VideoError: a slice is damaged; its batch is not begun.
-        """
-
-    def close(self) -> None:
-        """Free threads and device memory."""

@@ -56,7 +56,11 @@ class CpuDecoder:
         self._convert, self._context = RgbConverter(), ReusableCodecContext()
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[UInt8]]:
-        """Begin to decode a batch: see `streamvid.decode.base.Decoder`."""
+        """Begin to decode a batch.
+
+        Batches are finished in the order in which they were submitted: with one submitted ahead of the one that is
+        waited for, a decoder never pauses between them.
+        """
         sinks = [_FullSizeSink(encoded) for encoded in slices]
         written = self.write(slices, sinks)
 

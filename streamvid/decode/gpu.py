@@ -75,7 +75,7 @@ class GpuDecoder:
         return route is not Route.CPU and not (route is Route.NVDEC and self._sessions is not None)
 
     def submit(self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = ()) -> Pending[list[torch.Tensor]]:
-        """Begin to decode a batch: see `streamvid.decode.base.Decoder`.
+        """Begin to decode a batch, as `CpuDecoder.submit`.
 
         Sessions and the CPU begin at once; DALI decodes when the result is asked for, in the asking thread. The
         tensors of several slices may share memory.

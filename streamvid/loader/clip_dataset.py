@@ -12,11 +12,9 @@ import torch.utils.data
 
 from streamvid.arrays import Int64
 from streamvid.checks import integer, suggest_keywords
-from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.fetch.clip_reader import ClipReader
-from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch
+from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, pad_to_longest
 from streamvid.loader.clip_items import At, Item, choose, resolve
 from streamvid.loader.sample_renderer import SampleRenderer
@@ -54,6 +52,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
 
+    Attributes:
+        dataset: the packed dataset.
+
     Raises:
         InputError: an option that is invalid, by itself or for this dataset.
         DatasetError: a dataset that is missing or damaged.
@@ -84,7 +85,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             open_dataset=open_dataset,
         )
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
-        self._reader, self._skipped = ClipReader(samples.dataset), samples.pools.short
+        assert isinstance(samples.dataset, Dataset), "a Subset is of one dataset"
+        self.dataset, self._skipped = samples.dataset, samples.pools.short
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
@@ -94,6 +96,15 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled it holds the dataset's path rather than its rows, which are opened again where it is unpickled. Those
+        of a large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
+        return {**self.__dict__, "dataset": (self.dataset.path, self.dataset.reader.retry)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        path, retry = state["dataset"]
+        self.__dict__.update(state, dataset=Dataset.open(path, retry_for=retry))
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""
@@ -118,7 +129,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read side by side: what DataLoader's workers call for a batch."""
         samples = self._choose(items)
-        slices = self._reader.read_slices(samples)
+        slices = self._read(samples)
         made = []
         for sample, encoded in zip(samples, slices, strict=True):
             batch = encoded_batch(self.dataset, [sample], [encoded])
@@ -144,7 +155,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
         order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
         """
-        return self._reader.read_slices(self._choose([item]))[0]
+        return self._read(self._choose([item]))[0]
 
     def encode(self, items: Sequence[Item]) -> EncodedBatch:
         """A batch of items, read but not decoded, padded to the longest of them.
@@ -155,17 +166,16 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         samples = pad_to_longest(self._choose(items), self._spec.sampling.pad)
         rows = np.array([sample.clip for sample in samples], dtype=np.int64)
         check_output_sizes(self._transform, self.dataset.clips, rows)
-        return encoded_batch(self.dataset, samples, self._reader.read_slices(samples))
+        return encoded_batch(self.dataset, samples, self._read(samples))
 
     def _choose(self, items: Sequence[Item]) -> list[SamplePlan]:
         """Which frames of which clips the items name; errors as from `ds[…]`."""
         wanted = [resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample) for item in items]
-        return choose(self._reader, wanted, self._spec, self.epoch)
+        return choose(self.dataset, wanted, self._spec, self.epoch)
 
-    @property
-    def dataset(self) -> ClipSource:
-        """The packed dataset."""
-        return self._reader.dataset
+    def _read(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
+        """Their packets, by byte range, where a `ShardAccess` would fetch whole shards."""
+        return read_slices(self.dataset, samples, self.dataset.reader, self.dataset.shard_path)
 
     def sample_set(self) -> SampleSet:
         """The samples, for a loader that streams them.
@@ -175,7 +185,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         if not self._can_sample:
             raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
-        assert isinstance(self.dataset, Dataset)
         ids = np.arange(len(self.dataset)) if self._sample_ids is None else self._sample_ids.numpy()
         pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped)
         return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)

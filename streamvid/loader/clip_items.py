@@ -13,7 +13,6 @@ import numpy as np
 from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.clip_reader import ClipReader
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
@@ -101,7 +100,7 @@ def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> 
     return wanted
 
 
-def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], spec: SampleSpec, epoch: int) -> list[SamplePlan]:
+def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec, epoch: int) -> list[SamplePlan]:
     """Choose the frames of items, and find their packets. Frame indexes are read side by side.
 
     Raises:
@@ -110,12 +109,12 @@ def choose(reader: ClipReader, wanted: Sequence[ResolvedItem], spec: SampleSpec,
         InputError: a clip is too short, and padding is off.
     """
     samples = []
-    for one, index in zip(wanted, reader.dataset.indexes([one.row for one in wanted]), strict=True):
-        times = clip_times(reader.dataset, one.row, index)
+    for one, index in zip(wanted, dataset.indexes([one.row for one in wanted]), strict=True):
+        times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
         sample = make_sample(index, one.row, epoch, True, selection, random)
-        samples.append(_with_ranges_for_storage(reader.dataset, sample))
+        samples.append(_with_ranges_for_storage(dataset, sample))
     return samples
 
 
