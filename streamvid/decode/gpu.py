@@ -44,21 +44,20 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
 
 
 class GpuDecoder:
-    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed
-     and supports the clip, by DALI's `fn.decoders.video` otherwise.
+    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed and
+    supports the clip, by DALI's `fn.decoders.video` otherwise.
 
-     For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once
-    . Clips whose size DALI's decoder cache would mix up with another
-     (`streamvid.decode.dali_cache_guard`), and those that the table or `submit`'s caller gives to the CPU, are decoded
-     there.
+    For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once. Clips whose
+    size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and those that the table
+    or `submit`'s caller gives to the CPU, are decoded there.
 
-     Args:
-         device_id: the GPU's number.
-         threads: CPU threads.
-         max_batch: slices per batch at most.
-         streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
-             and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
-         sessions: False: DALI decodes what the sessions could.
+    Args:
+        device_id: the GPU's number.
+        threads: CPU threads.
+        max_batch: slices per batch at most.
+        streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
+            and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
+        sessions: False: DALI decodes what the sessions could.
     """
 
     def __init__(
