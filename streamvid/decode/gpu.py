@@ -44,8 +44,8 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
 
 
 class GpuDecoder:
-    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed and
-    supports the clip, by DALI's `fn.decoders.video` otherwise.
+    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed
+    and supports the clip, by DALI's `fn.decoders.video` otherwise.
 
     For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once. Clips whose
     size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and those that the table

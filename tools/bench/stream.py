@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
-from streamvid.decode.base import Decoder
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch.encoded_batch import read_batches
@@ -203,7 +202,7 @@ class Bench:
         self._synchronize()
         return Run(time.perf_counter() - started, time.process_time() - cpu)
 
-    def _decode(self, decoder: Decoder, batches: Sequence[Sequence[EncodedSlice]]) -> Run:
+    def _decode(self, decoder: CpuDecoder | GpuDecoder, batches: Sequence[Sequence[EncodedSlice]]) -> Run:
         """Those batches, decoded one after another."""
         started, cpu = time.perf_counter(), time.process_time()
         for batch in batches:
@@ -221,7 +220,7 @@ class Bench:
         steps = [rest.step(n) for n in range(rest.steps)]
         return [batch.slices for batch in read_batches(self._dataset, steps, spec, access)]
 
-    def _decoder(self) -> Decoder:
+    def _decoder(self) -> CpuDecoder | GpuDecoder:
         threads = len(os.sched_getaffinity(0))
         if self._device_id is None:
             return CpuDecoder(threads=threads)
