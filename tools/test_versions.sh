@@ -10,6 +10,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 version=$1 which=$2
+# PyTorch's builds for CUDA are of some gigabytes: where they do not come in time, CI goes on without.
+install_seconds=400
 tests=(
     tests/packing/test_shard_writer.py tests/cli/test_main.py tests/dataset/test_dataset.py
     tests/storage/test_filesystem.py tests/loader/test_stream_loader_state.py tests/loader/test_clip_dataset.py
@@ -36,9 +38,11 @@ esac
 uv() { .venv/bin/python -m uv --quiet --no-python-downloads "$@"; }
 # The cache lies beside the environment, which links to its files, and goes with it: it is of some gigabytes.
 export UV_CACHE_DIR=$venv/cache UV_HTTP_TIMEOUT=120
-uv venv --python "$python" "$venv/env" && uv pip install --python "$venv/env" "${options[@]}" -e '.[dev]'
+uv venv --python "$python" "$venv/env" &&
+    timeout "$install_seconds" .venv/bin/python -m uv --quiet --no-python-downloads pip install \
+        --python "$venv/env" "${options[@]}" -e '.[dev]'
 code=$?
-if [ $code -eq 2 ]; then # the network; 1 is for versions that contradict each other
+if [ $code -eq 2 ] || [ $code -eq 124 ]; then # the network; 1 is for versions that contradict each other
     echo "Python $version with the $which versions: skipped, as a package cannot be downloaded here."
     exit 69
 fi
