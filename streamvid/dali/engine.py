@@ -142,7 +142,7 @@ class DaliEngine:
             return None
         shards = sorted(set().union(*(self._shards(step) for step in steps)))
         with ExitStack() as leases:
-            paths = dict(zip(shards, leases.enter_context(self._access.open(shards, stopped)), strict=True))
+            paths = dict(zip(shards, leases.enter_context(self._access.open(shards, stopped, local=True)), strict=True))
             batches = [self._batch(step, paths) for step in steps]
             with shard_errors(self._dataset, paths, paths.__getitem__):
                 pipeline = ChunkPipeline(

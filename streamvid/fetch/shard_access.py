@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource, shard_errors
-from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from streamvid.storage.url import is_local
 
 _SHARE: Final = 16
@@ -43,8 +43,15 @@ class ShardAccess:
         return groups
 
     @contextlib.contextmanager
-    def open(self, shards: Sequence[int], stop: threading.Event | None = None) -> Iterator[list[str]]:
-        """Local paths of the shards, valid inside the `with` block. `stop` gives up waiting for their storage.
+    def open(
+        self, shards: Sequence[int], stop: threading.Event | None = None, *, local: bool = False
+    ) -> Iterator[list[str]]:
+        """Local paths of the shards, valid inside the `with` block; their URLs while the cache cannot be used.
+
+        Args:
+            shards: their numbers.
+            stop: gives up waiting for their storage.
+            local: an error instead of URLs.
 
         Raises:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
@@ -54,9 +61,14 @@ class ShardAccess:
             for number in shards:
                 path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
                 if self._cache is not None and not is_local(path):
-                    with shard_errors(self._dataset, [number]):
-                        lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256, stop=stop)
-                    path = str(leases.enter_context(lease).path)
+                    try:
+                        with shard_errors(self._dataset, [number]):
+                            lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256, stop=stop)
+                        path = str(leases.enter_context(lease).path)
+                    except CacheUnusable as error:
+                        if local:
+                            raise
+                        self._cache.warn("without", "%s Until then shards are read where they are.", error)
                 paths.append(path)
             yield paths
 

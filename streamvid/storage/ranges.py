@@ -103,9 +103,11 @@ def _s3_ranges(fs: Any, ranges: Sequence[tuple[str, int, int]], marks: dict[str,
             return b""
         bucket, key, version = fs.split_path(name)
         options = {"VersionId": version} if version else {}
-        response = await fs._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **options, **fs.req_kw
-        )
+        await fs.set_session()
+        s3 = await fs.get_s3(bucket)
+        # Keys that the user has configured for encrypted objects are needed for reading, too.
+        options |= fs.req_kw | {name: one for name, one in fs.s3_additional_kwargs.items() if "Customer" in name}
+        response = await s3.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}", **options)
         try:
             data: bytes = await response["Body"].read()
         finally:

@@ -1,25 +1,15 @@
 """A bounded cache of whole shard files on local disk, shared by all processes of one node.
 
-The folder is the only state, so a killed process leaves nothing to repair:
-
-    <sha256>                 a published file: complete, verified, renamed into place
-    <sha256>.<bytes>.part    a file being fetched; its name reserves that many bytes of the limit
-    locks/<sha256>.lock      held while a file is fetched: one download per file and node
-    locks/folder.lock        held briefly, while files are evicted and bytes reserved
-
-A lease is a shared flock on the published file; eviction needs an exclusive one. The kernel releases both when a
-process dies. A part belongs to the process that holds its file's lock; if nobody does, that process has died.
-
-Lock order: a file's lock before the folder's. While the folder's lock is held, file locks are taken without waiting, so
-there is no deadlock.
+`streamvid.storage.cache_folder` has the files and their locks; here they are fetched, ahead or when they are asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
+import errno
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -27,14 +17,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Self
-
-from filelock import BaseFileLock, FileLock, Timeout
+from typing import Self
 
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
+from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.ranges import read_ranges
@@ -44,34 +34,20 @@ from streamvid.storage.url import redact
 _log = logging.getLogger(__name__)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})\.part", re.ASCII)
+_PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})(\.[0-9]{1,4})?\.part", re.ASCII)
 
 _PREFETCH_THREADS = 4
 _RANGE_BYTES = 8 << 20
 _RANGES_AT_ONCE = 4
-_POLL_SECONDS = 0.1
 _CORRUPT_ATTEMPTS = 2
+_POLL_SECONDS = 0.1
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNUSABLE_SECONDS = 60.0
+"""How long nothing more is put into a folder that could not be written to."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lease:
-    """A complete, verified file that is not evicted until `release`, or the end of a `with` block."""
-
-    path: Path
-    _file: BinaryIO = dataclasses.field(repr=False)
-
-    def release(self) -> None:
-        """Allow eviction. The path must not be used any more; a second call does nothing."""
-        if not self._file.closed:
-            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock.
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+class CacheUnusable(InputError):  # noqa: N818
+    """The cache's folder is full, or cannot be written to."""
 
 
 class ShardCache:
@@ -84,29 +60,39 @@ class ShardCache:
     waiting for their release might deadlock, and a warning is logged once.
     """
 
-    def __init__(self, root: Path, *, limit_bytes: int, retry: Retry | None = None) -> None:
+    def __init__(
+        self, root: Path, *, limit_bytes: int, retry: Retry | None = None, stalled_after: float = 60.0
+    ) -> None:
         """Make the folder if it is missing. Raises InputError if it cannot be used or the limit is not positive.
 
         Args:
             root: the folder.
             limit_bytes: of all files in it.
             retry: for how long a storage that does not answer is asked again.
+            stalled_after: seconds after which nobody waits for another process whose download does not go on.
         """
         if limit_bytes <= 0:
             raise InputError(f"The cache limit must be a positive number of bytes, not {limit_bytes}.")
         self._root = Path(root)
+        self._folder = CacheFolder(self._root)
         self._limit = limit_bytes
         self._pid = os.getpid()
         self._closed = threading.Event()
-        self.retry = retry or Retry()
-        self._mutex = threading.Lock()  # guards the three below
+        self._retry = retry or Retry()
+        self._stalled_after = stalled_after
+        self._mutex = threading.Lock()  # guards those below
         self._pool: ThreadPoolExecutor | None = None
         self._prefetches: dict[str, Future[None]] = {}
-        self._warned = False
+        self._warned: set[str] = set()
+        self._unusable: tuple[float, str] | None = None
         with self._usable():
-            (self._root / "locks").mkdir(parents=True, exist_ok=True)
-            with self._lock("folder"):
-                self._in_flight(own=None)
+            with contextlib.suppress(FileExistsError):
+                self._root.mkdir(parents=True)
+            if not self._root.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(self._root, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self._folder.reserved()
 
     def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
         """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is
@@ -120,6 +106,7 @@ class ShardCache:
 
         Raises:
             InputError: the file is larger than the limit.
+            CacheUnusable: the folder is full of files in use, or cannot be written to; the file may be where it is.
             StorageUnavailable: the storage did not answer, for as long as `retry` says.
             DatasetError: the file is missing, or has another size or SHA-256.
         """
@@ -151,9 +138,24 @@ class ShardCache:
         future.add_done_callback(lambda done: self._forget(sha256, done))
 
     def read_through(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> bytes:
-        """The content of a small file, cached like any other; arguments and errors as of `lease`."""
-        with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self._usable():
-            return lease.path.read_bytes()
+        """The content of a small file, cached like any other if the cache can be used; arguments and errors as of
+        `lease`."""
+        try:
+            with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self._usable():
+                return lease.path.read_bytes()
+        except CacheUnusable as error:
+            self.warn("without", "%s Files are fetched again for every process.", error)
+        content = filesystem.read_bytes(url, retry=self._retry.until(stop or self._closed))
+        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+            raise _damaged(url, found, sha256)
+        return content
+
+    def warn(self, about: str, message: str, *values: object) -> None:
+        """Log a warning, once for what it is about."""
+        with self._mutex:
+            known, self._warned = about in self._warned, self._warned | {about}
+        if not known:
+            _log.warning(message, *values)
 
     def close(self) -> None:
         """Cancel prefetches that have not begun and wait for the others. Leases stay valid until released."""
@@ -201,192 +203,153 @@ class ShardCache:
 
     def _lease(self, url: str, size: int | None, sha256: str, stop: threading.Event) -> Lease:
         with self._usable():
-            if lease := self._pin(size, sha256):
-                return lease
-            with self._lock(sha256):
-                # Another process may have fetched it while this one waited for the lock.
-                if lease := self._pin(size, sha256):
+            try:
+                if lease := self._folder.pin(size, sha256):
                     return lease
-                retry = self.retry.until(stop)
-                actual = filesystem.size(url, retry=retry)
-                if size is not None and actual != size:
-                    raise DatasetError(
-                        f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
-                        "restore the file or pack the dataset again."
-                    )
-                self._check(url, actual, sha256)
-                return self._fetch(url, actual, sha256, retry)
+            except BusyError:
+                pass
+            if self._unusable is not None and time.monotonic() < self._unusable[0]:
+                raise CacheUnusable(self._unusable[1])
+            retry = self._retry.until(stop)
+            known = filesystem.size(url, retry=retry) if size is None else size
+            self._check(url, known, sha256)
+            return self._take_or_fetch(url, known, sha256, retry, stop)
 
-    def _pin(self, size: int | None, sha256: str) -> Lease | None:
-        """A lease on the published file; None if there is none, or it has another size."""
-        path = self._root / sha256
-        try:
-            file = open(path, "rb")  # noqa: SIM115  the lease closes it
-        except FileNotFoundError:
-            return None
-        # Waits only for an eviction that is about to unlink the file.
-        fcntl.flock(file, fcntl.LOCK_SH)
-        if not _is_at(file, path):
-            file.close()  # evicted between open and flock
-            return None
-        if size is not None and os.fstat(file.fileno()).st_size != size:
-            _log.warning("The cached file %s is damaged and fetched again.", path)
-            file.close()
-            return None
-        _touch(file)
-        return Lease(path, file)
-
-    def _fetch(self, url: str, size: int, sha256: str, retry: Retry) -> Lease:
-        """Download, verify and publish; the caller holds the file's lock. The lease is taken before publishing."""
-        path = self._root / sha256
-        part = self._root / f"{sha256}.{size}.part"
-        self._reserve(part, size, sha256)
-        try:
-            for attempt in range(_CORRUPT_ATTEMPTS):
-                self._download(url, part, size, retry)
-                file = open(part, "rb")  # noqa: SIM115  the lease closes it
+    def _take_or_fetch(self, url: str, size: int, sha256: str, retry: Retry, stop: threading.Event) -> Lease:
+        """Fetch the file unless another process does; wait for that one as long as it goes on."""
+        for number in itertools.count():
+            part = self._folder.part(sha256, size, number)
+            seen, since = -1, time.monotonic()
+            while time.monotonic() - since < self._stalled_after:
+                busy = False
                 try:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
-                    if found == sha256 and os.fstat(file.fileno()).st_size == size:
-                        fcntl.flock(file, fcntl.LOCK_SH)
-                        _touch(file)
-                        # Else after a power failure the name might exist without the content.
-                        os.fsync(file.fileno())
-                        os.replace(part, path)
-                        return Lease(path, file)
-                except BaseException:
+                    if lease := self._folder.pin(size, sha256):
+                        return lease
+                except BusyError:
+                    busy = True
+                if not busy and (file := claim(part)) is not None:
+                    if lease := self._fetch(url, size, sha256, part, file, retry):
+                        return lease
+                    continue
+                changed = modified(part)
+                seen, since = changed, (since if changed == seen else time.monotonic())
+                if stop.wait(_POLL_SECONDS):
+                    raise StorageUnavailable(f"Waiting for {redact(url)} was given up.")
+            if busy:
+                raise BlockingIOError(errno.EBUSY, f"{self._root / sha256} is locked by a process that is stopped")
+            _log.warning(
+                "The process that fetches %s has not gone on for %g s: fetching it here, too.",
+                redact(url), self._stalled_after,
+            )  # fmt: skip
+        raise AssertionError
+
+    def _fetch(self, url: str, size: int, sha256: str, part: Path, file: FileIO, retry: Retry) -> Lease | None:
+        """Download into the part, which is held; verify and publish. None if another process has published the file
+        meanwhile and it is gone again."""
+        try:
+            # Published between the last look and the claim.
+            with contextlib.suppress(BusyError):
+                if lease := self._folder.pin(size, sha256):
                     file.close()
-                    raise
-                file.close()
+                    return lease
+
+            # Neighbours wait as long as the part changes, and so also for a storage that does not answer.
+            def sleep(seconds: float) -> object:
+                os.utime(file.fileno())
+                return retry.sleep(seconds)
+
+            patient = dataclasses.replace(retry, sleep=sleep)
+            actual = filesystem.size(url, retry=patient)
+            # A file larger than the dataset says would fill the disk beyond its reservation.
+            if actual != size:
+                raise DatasetError(
+                    f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
+                    "restore the file or pack the dataset again."
+                )
+            self._make_room()
+            for attempt in range(_CORRUPT_ATTEMPTS):
+                self._download(url, file, size, patient)
+                file.seek(0)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found == sha256:
+                    return self._folder.publish(file, part, size, sha256)
                 if attempt + 1 < _CORRUPT_ATTEMPTS:
                     _log.warning("%s arrived damaged and is fetched again.", redact(url))
-            raise DatasetError(
-                f"{redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
-                "restore the file or pack the dataset again."
-            )
+            raise _damaged(url, found, sha256)
+        except BaseException:
+            file.close()
+            raise
         finally:
             part.unlink(missing_ok=True)
 
-    def _download(self, url: str, part: Path, size: int, retry: Retry) -> None:
-        """Fetch `url` into `part`, in ranges that are tried again one by one where its storage gives ranges."""
+    def _download(self, url: str, file: FileIO, size: int, retry: Retry) -> None:
+        """Fetch `url` into the file, in ranges that are tried again one by one where its storage gives ranges."""
         _log.info("Fetching %s (%d bytes).", redact(url), size)
+        os.truncate(file.fileno(), 0)
         if size > _RANGE_BYTES and not has_ranges(url):
-            filesystem.get_file(url, part, retry=retry)
+            try:
+                filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry)
+            except DatasetError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+                    raise error.__cause__ from None
+                raise
             return
         marks: dict[str, str] = {}
         window = _RANGE_BYTES * _RANGES_AT_ONCE
-        with part.open("wb") as file:
-            for first in range(0, size, window):
-                last = min(first + window, size)
-                ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
-                for block in read_ranges(ranges, retry=retry, marks=marks):
-                    file.write(block)
+        for first in range(0, size, window):
+            last = min(first + window, size)
+            ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
+            for (_, start, _), block in zip(ranges, read_ranges(ranges, retry=retry, marks=marks), strict=True):
+                self._write(file, block, start)
 
-    def _reserve(self, part: Path, size: int, sha256: str) -> None:
-        """Evict unleased files, least recently used first, until `size` bytes fit; reserve them with a part file."""
-        with self._lock("folder"):
-            used = self._in_flight(own=sha256)
-            # A published file has the wrong size here. Processes that lease it keep its inode.
-            (self._root / sha256).unlink(missing_ok=True)
-            published = self._published()
-            used += sum(stat.st_size for _, stat in published)
-            for path, stat in sorted(published, key=lambda item: item[1].st_mtime_ns):
-                if used + size <= self._limit:
-                    break
-                if self._evict(path):
-                    used -= stat.st_size
-            part.touch()
-        with self._mutex:
-            warn = used + size > self._limit and not self._warned
-            self._warned = self._warned or warn
-        if warn:
-            _log.warning(
-                "The cache in %s grows to %d bytes, over its limit of %d, as all files in it are in use; "
-                "raise the limit to the shards that all processes of this node read at once.",
-                self._root,
-                used + size,
-                self._limit,
-            )
-
-    def _in_flight(self, *, own: str | None) -> int:
-        """Bytes reserved by other downloads; removes parts of processes that died. The caller holds the folder's lock.
-
-        `own` is the file whose lock the caller holds: any part of it was left by an earlier download.
-        """
-        reserved = 0
-        for path in self._root.glob("*.part"):
-            match = _PART.fullmatch(path.name)
-            if match is None:
-                continue
-            if match[1] == own:
-                path.unlink(missing_ok=True)
-                continue
+    def _write(self, file: FileIO, block: bytes, start: int) -> None:
+        """Write at a place. Where the disk is full, files that nobody uses make room."""
+        done = 0
+        while done < len(block):
             try:
-                with self._lock(match[1], wait=False):
-                    path.unlink(missing_ok=True)
-                    _log.info("Removed %s, left by a process that died.", path)
-            except Timeout:
-                reserved += int(match[2])
-        return reserved
+                done += os.pwrite(file.fileno(), memoryview(block)[done:], start + done)
+            except OSError as error:
+                if error.errno not in _FULL or not self._folder.evict_oldest():
+                    raise
+                self.warn(
+                    "full",
+                    "The disk of the cache folder %s is full, below the cache's limit of %d bytes: the cache goes on "
+                    "with fewer files; free some space, or name another folder (cache_dir).",
+                    self._root, self._limit,
+                )  # fmt: skip
 
-    def _published(self) -> list[tuple[Path, os.stat_result]]:
-        found = []
-        with os.scandir(self._root) as entries:
-            for entry in entries:
-                if _SHA256.fullmatch(entry.name):
-                    with contextlib.suppress(FileNotFoundError):
-                        found.append((self._root / entry.name, entry.stat(follow_symlinks=False)))
-        return found
-
-    def _evict(self, path: Path) -> bool:
-        """Remove a published file unless a process leases it. Returns whether it is gone."""
-        try:
-            file = open(path, "rb")  # noqa: SIM115  closed below
-        except FileNotFoundError:
-            return True
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            # Replaced between open and flock: another file than the one chosen.
-            if not _is_at(file, path):
-                return False
-            path.unlink()
-            _log.debug("Evicted %s.", path)
-            return True
-
-    def _lock(self, name: str, *, wait: bool = True) -> BaseFileLock:
-        """The lock of a file or of the folder, for a `with` block, which raises filelock.Timeout if `wait` is False and
-        another process holds it."""
-        return FileLock(self._root / "locks" / f"{name}.lock", timeout=-1 if wait else 0)
+    def _make_room(self) -> None:
+        """Evict unleased files, least recently used first, until the limit holds with all that is being fetched."""
+        while (
+            used := self._folder.reserved() + sum(stat.st_size for _, stat in self._folder.published())
+        ) > self._limit:
+            if not self._folder.evict_oldest(used - self._limit):
+                self.warn(
+                    "limit",
+                    "The cache in %s grows to %d bytes, over its limit of %d, as all files in it are in use; "
+                    "raise the limit to the shards that all processes of this node read at once.",
+                    self._root, used, self._limit,
+                )  # fmt: skip
+                return
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Translate an OSError into an InputError about the cache folder."""
+        """Translate an OSError into CacheUnusable, and remember it for a while."""
         try:
             yield
         except OSError as exc:
-            if isinstance(exc, Timeout):
-                raise
-            reason = os.strerror(exc.errno) if exc.errno else str(exc)
-            raise InputError(
-                f"The cache folder {self._root} cannot be used: {reason}; "
+            reason = exc.strerror or str(exc)
+            remedy = "free some space there, or " if exc.errno in _FULL else ""
+            error = CacheUnusable(
+                f"The cache folder {self._root} cannot be used: {reason}; {remedy}"
                 "name a folder on a local disk with room to spare that this user may write to."
-            ) from exc
+            )
+            self._unusable = time.monotonic() + _UNUSABLE_SECONDS, str(error)
+            raise error from exc
 
 
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether the open file is the one that the path names now."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _touch(file: BinaryIO) -> None:
-    """Set the time of last use. Explicitly, as the file system's own clock is coarse and would make ties."""
-    now = time.time_ns()
-    # Only the file's owner may set it; of other users the eviction order is less exact.
-    with contextlib.suppress(PermissionError):
-        os.utime(file.fileno(), ns=(now, now))
+def _damaged(url: str, found: str, sha256: str) -> DatasetError:
+    return DatasetError(
+        f"{redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
+        "restore the file or pack the dataset again."
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +106,17 @@ def test_the_option_is_checked(packed: Path, value: Any) -> None:
         batches(packed, retry_for=value)
     with pytest.raises(sv.InputError, match="retry_for must be a number of seconds"):
         sv.ClipDataset(packed, retry_for=value)
+
+
+def test_a_run_goes_on_without_a_cache_whose_disk_is_full(
+    s3: FaultyS3, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    same(batches("s3://bucket/set", cache_dir=tmp_path), batches(packed))
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1, said
+    assert f"The cache folder {tmp_path} cannot be used: No space left on device; free some space there" in said[0]
+    assert not list(tmp_path.glob("*.part"))

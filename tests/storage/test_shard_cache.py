@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import http.server
 import logging
 import multiprocessing
 import os
+import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +26,12 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.shard_cache import Lease, ShardCache
+from streamvid.storage.shard_cache import CacheUnusable, Lease, ShardCache
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
+STALLED_AFTER = 1.0
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -149,16 +153,14 @@ class WatchedCache(ShardCache):
 
     pipe: Connection
 
-    def _pin(self, size: int, sha256: str) -> Lease | None:
-        lease = super()._pin(size, sha256)
-        if lease is None:
-            self.pipe.send("missed")
-        return lease
+    def _take_or_fetch(self, *args: Any) -> Lease:
+        self.pipe.send("missed")
+        return super()._take_or_fetch(*args)
 
 
 def hold(root: Path, limit: int, file: dict[str, Any], pipe: Connection) -> None:
     """Lease a file, send its bytes, and hold it until told to go on."""
-    with WatchedCache(root, limit_bytes=limit) as cache:
+    with WatchedCache(root, limit_bytes=limit, stalled_after=STALLED_AFTER) as cache:
         cache.pipe = pipe
         with cache.lease(**file) as lease:
             pipe.send(lease.path.read_bytes())
@@ -395,7 +397,7 @@ def test_evicted_between_open_and_lock(
     evictions = [tmp_path / "cache" / file["sha256"]]
 
     def evicting(fd: Any, operation: int) -> None:
-        if operation == fcntl.LOCK_SH and evictions:
+        if operation & fcntl.LOCK_SH and evictions:
             evictions.pop().unlink()
         flock(fd, operation)
 
@@ -579,6 +581,117 @@ def test_lease_that_a_forked_child_inherits_ends_with_its_release(
     finally:
         os.close(stop)
         os.waitpid(child, 0)
+
+
+def test_a_stopped_downloader_holds_nobody_up_and_harms_nothing_when_it_wakes(
+    site: Site, tmp_path: Path, holders: Holders
+) -> None:
+    file = site.add("a", os.urandom(100_000))
+    site.stall.add("a")
+    first = holders.start(tmp_path, 10**6, file)
+    assert site.stalled.wait(60)
+    os.kill(first.process.pid or 0, signal.SIGSTOP)
+    site.stall.clear()
+    second = holders.start(tmp_path, 10**6, file)
+    assert second.read() == site.files["a"]
+    inode = (tmp_path / file["sha256"]).stat().st_ino
+    site.go.set()
+    os.kill(first.process.pid or 0, signal.SIGCONT)
+    assert first.read() == site.files["a"]
+    assert (tmp_path / file["sha256"]).stat().st_ino == inode  # that the neighbour leases
+    first.finish()
+    with ShardCache(tmp_path, limit_bytes=100_000) as cache:
+        cache.read_through(**site.add("b", data("b")))
+    assert (tmp_path / file["sha256"]).exists()
+    second.finish()
+    assert published(tmp_path) == sorted([file["sha256"], hashlib.sha256(data("b")).hexdigest()])
+
+
+def test_a_process_that_is_stopped_while_it_evicts_holds_nobody_up(site: Site, tmp_path: Path) -> None:
+    file = site.add("a", data("a"))
+    with ShardCache(tmp_path, limit_bytes=100, stalled_after=0.2) as cache:
+        cache.read_through(**file)
+        with (tmp_path / file["sha256"]).open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # by another process that does not go on
+            with pytest.raises(CacheUnusable, match=f"{file['sha256']} is locked by a process that is stopped"):
+                cache.lease(**file)
+            assert cache.read_through(**file) == data("a")  # without the cache
+        assert cache.lease(**file).path.exists()
+
+
+# --- files altered on disk
+
+
+def test_a_cached_file_that_is_altered_is_fetched_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    file = site.add("a", data("a"))
+    cache.read_through(**file)
+    with (tmp_path / "cache" / file["sha256"]).open("r+b") as altered:
+        altered.write(b"x")
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {"a": 2}
+
+
+def test_a_file_of_an_older_version_is_checked_and_kept(
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = site.add("a", data("a"))
+    (tmp_path / "cache" / file["sha256"]).write_bytes(data("a"))
+    assert cache.read_through(**file) == data("a")
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("its content was read a second time"))
+    assert cache.read_through(**file) == data("a")
+    assert site.gets == {}
+
+
+# --- a full disk
+
+
+@dataclass
+class Disk:
+    """Makes writes into a folder fail when it holds so many bytes."""
+
+    folder: Path
+    limit: int
+
+    def pwrite(self, descriptor: int, block: Any, offset: int) -> int:
+        used = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        if used + len(block) > self.limit:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.write(descriptor, block)
+
+
+def test_on_a_full_disk_the_cache_goes_on_with_fewer_files(
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
+    a, b = (site.add(name, data(name)) for name in "ab")
+    for file in (a, b, a, b):
+        with cache.lease(**file) as lease:
+            assert lease.path.read_bytes() == site.files["a" if file is a else "b"]
+    assert len(published(tmp_path / "cache")) == 1
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{tmp_path}/cache is full" in said
+    assert "free some space, or name another folder (cache_dir)" in said
+
+
+def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remedy(
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
+    a, b = (site.add(name, data(name)) for name in "ab")
+    with cache.lease(**a):
+        with pytest.raises(CacheUnusable, match=f"{tmp_path}/cache cannot be used: No space left .*free some space"):
+            cache.lease(**b)
+        assert cache.read_through(**b) == data("b")  # from its storage
+        assert published(tmp_path / "cache") == [a["sha256"]]
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
+    a, b = (site.add(name, data(name)) for name in "ab")
+    cache.read_through(**a)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.read_through(**b) == data("b")
+    assert cache.read_through(**a) == data("a")
 
 
 # --- a real object store

@@ -1,0 +1,242 @@
+"""The folder of a shard cache: its files, and who holds which of them.
+
+The folder is the only state, so a killed process leaves nothing to repair:
+
+    <sha256>                      a published file: complete, verified, linked into place
+    <sha256>.<bytes>[.<n>].part   a file being fetched; its name reserves that many bytes of the limit
+
+Locks are those of the kernel (flock) on these files, which end with the process. A process that fetches holds its part
+exclusively: one download per file and node. The others wait while the part changes; if it does not for `stalled_after`
+seconds (its process is stopped, or its disk hangs), the next one fetches into a part of its own, `<n>`. Whoever is
+first publishes; who wakes up later finds the file there and takes that. A part that nobody holds was left by a process
+that died. A lease is a shared lock on the published file; eviction needs an exclusive one.
+
+A published file has a time of modification that follows from its SHA-256 (`_mark`): any program that writes to it
+changes that, and the file is compared with its SHA-256 again before it is used. The time of access is that of the last
+use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Self
+
+_log = logging.getLogger(__name__)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})(\.[0-9]{1,4})?\.part", re.ASCII)
+
+
+class BusyError(Exception):
+    """Another process is about to remove the file, or was stopped while it was."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+    """A complete, verified file that is not evicted until `release`, or the end of a `with` block."""
+
+    path: Path
+    _file: FileIO = dataclasses.field(repr=False)
+
+    def release(self) -> None:
+        """Allow eviction. The path must not be used any more; a second call does nothing."""
+        if not self._file.closed:
+            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class CacheFolder:
+    """Published files and parts in a folder. Thread-safe; any number of processes may use one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._verified: set[tuple[int, int]] = set()
+
+    def part(self, sha256: str, size: int, number: int) -> Path:
+        """The name of a part, the first or a further one."""
+        return self.root / f"{sha256}.{size}{f'.{number}' if number else ''}.part"
+
+    def pin(self, size: int | None, sha256: str) -> Lease | None:
+        """A lease on the published file; None if there is none, or it is damaged. Raises BusyError while another
+        process is about to remove it."""
+        path = self.root / sha256
+        try:
+            file = open(path, "rb", buffering=0)  # noqa: SIM115  the lease closes it
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise BusyError from None
+        if not _is_at(file, path):
+            file.close()  # evicted between open and flock
+            return None
+        if not self._intact(file, size, sha256):
+            _log.warning("The cached file %s is damaged and fetched again.", path)
+            file.close()
+            self.evict(path)
+            return None
+        _touch(file)
+        return Lease(path, file)
+
+    def _intact(self, file: FileIO, size: int | None, sha256: str) -> bool:
+        """Whether a published file is what it was when it was verified. Its content is read only if some program has
+        written to it, or an older version of streamvid has published it."""
+        stat = os.fstat(file.fileno())
+        if size is not None and stat.st_size != size:
+            return False
+        if stat.st_mtime_ns // 10**9 == _mark(sha256) or (stat.st_ino, stat.st_mtime_ns) in self._verified:
+            return True
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            return False
+        try:
+            _touch(file, mark=_mark(sha256))
+        except PermissionError:  # another user's
+            self._verified.add((stat.st_ino, stat.st_mtime_ns))
+        return True
+
+    def publish(self, file: FileIO, part: Path, size: int, sha256: str) -> Lease | None:
+        """Give a verified part, held by this process, its name: a lease on it, or on what another process has
+        published meanwhile; None if that is evicted again."""
+        path = self.root / sha256
+        _touch(file, mark=_mark(sha256))
+        # Else after a power failure the name might exist without the content.
+        os.fsync(file.fileno())
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            # Published by another process while this one was stopped; or damaged, and in use.
+            with contextlib.suppress(BusyError):
+                if lease := self.pin(size, sha256):
+                    file.close()
+                    return lease
+            os.replace(part, path)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            os.replace(part, path)  # no hard links here
+        fcntl.flock(file, fcntl.LOCK_SH)
+        if _is_at(file, path):
+            return Lease(path, file)
+        file.close()  # evicted at once
+        return None
+
+    def published(self) -> list[tuple[Path, os.stat_result]]:
+        """The files that are complete."""
+        found = []
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                if _SHA256.fullmatch(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((self.root / entry.name, entry.stat(follow_symlinks=False)))
+        return found
+
+    def evict(self, path: Path) -> bool:
+        """Remove a file unless a process holds it. Returns whether it is gone."""
+        try:
+            file = open(path, "rb", buffering=0)  # noqa: SIM115  closed below
+        except FileNotFoundError:
+            return True
+        except PermissionError:  # another user's
+            return False
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            # Replaced between open and flock: another file than the one chosen.
+            if not _is_at(file, path):
+                return False
+            try:
+                path.unlink()
+            except PermissionError:
+                return False
+            _log.debug("Removed %s.", path)
+            return True
+
+    def reserved(self) -> int:
+        """Bytes reserved by downloads; removes the parts of processes that died."""
+        reserved = 0
+        for path in self.root.glob("*.part"):
+            match = _PART.fullmatch(path.name)
+            if match is None:
+                continue
+            if self.evict(path):
+                _log.info("Removed %s, left by a process that died.", path)
+            else:
+                reserved += int(match[2])
+        return reserved
+
+    def evict_oldest(self, wanted: int = 1) -> bool:
+        """Evict files of at least so many bytes, least recently used first. False if all are in use."""
+        freed = 0
+        for path, stat in sorted(self.published(), key=lambda item: item[1].st_atime_ns):
+            if freed >= wanted:
+                break
+            if self.evict(path):
+                freed += stat.st_size
+        return freed > 0
+
+
+def claim(part: Path) -> FileIO | None:
+    """The part, held by this process; None if another one holds it. What a dead process left of it is taken over."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    file = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    if not _is_at(file, part):
+        file.close()
+        return None
+    return file
+
+
+def modified(path: Path) -> int:
+    """A file's time of modification in ns; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _mark(sha256: str) -> int:
+    """The time of modification of an intact file, in seconds: long ago; even, as some file systems count in twos."""
+    return 2 * (500_000_000 + int(sha256[:7], 16))
+
+
+def _is_at(file: FileIO, path: Path) -> bool:
+    """Whether the open file is the one that the path names now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _touch(file: FileIO, *, mark: int | None = None) -> None:
+    """Set the time of last use, and with `mark` that of modification, in seconds. Explicitly, as the file system's own
+    clock is coarse and would make ties. Raises PermissionError with `mark` alone, where another user owns the file."""
+    now = time.time_ns()
+    modified = os.fstat(file.fileno()).st_mtime_ns if mark is None else mark * 10**9
+    # Of other users' files the eviction order is less exact.
+    with contextlib.suppress(*([PermissionError] if mark is None else [])):
+        os.utime(file.fileno(), ns=(now, modified))
