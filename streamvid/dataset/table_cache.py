@@ -117,23 +117,24 @@ def _shared(key: str, build: Callable[[str], None]) -> pa.Buffer:
     except (OSError, RuntimeError) as error:
         raise _UnusableError(error) from error
     damaged = None
+    written: tuple[int, int] | None
     for attempt in itertools.count():
         lock = FileLock(entry.parent / "locks" / f"{key}.{attempt}.lock")
-        part, size, since = entry.with_suffix(f".{attempt}.part"), -1, time.monotonic()
+        part, written, since = entry.with_suffix(f".{attempt}.part"), None, time.monotonic()
         while time.monotonic() - since < STALLED_SECONDS:
-            if (found := _inode(entry)) not in (None, damaged):
+            if (found := _identity(entry)) not in (None, damaged):
                 if (content := load(key)) is not None:
                     return content
                 damaged = found
             if _acquired(lock):
                 try:
                     # Another process may have built it while this one waited for the lock.
-                    if _inode(entry) in (None, damaged):
+                    if _identity(entry) in (None, damaged):
                         return _build(entry, part, build)
                 finally:
                     lock.release()
-            before, size = size, _size(part)
-            since = since if size == before else time.monotonic()
+            if (now := _identity(part)) != written:
+                written, since = now, time.monotonic()
         log.warning("the process that keeps this dataset's rows in %s has stalled: reading them here too", part)
     raise AssertionError
 
@@ -174,18 +175,13 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _inode(path: Path) -> int | None:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Inode and size of a file; None if there is none."""
     try:
-        return path.stat().st_ino
+        found = path.stat()
     except OSError:
         return None
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return found.st_ino, found.st_size
 
 
 def _mapped(path: str) -> pa.Buffer:

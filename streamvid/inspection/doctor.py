@@ -97,13 +97,15 @@ def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | N
             yield Finding(what, f"cannot be examined: {type(error).__name__}: {error}"[:300], "problem")
 
 
+def _finding(what: str, found: str, good: bool, otherwise: State, remedy: str) -> Finding:
+    """What was found, with a state and a remedy unless it is good."""
+    return Finding(what, found) if good else Finding(what, found, otherwise, remedy)
+
+
 def _python() -> Iterator[Finding]:
     tested = ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS)
-    version = platform.python_version()
-    if sys.version_info[:2] in TESTED_PYTHONS:
-        yield Finding("Python", version)
-    else:
-        yield Finding("Python", version, "note", f"tested with {tested}")
+    known = sys.version_info[:2] in TESTED_PYTHONS
+    yield _finding("Python", platform.python_version(), known, "note", f"tested with {tested}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -115,15 +117,13 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, "not installed", "note" if use else "problem",
                           f"pip install {name}" + (f", for {use}" if use else ""))  # fmt: skip
             continue
-        same = version == tested
-        yield Finding(name, version, "ok" if same else "note", "" if same else f"tested with {tested}")
+        yield _finding(name, version, version == tested, "note", f"tested with {tested}")
 
 
 def _cores() -> Iterator[Finding]:
     cores = find_cores()
-    few = cores < 2
-    yield Finding("cores", f"{cores} for this process", "note" if few else "ok",
-                  "a core reads while another decodes: give the process two or more" if few else "")  # fmt: skip
+    remedy = "a core reads while another decodes: give the process two or more"
+    yield _finding("cores", f"{cores} for this process", cores >= 2, "note", remedy)
 
 
 def _gpu() -> Iterator[Finding]:
@@ -208,17 +208,17 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("/dev/shm", "none", "problem", "GpuDataLoader's workers and NCCL need it: mount a tmpfs there")
         return
     total = shutil.disk_usage(folder).total
-    small = total < _SHM_BYTES
-    yield Finding("/dev/shm", format_bytes(total), "problem" if small else "ok",
-                  "workers send packets and NCCL buffers through it: docker run --shm-size=8g, or in Kubernetes an "
-                  "emptyDir with medium: Memory" if small else "")  # fmt: skip
+    remedy = (
+        "workers send packets and NCCL buffers through it: docker run --shm-size=8g, or in Kubernetes an emptyDir with "
+        "medium: Memory"
+    )
+    yield _finding("/dev/shm", format_bytes(total), total >= _SHM_BYTES, "problem", remedy)
 
 
 def _open_files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = 0 <= soft < _FILES
-    remedy = f"shards, workers and sockets take some: ulimit -n {min(hard, 65536)}" if few else ""
-    yield Finding("open files", f"{soft} at most", "note" if few else "ok", remedy)
+    remedy = f"shards, workers and sockets take some: ulimit -n {min(hard, 65536)}"
+    yield _finding("open files", f"{soft} at most", not 0 <= soft < _FILES, "note", remedy)
 
 
 def _cache_disk(folder: Path) -> Iterator[Finding]:
@@ -234,10 +234,9 @@ def _cache_disk(folder: Path) -> Iterator[Finding]:
                       "give the loaders cache_dir, or set XDG_CACHE_HOME")  # fmt: skip
         return
     free = shutil.disk_usage(existing).free
-    small = free < _CACHE_BYTES
-    yield Finding("cache disk", f"{folder}: {format_bytes(free)} free", "note" if small else "ok",
-                  f"for remote datasets: give the loaders cache_bytes below that (default "
-                  f"{format_bytes(_CACHE_BYTES)}) or another cache_dir" if small else "")  # fmt: skip
+    default = format_bytes(_CACHE_BYTES)
+    remedy = f"for remote datasets: give the loaders cache_bytes below that (default {default}) or another cache_dir"
+    yield _finding("cache disk", f"{folder}: {format_bytes(free)} free", free >= _CACHE_BYTES, "note", remedy)
 
 
 def _dataset(path: str) -> Iterator[Finding]:

@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from fsspec.core import url_to_fs
-
 from streamvid.errors import DatasetError
 from streamvid.storage.client import asked, locate
 from streamvid.storage.explain import explained, status_of, true_cause
@@ -221,30 +219,21 @@ def move_file(local: Path, path: str) -> None:
         local.unlink()
         return
     target = local_path(path)
-    try:
+    with explained(path, "write"):
         with local.open("rb") as file:
             os.fsync(file.fileno())
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(local, target)
-    except OSError as error:
-        raise DatasetError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
 
 
 def remove_file(path: str) -> None:
-    """Remove a file if it exists.
-
-    Raises:
-        DatasetError: it exists and cannot be removed.
-    """
-    try:
+    """Remove a file if it exists. Raises DatasetError or InputError."""
+    with explained(path, "remove"):
         if is_local(path):
             Path(local_path(path)).unlink(missing_ok=True)
         elif exists(path):
-            remote, name = url_to_fs(path)
-            remote.rm_file(name)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise DatasetError(f"cannot remove {redact(path)}: {reason}; allow it or choose another place") from error
+            fs, name = locate(path)
+            fs.rm_file(name)
 
 
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:

@@ -82,16 +82,3 @@ class FrameIndex:
         if len(data) != NPY_HEADER_BYTES + table.nbytes:
             raise AssertionError("NumPy wrote a header of another size than docs/format.md specifies")
         return data
-
-    @classmethod
-    def from_npy(cls, data: bytes) -> FrameIndex:
-        """Read a .npy file as `to_npy` writes it.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        table = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        if table.ndim != 2 or table.shape[1] != 4 or table.dtype != np.dtype("<i8"):
-            raise ValueError(f"a frame index is int64 [packets, 4], this is {table.dtype} {list(table.shape)}")
-        pts, offset, size, flags = table.T
-        return cls(pts, offset, size, flags)

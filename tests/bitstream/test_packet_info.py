@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream import packet_info
@@ -18,7 +18,7 @@ from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.mp4.boxes import full_box
 from streamvid.mp4.sample_entry import visual_sample_description
-from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS, FrameIndex
+from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -293,15 +293,3 @@ def test_damaged_packets_are_classified(name: str, tmp_path: Path) -> None:
 def test_any_sample_description(codec: str, stsd: bytes) -> None:
     with contextlib.suppress(ValueError):
         packet_info.classifier(codec, stsd)(memoryview(b"\0\0\0\1\x65"))
-
-
-INDEX = FrameIndex(np.arange(3), np.arange(3), np.ones(3, dtype=np.int64), np.array([1, 0, 0])).to_npy()
-
-
-@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: INDEX[:128] + tail))
-@example(b"")
-@example(b"PK\3\4" + bytes(100))
-@example(INDEX[:-1])
-def test_the_index_is_read_from_any_bytes(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        assert len(FrameIndex.from_npy(data)) >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from dataclasses import replace
 from fractions import Fraction
@@ -13,7 +14,7 @@ import pytest
 
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import VideoError
-from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
+from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import seconds, sequential, slice_of, whole
@@ -83,9 +84,9 @@ def test_the_index_survives_its_file(tmp_path: Path) -> None:
     clip = store_clip(write(HARD["hevc_open_gop"], tmp_path / "a.mp4"), tmp_path)
     data = clip.index.to_npy()
     assert len(data) == 128 + 32 * len(clip.index)
-    again = FrameIndex.from_npy(data)
-    for column in ("pts", "offset", "size", "flags"):
-        np.testing.assert_array_equal(getattr(again, column), getattr(clip.index, column))
+    again = np.load(io.BytesIO(data))
+    for number, column in enumerate(("pts", "offset", "size", "flags")):
+        np.testing.assert_array_equal(again[:, number], getattr(clip.index, column))
     # As DALI reads it: int64, 16 of them header.
     np.testing.assert_array_equal(np.frombuffer(data, dtype="<i8")[16:].reshape(-1, 4)[:, 0], clip.index.pts)
 
