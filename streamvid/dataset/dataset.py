@@ -115,13 +115,13 @@ class Dataset(ClipSource):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def read_manifest(path: str) -> Manifest:
-    """dataset.json of the dataset at `path`, a folder or URL.
+def read_manifest(path: str, *, retry_for: float | Retry = 600.0) -> Manifest:
+    """dataset.json of the dataset at `path`, a folder or URL; `retry_for` as of `Dataset.open`.
 
     Raises:
         DatasetError: there is none, it is damaged, or of another version.
     """
-    return _parse_document(_read_document(path, Retry()), path)
+    return _parse_document(_read_document(path, Retry.of(retry_for)), path)
 
 
 def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool, retry: Retry) -> Iterator[RowBlock]:
