@@ -12,6 +12,7 @@ from rich.table import Table
 
 from streamvid.cli.output import console
 from streamvid.errors import InputError
+from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -48,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.describe import describe
     from streamvid.inspection.sampling_cost import sampling_cost
 
-    dataset = Dataset.open(arguments.dataset)
+    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
     if arguments.json:

@@ -20,7 +20,7 @@ from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.retry import Retry
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local, join, local_path, redact
 from streamvid.video.containers import VIDEO_EXTENSIONS
@@ -115,7 +115,7 @@ class Dataset(ClipSource):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def read_manifest(path: str, *, retry_for: float | Retry = 600.0) -> Manifest:
+def read_manifest(path: str, *, retry_for: float | Retry = COMMAND_SECONDS) -> Manifest:
     """dataset.json of the dataset at `path`, a folder or URL; `retry_for` as of `Dataset.open`.
 
     Raises:

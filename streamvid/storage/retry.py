@@ -28,6 +28,9 @@ REFUSED_SECONDS: Final = 30.0
 SAY_SECONDS: Final = 30.0
 """How often the log says what waits."""
 
+COMMAND_SECONDS: Final = 15.0
+"""How long commands for which somebody waits ask a storage again: the mistake may be in the address."""
+
 T = TypeVar("T")
 K = TypeVar("K")
 Trouble = StorageUnavailable | AccessRefused
@@ -119,8 +122,11 @@ class Retry:
             error = next((one for one in errors.values() if isinstance(one, AccessRefused)), errors[left[0]])
             begin, limit = since, self.seconds
             if isinstance(error, AccessRefused):
-                refused_since = before if refused_since is None else refused_since
-                begin, limit = refused_since, min(limit, REFUSED_SECONDS)
+                limit = min(limit, REFUSED_SECONDS)
+                if refused_since is None:
+                    refused_since = before
+                    log.warning("%s It is tried for %.0f s, with credentials looked up anew.", error, limit)
+                begin = refused_since
             else:
                 refused_since = None
             waited, remaining = now - begin, begin + limit - now

@@ -53,6 +53,15 @@ def test_a_refusal_after_an_outage_has_its_own_time() -> None:
     assert clock.now > REFUSED_SECONDS
 
 
+def test_a_refusal_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be a mistake, and nobody should wait for half a minute without knowing for what."""
+    _, attempt = failing(*[AccessRefused("The key is wrong.")] * 3)
+    assert Clock().retry()(attempt) == "done"
+    assert [record.getMessage() for record in caplog.records] == [
+        "The key is wrong. It is tried for 30 s, with credentials looked up anew."
+    ]
+
+
 def test_without_time_it_is_asked_once() -> None:
     left, attempt = failing(*[StorageUnavailable("away")] * 2)
     with pytest.raises(StorageUnavailable, match=r"^away$"):

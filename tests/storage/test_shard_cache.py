@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import CacheUnusable, Lease, ShardCache
 from tests.support.clock import Clock
 
@@ -605,6 +607,20 @@ def test_a_stopped_downloader_holds_nobody_up_and_harms_nothing_when_it_wakes(
     assert (tmp_path / file["sha256"]).exists()
     second.finish()
     assert published(tmp_path) == sorted([file["sha256"], hashlib.sha256(data("b")).hexdigest()])
+
+
+def test_neighbours_wait_with_a_process_whose_storage_does_not_answer(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long: it is not taken for one that is stopped."""
+    file = site.add("a", data("a"))
+    site.refuse["a"] = 20
+    retry = Retry(600, time.monotonic, lambda _: time.sleep(0.1))
+    caches = [ShardCache(tmp_path, limit_bytes=100, retry=retry, stalled_after=0.7) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda cache: cache.read_through(**file), caches)) == [data("a")] * 2
+    assert site.gets == {"a": 21}
+    assert "fetching it here, too" not in caplog.text
 
 
 def test_a_process_that_is_stopped_while_it_evicts_holds_nobody_up(site: Site, tmp_path: Path) -> None:
