@@ -117,6 +117,9 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
         context = container.streams.video[0].codec_context
     # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
     context.thread_count = 1
+    if context.codec.canonical_name == "mjpeg":
+        # Else what is damaged of a picture shows whatever lies in memory, and no flag says so.
+        context.options = {"err_detect": "explode"}
     return context
 
 

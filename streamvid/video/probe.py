@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,8 +47,9 @@ class CannotCopyError(VideoError, ValueError):
     """A video whose packets cannot be stored, but what they decode to can: its codec is none of CODECS, or an MP4 does
     not hold its times."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}: transcode it, with --codec or --for gpu")
+    def __str__(self) -> str:
+        # Not in the arguments, with which an error from a worker process is made a second time.
+        return f"{super().__str__()}: transcode it, with --codec or --for gpu"
 
 
 @dataclass(frozen=True)
@@ -235,17 +237,22 @@ def probe_first_frame(source: VideoFile) -> FrameFormat:
     Raises:
         ValueError: no frame decodes, or it is too large, or to be shown askew.
     """
-    with suppress(av.error.InvalidDataError):
+    with suppress(av.error.InvalidDataError, _NoFrameError):
         return _first_frame(source, apply_edits=True)
     return _first_frame(source, apply_edits=False)
 
 
+class _NoFrameError(ValueError):
+    """A video without a frame that can be decoded."""
+
+
 def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
     with source.open(apply_edits=apply_edits) as (container, stream):
-        for packet in container.demux(stream):
-            for frame in packet.decode():
+        context = stream.codec_context
+        for packet in chain(demux(container, stream, context.codec.canonical_name), [None]):
+            for frame in context.decode(packet):
                 found = _frame_format(frame, source.path)
-                if stream.codec_context.name == "mjpeg" and not found.rotation:
+                if packet and context.name == "mjpeg" and not found.rotation:
                     return replace(found, rotation=jpeg.rotation(bytes(packet)))
                 return found
     return _frame_format(None)
@@ -280,7 +287,7 @@ _DECODERS: Final = {"av1": "libdav1d"}
 
 def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
     if frame is None:
-        raise ValueError("not one frame of it can be decoded")
+        raise _NoFrameError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
         raise ValueError(f"its frames are {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
     return FrameFormat(

@@ -102,12 +102,14 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
 
         clip = store(times.up_to_last_visible())
         if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
-            raise CannotCopyError("its AVI alone says which field of a picture is the upper one: transcode it first")
+            raise CannotCopyError("its AVI alone says which field of a picture is the upper one")
         if not clip.has_trait(UNORDERED):
             return clip
         try:
             ordered = in_output_order(source, about.codec, times)
         except (ValueError, av.error.FFmpegError):
+            if len(np.unique(times.pts)) < len(times.pts):
+                raise ValueError("frames of it that a decoder reorders are shown at the same time") from None
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip

@@ -70,3 +70,19 @@ def test_it_says_which_frames() -> None:
     assert str(Damage((4, 5, 6, 8), 9, "gone")) == "4 of its 9 frames do not decode, 4 to 6, 8: gone"
     many = Damage(tuple(range(0, 40, 2)), 50, "gone")
     assert str(many) == "20 of its 50 frames do not decode, 0, 2, 4, 6, 8 and 15 more: gone"
+
+
+@pytest.mark.parametrize("container", ["avi", "mov"])
+def test_damage_within_a_picture_of_motion_jpeg_is_found(container: str, tmp_path: Path) -> None:
+    """FFmpeg leaves what it cannot decode as it lies in memory, and flags nothing: it differs from run to run."""
+    recipe = replace(BASE, codec="mjpeg", container=container, frames=6)  # type: ignore[arg-type]
+    clip = store_clip(write(recipe, tmp_path / f"a.{container}"), tmp_path)
+    data = bytearray(clip.mp4.read_bytes())
+    at, size = int(clip.index.offset[2]), int(clip.index.size[2])
+    # Of the coded samples, neither the tables before them nor the end.
+    noise = np.random.default_rng(1).integers(0, 255, size // 4, dtype=np.uint8)  # 0xFF begins a marker
+    data[at + size // 2 : at + size // 2 + len(noise)] = noise.tobytes()
+    clip.mp4.write_bytes(data)
+    found = find_damage(clip.index, np.arange(6), partial(slice_of, clip))
+    assert found is not None
+    assert found.frames == (2,)

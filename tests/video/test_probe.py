@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.report import PackReport
 from streamvid.video.encoders import Target
-from streamvid.video.probe import VideoFile, video_stream
+from streamvid.video.probe import CannotCopyError, VideoFile, video_stream
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
@@ -157,3 +158,9 @@ def test_a_track_that_some_files_lack(sources: Path, tmp_path: Path) -> None:
 def test_numbers_that_are_none_of_a_track(track: Any, sources: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="0 for the first"):
         packed(sources, tmp_path / "set", track=track)
+
+
+def test_an_error_from_a_worker_says_its_advice_once() -> None:
+    error = CannotCopyError("its codec is gif")
+    assert str(error) == "its codec is gif: transcode it, with --codec or --for gpu"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

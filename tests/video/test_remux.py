@@ -284,3 +284,25 @@ def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), frames)
     np.testing.assert_allclose(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1], seconds(source), atol=1e-4)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [50, 90])), [frames[50], frames[90]])
+
+
+@pytest.mark.parametrize(("codec", "container"), [("vp8", "webm"), ("vp9", "webm"), ("vp9", "mp4")])
+def test_vpx_that_begins_in_the_middle_of_a_gop(codec: Codec, container: Container, tmp_path: Path) -> None:
+    """Its first packets are errors for FFmpeg's decoders."""
+    recipe = Recipe(codec=codec, container=container, frames=36, gop=12, drop=5, width=96, height=64)
+    clip = store_clip(write(recipe, tmp_path / f"a.{container}"), tmp_path)
+    frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
+    assert [read_frame_number(frame) for frame in frames] == recipe.shown()
+
+
+def test_an_edit_list_that_hides_all_is_named(tmp_path: Path) -> None:
+    source = write(Recipe(frames=3, b_frames=0, delay=Fraction(-1)), tmp_path / "a.mp4")
+    with pytest.raises(VideoError, match="all its frames are hidden by an edit list"):
+        store_clip(source, tmp_path)
+
+
+def test_reordered_frames_at_the_same_time_are_refused(tmp_path: Path) -> None:
+    """Matroska counts milliseconds: of four frames each, nothing says which comes first."""
+    source = write(Recipe(fps=Fraction(4000), frames=12, container="mkv"), tmp_path / "a.mkv")
+    with pytest.raises(VideoError, match="shown at the same time"):
+        store_clip(source, tmp_path)
