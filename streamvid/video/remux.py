@@ -175,10 +175,9 @@ def _mux(
 
 def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: FrameFormat) -> None:
     """Write a VP8 track at the source's times: FFmpeg reads VP8 from MP4 but does not write it."""
-    base = times.time_base
-    scale = max(1, round(base[1] / base[0]))
-    pts = (times.pts - times.origin) * base[0] * scale // base[1]
-    end = int(pts[~times.hidden].max()) + max(1, times.last_frame_ticks() * base[0] * scale // base[1])
+    ticks, scale = times.time_base
+    pts = (times.pts - times.origin) * ticks
+    end = int(pts[~times.hidden].max()) + times.last_frame_ticks() * ticks
     head = clip_header(
         vp8_sample_description(width=first.width, height=first.height, full_range=first.color_range == "pc"),
         pts=pts,

@@ -306,3 +306,10 @@ def test_reordered_frames_at_the_same_time_are_refused(tmp_path: Path) -> None:
     source = write(Recipe(fps=Fraction(4000), frames=12, container="mkv"), tmp_path / "a.mkv")
     with pytest.raises(VideoError, match="shown at the same time"):
         store_clip(source, tmp_path)
+
+
+def test_times_of_vp8_in_ticks_of_several_parts_of_a_second(tmp_path: Path) -> None:
+    """An AVI counts frames, here of 1001/30000 s."""
+    recipe = Recipe(codec="vp8", fps=Fraction(30000, 1001), frames=40, gop=20, width=96, height=64, container="avi")
+    clip = store_clip(write(recipe, tmp_path / "a.avi"), tmp_path)
+    assert [time * Fraction(*clip.time_base) for time in clip.index.frame_pts.tolist()] == recipe.shown_at()
