@@ -62,6 +62,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
             video = folder
         elif is_local(source.path):
             video = Path(local_path(source.path))
+            if video.exists() and not video.is_file():
+                raise VideoError("it is a pipe, a device or a socket, not a file")
         else:
             video = folder / "source"
             folder.mkdir()

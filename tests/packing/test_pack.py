@@ -270,6 +270,18 @@ def test_unreadable_files_are_rejected_with_reasons(videos: Path, tmp_path: Path
     assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
 
 
+def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
+    """To open a pipe waits for its other end."""
+    (tmp_path / "in").mkdir()
+    write(SMALL, tmp_path / "in" / "a.mp4")
+    os.mkfifo(tmp_path / "in" / "b.mp4")
+    (tmp_path / "in" / "c.mp4").symlink_to("/dev/zero")
+    (tmp_path / "in" / "d.mp4").symlink_to("/dev/null")
+    report = pack([tmp_path / "in"], tmp_path / "set", progress=False)
+    assert [one.source for one in report.rejected] == ["b.mp4", "c.mp4", "d.mp4"]
+    assert {one.reason for one in report.rejected} == {"it is a pipe, a device or a socket, not a file"}
+
+
 def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path) -> None:
     shutil.copy(videos / "slow.mp4", tmp_path)
     (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\n")
