@@ -113,7 +113,7 @@ def test_fields_in_an_avi_are_transcoded_in_their_order(tmp_path: Path) -> None:
     """FFmpeg takes the second field of such an AVI for the upper one; no MP4 says so."""
     (tmp_path / "in").mkdir()
     source = fields_as_jpeg(tmp_path / "in" / "a.avi", 5)
-    with pytest.raises(CannotCopyError, match="the upper one: transcode it, with --codec or --for gpu$"):
+    with pytest.raises(CannotCopyError, match=r"the upper one: transcode it, with --codec or --for gpu$"):
         store_clip(source, tmp_path)
     pack([source], tmp_path / "ds", progress=False)
     got = ClipDataset(tmp_path / "ds").get("a", frames=range(5))["video"].numpy()
