@@ -133,6 +133,26 @@ _ELSEWHERE: Final = (
         "that is an argument of ClipDataset: GpuDataLoader(ClipDataset(path, sampling=…), …)",
     ),
     (
+        "num_threads",
+        {"pin_memory", "prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context"},
+        "batches are made ahead and on the device, in threads: leave it out",
+    ),
+    ("batch_fn", {"collate_fn", "batch_transform"}, "a function of the finished batch is given as batch_fn="),
+    (
+        "steps_per_epoch",
+        {"sampler", "batch_sampler"},
+        "the order is said by shuffle=, and any sampler is taken by GpuDataLoader(ClipDataset(path, …), sampler=…)",
+    ),
+    ("horizontal_flip", {"hflip", "flip", "random_flip"}, "horizontal_flip= takes its probability, 0.5 for half"),
+    ("mean", {"normalize", "normalise"}, "give mean= and std=, in units of the full range, 0 to 1"),
+    (
+        "frames",
+        {"n", "count", "length", "size", "clip_len", "clip_length", "frames_per_clip", "sequence_length",
+         "num_segments"},
+        "the number of frames is frames=",
+    ),
+    ("fps", {"frame_rate", "rate"}, "frames a second are fps="),
+    (
         "sampling",
         {"num_frames", "n_frames", "frames", "clip_len", "clip_length", "frames_per_clip", "sequence_length", "stride",
          "frame_rate", "fps", "step"},

@@ -22,7 +22,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.storage.url import given_path, is_local, join, local_path, redact
 from streamvid.video.containers import VIDEO_EXTENSIONS
 
 _THREADS: Final = 16
@@ -174,7 +174,7 @@ def dataset_path(path: object) -> str:
             "; for several datasets write Mix([(first, 1), (second, 1)])" if isinstance(path, list | tuple) else ""
         )
         raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + several)
-    return os.fspath(path)
+    return given_path(path, "dataset")
 
 
 def _read_document(path: str, retry: Retry) -> bytes:

@@ -150,7 +150,9 @@ def _read_keys(path: str) -> list[str]:
     try:
         data = filesystem.read_bytes(path)
     except StreamvidError as error:
-        raise InputError(f"cannot read the keys: {error}; a single key is given as a list, ['…']") from error
+        raise InputError(
+            f"cannot read the keys: {str(error).rstrip('.')}; a single key is given as a list, ['…']"
+        ) from error
     kind = os.path.splitext(path)[1].lower()
     try:
         if kind == ".csv":

@@ -19,14 +19,14 @@ from typing import Final, Literal
 
 import numpy as np
 
-from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.dataset import dataset_path, read_manifest
 from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
 from streamvid.errors import InputError, StreamvidError
 from streamvid.plan.world import find_cores
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import is_local, join, redact
+from streamvid.storage.url import given_path, is_local, join, redact
 from streamvid.text import format_bytes
 
 State = Literal["ok", "note", "problem"]
@@ -80,6 +80,7 @@ def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | N
         dataset: folder or URL of a dataset that is to be read as well, with the credentials that a run would have.
         cache_dir: as of `StreamLoader`.
     """
+    cache = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("Python", _python),
         ("packages", _packages),
@@ -87,7 +88,7 @@ def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | N
         ("GPU", _gpu),
         ("/dev/shm", _shared_memory),
         ("open files", _open_files),
-        ("cache disk", lambda: _cache_disk(Path(cache_dir) if cache_dir is not None else user_cache_dir())),
+        ("cache disk", lambda: _cache_disk(cache)),
     ]
     if dataset is not None:
         checks.append(("dataset", lambda: _dataset(dataset)))
@@ -245,7 +246,7 @@ def _cache_disk(folder: Path) -> Iterator[Finding]:
 def _dataset(path: str) -> Iterator[Finding]:
     """Whether a dataset can be read, and how fast: the beginning of its largest shard, in ranges."""
     started = time.perf_counter()
-    manifest = read_manifest(path, retry_for=_ONCE)
+    manifest = read_manifest(dataset_path(path), retry_for=_ONCE)
     opened = time.perf_counter() - started
     yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
     shard = max(manifest.shards, key=lambda entry: entry.bytes)

@@ -22,7 +22,7 @@ import numpy as np
 from streamvid.checks import suggest_keywords
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
-from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.dataset import dataset_path, read_manifest
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
@@ -153,7 +153,7 @@ def verify(
     if seed < 0:
         raise InputError(f"the seed {seed} is negative: give 0 or more")
     started = time.monotonic()
-    path = os.fspath(path)
+    path = dataset_path(path)
     manifest = read_manifest(path)
     cores = len(os.sched_getaffinity(0))
     count = min(workers or cores, max(1, len(manifest.shards)))

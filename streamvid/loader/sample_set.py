@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamvid.arrays import Int64
@@ -68,19 +68,20 @@ class SampleSet:
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
             raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
-        if isinstance(columns, str):
+        names = () if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
+        if (not names and columns) or not all(isinstance(name, str) for name in names):
             raise InputError(f"columns must be a list of names; it is {columns!r}")
         if not is_integer(seed):
             raise InputError(f"seed must be a whole number; it is {seed!r}")
         transform = transform or Transform(layout="THWC", dtype="uint8")
         source = open_source(dataset, open_dataset)
         taken = {*TAKEN, ONLY_VIEW, *by_view(transform)}
-        for name in columns:
+        for name in names:
             if name in taken:
                 raise InputError(f"batches have {name!r} already: leave it out of columns")
             source.dataset.columns.get(name)
         spec = SampleSpec(sampling, int(seed), transform.num_random)
-        return cls(source, make_pools(source, sampling), spec, transform, tuple(columns))
+        return cls(source, make_pools(source, sampling), spec, transform, names)
 
     @property
     def dataset(self) -> ClipSource:

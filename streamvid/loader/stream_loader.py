@@ -30,7 +30,7 @@ from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local
+from streamvid.storage.url import given_path, is_local
 from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views
 
@@ -148,7 +148,10 @@ class StreamLoader:
         device_id = find_device(device)
         self._cache: ShardCache | None = None
         self._retry = Retry.of(retry_for)
-        self._cache_options = (Path(cache_dir) if cache_dir is not None else user_cache_dir(), cache_bytes)
+        self._cache_options = (
+            user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir")),
+            cache_bytes,
+        )
         self._samples = samples = self._open(dataset, sampling, transform, columns, seed)
         self.dataset = samples.dataset
         self.skipped = samples.pools.short
@@ -292,7 +295,10 @@ class StreamLoader:
                 self._meet_world(settle=True)
                 parts = source.part_of(one.encoded.clips) if len(source.subsets) > 1 else None
                 batch = make_batch(one, self.dataset, columns, parts)
-                batch = batch if self._batch_fn is None else self._batch_fn(batch)
+                if self._batch_fn is not None:
+                    batch = self._batch_fn(batch)
+                    if batch is None:
+                        raise InputError(f"batch_fn {self._batch_fn!r} returned None: let it return the batch")
                 cursor = cursor.advanced()
                 yield Delivery(batch, cursor, following, last=not left)
             # The engine's own end, with which its decoder stays for the next epoch.
@@ -365,6 +371,8 @@ def _bucket_steps(group_by_size: bool | int) -> int:
 
 
 def _last_batch(last_batch: LastBatch | LastBatchPolicy | None, drop_last: bool | None) -> LastBatch:
+    if drop_last not in (None, True, False):
+        raise InputError(f"drop_last must be True or False; it is {drop_last!r}")
     if last_batch is None:
         return "drop" if drop_last else "partial"
     if drop_last is not None:

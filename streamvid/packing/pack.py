@@ -47,7 +47,7 @@ from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
-from streamvid.storage.url import redact
+from streamvid.storage.url import given_path, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def pack(
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     if options.track is not None and not (is_integer(options.track) and options.track >= 0):
         raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
-    _check_options(destination, shard_size, workers, engine, address, overwrite, append)
+    _check_options(shard_size, workers, engine, address, overwrite, append)
     state = read_state(destination)
     if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
         raise InputError(DATASET_EXISTS.format(redact(destination)))
@@ -267,12 +267,11 @@ def _paths(given: object, name: str, *, most: int | None = None) -> list[str]:
     for one in several:
         if not isinstance(one, str | os.PathLike):
             raise InputError(f"{name} must be paths or URLs, one of them is {one!r}"[:300])
-        found.append(os.fspath(one))
+        found.append(given_path(one, name))
     return found
 
 
 def _check_options(
-    destination: str,
     shard_size: int,
     workers: int | None,
     engine: str,
@@ -280,8 +279,6 @@ def _check_options(
     overwrite: bool,
     append: bool,
 ) -> None:
-    if not destination:
-        raise InputError("no destination: name a folder or an object-store prefix")
     integer(shard_size, "shard_size", most=None)
     if workers is not None:
         integer(workers, "workers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64, unique_rows
+from streamvid.checks import suggesting
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset, dataset_path
@@ -28,6 +29,7 @@ DatasetLike = Dataset | str | os.PathLike[str]
 """An open dataset, its folder, or its URL such as s3://bucket/name."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class Subset:
     """Some clips of a dataset. docs/selecting.md has examples.
@@ -59,7 +61,10 @@ class Mix:
     parts: Sequence[tuple[Subset | DatasetLike, float]]
 
     def __post_init__(self) -> None:
-        parts = tuple(self.parts.items()) if isinstance(self.parts, Mapping) else tuple(self.parts)
+        given = self.parts.items() if isinstance(self.parts, Mapping) else self.parts
+        # YAML and JSON have lists for pairs.
+        several = given if isinstance(given, Iterable) and not isinstance(given, str) else ()
+        parts = tuple(tuple(part) if isinstance(part, list) else part for part in several)
         if not parts or any(not isinstance(part, tuple) or len(part) != 2 for part in parts):
             raise InputError("Mix takes a list of (dataset, weight), at least one")
         whole_weights([weight for _, weight in parts])

@@ -8,14 +8,39 @@ import re
 from fsspec.implementations.local import make_path_posix
 from fsspec.utils import get_protocol
 
+from streamvid.errors import InputError
+
 AnyPath = str | os.PathLike[str]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)")
 _LOCAL = re.compile(r"^(file|local):(//)?")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
+_NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
     r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
 )
+
+
+def given_path(path: object, name: str) -> str:
+    """A path or URL that a user gave, as text.
+
+    Raises:
+        InputError: it is none, or means something else than it says: the empty text is the current folder, and ``~/x``
+            and ``s3:/x`` would be folders below it.
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
+        raise InputError(f"{name} must be a path or URL; it is {path!r}"[:300])
+    if not text.strip():
+        raise InputError(f"{name} is an empty path: name it, or write . for the current folder")
+    if text == "~" or text.startswith("~/"):
+        raise InputError(f"{name} {text}: only a shell replaces ~ by the home folder; write {os.path.expanduser(text)}")
+    one_slash = _ONE_SLASH.match(text)
+    if one_slash and one_slash[1] not in ("file", "local"):
+        raise InputError(f"{name} {redact(text)}: a URL has two slashes; write {redact(text.replace(':/', '://', 1))}")
+    if _NO_BUCKET.match(text):
+        raise InputError(f"{name} {redact(text)} names no bucket: write {text.partition(':')[0]}://BUCKET/FOLDER")
+    return text
 
 
 def is_local(path: AnyPath) -> bool:

@@ -96,7 +96,7 @@ def test_drop_last(dataset: Path) -> None:
         (lambda path: sv.StreamLoader(path, bach_size=2, sampling=SAMPLING), "batch_size"),
         (lambda path: sv.ClipDataset(path, samplings=SAMPLING), "sampling"),
         (lambda path: sv.GpuDataLoader(sv.ClipDataset(path), batch_size=1, threads=2), "num_threads"),
-        (lambda _: sv.Window(8, frame_rate=3, paddings="edge"), "pad"),
+        (lambda _: sv.Window(8, paddings="edge"), "pad"),
         (lambda _: sv.Window(num_frames=8), "frames"),
     ],
 )
@@ -114,6 +114,13 @@ def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: A
         (lambda path: sv.ClipDataset(path, keys=["a"]), r"Subset\(dataset"),
         (lambda path: sv.StreamLoader(path, batch_size=2, sampling=SAMPLING, resize=64), r"transform=Transform\("),
         (lambda path: sv.GpuDataLoader(path, batch_size=2, sampling=SAMPLING), r"an argument of ClipDataset"),
+        (lambda path: sv.StreamLoader(path, batch_size=2, pin_memory=True), r"leave it out"),
+        (lambda path: sv.StreamLoader(path, batch_size=2, collate_fn=list), r"batch_fn="),
+        (lambda path: sv.StreamLoader(path, batch_size=2, sampler=None), r"shuffle="),
+        (lambda _: sv.Window(clip_len=8), r"frames="),
+        (lambda _: sv.Window(8, frame_rate=3), r"fps="),
+        (lambda _: sv.Transform(hflip=0.5), r"horizontal_flip="),
+        (lambda path: sv.Subset(path, filter="label == 1"), r"where="),
     ],
 )
 def test_an_option_that_is_given_elsewhere(dataset: Path, make: Any, said: str) -> None:

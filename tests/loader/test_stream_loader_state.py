@@ -390,6 +390,9 @@ def test_a_mixture(datasets: tuple[str, str]) -> None:
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
         ({"locality": "node", "steps_per_epoch": 3}, "locality"), ({"seed": 1.5}, "seed"),
         ({"columns": ["speeed"]}, "speeed"), ({"rank": 0}, "world_size"), ({"ranks_per_node": 0}, "ranks_per_node"),
+        ({"columns": [1]}, "columns"), ({"columns": True}, "columns"), ({"drop_last": "no"}, "drop_last"),
+        ({"cache_dir": 5}, "cache_dir"), ({"cache_dir": "~/cache"}, "cache_dir ~/cache: only a shell"),
+        ({"batch_fn": lambda batch: None}, "returned None"),
     ],
 )  # fmt: skip
 def test_silly_options(datasets: tuple[str, str], change: dict[str, Any], word: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamvid.errors import InputError
 from streamvid.plan.inputs import Mix, Subset, make_pools, open_source
 from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.windows import TiledWindows, Window
@@ -59,3 +60,13 @@ def test_rows_are_those_of_the_samples_and_nothing_sorts_them(
     assert rows.tolist() == expected
     assert rows.dtype == np.int64
     assert len(rows) > 100
+
+
+def test_a_mix_from_lists_as_of_a_json_file() -> None:
+    assert Mix([["a", 1], ["b", 2]]) == Mix([("a", 1), ("b", 2)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("parts", [None, "ab", ["a", "b"], 3, []])
+def test_a_mix_of_something_else(parts: Any) -> None:
+    with pytest.raises(InputError, match=r"Mix takes a list of \(dataset, weight\)"):
+        Mix(parts)

@@ -17,7 +17,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.ranges import read_ranges
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import AnyPath, is_local, join, redact
+from streamvid.storage.url import AnyPath, given_path, is_local, join, redact
 from tests.support.s3_server import S3Server, forget_s3_connections
 
 
@@ -85,6 +85,29 @@ def test_join() -> None:
 )
 def test_redact(url: str, redacted: str) -> None:
     assert redact(url) == redacted
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "dataset must be a path or URL; it is None"), (b"/x", "dataset must be a path or URL"),
+        ("", "dataset is an empty path"), ("  ", "dataset is an empty path"),
+        ("~/x", r"dataset ~/x: only a shell replaces ~ by the home folder; write /.*/x"),
+        ("s3:/bucket/x", "dataset s3:/bucket/x: a URL has two slashes; write s3://bucket/x"),
+        ("s3://", "names no bucket: write s3://BUCKET/FOLDER"), ("gs:///x", "names no bucket"),
+    ],
+)  # fmt: skip
+def test_paths_that_mean_something_else_are_refused(given: object, said: str) -> None:
+    """Each would be a folder below the current one, or fail far from here."""
+    with pytest.raises(InputError, match=said):
+        given_path(given, "dataset")
+
+
+@pytest.mark.parametrize(
+    "given", [".", "a:b/c", "file:/x", "file:///x", "x~", "~x", "s3://b", "s3://b/x", "memory://x"]
+)
+def test_other_paths_are_taken_as_they_are(given: str) -> None:
+    assert given_path(given, "dataset") == given
 
 
 def test_s3fs_is_imported_only_when_used(tmp_path: Path) -> None:
