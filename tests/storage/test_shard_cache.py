@@ -449,6 +449,18 @@ def test_prefetch_errors_surface_at_lease_once(cache: ShardCache, site: Site) ->
     assert cache.read_through(**file) == good
 
 
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_waiting_for_a_storage_is_given_up(site: Site, tmp_path: Path, prefetched: bool) -> None:
+    file, stop = site.add("a", data("a")), threading.Event()
+    site.refuse["a"] = 10**6
+    with ShardCache(tmp_path, limit_bytes=100) as cache:
+        if prefetched:
+            cache.prefetch(**file)
+        threading.Timer(0.3, stop.set).start()
+        with pytest.raises(StorageUnavailable):
+            cache.lease(**file, stop=stop)
+
+
 def test_lease_does_not_wait_for_other_prefetches(cache: ShardCache, site: Site) -> None:
     slow = [site.add(f"slow{i}", data("s", i + 1)) for i in range(cache_module._PREFETCH_THREADS)]
     site.stall = set(site.files)
