@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -399,6 +401,23 @@ def test_silly_options(datasets: tuple[str, str], change: dict[str, Any], word: 
     with pytest.raises(sv.InputError, match=word) as error:
         next(iter(loader(datasets[0], **change)))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_forked_process_does_not_wait_for_threads_that_it_lacks(datasets: tuple[str, str], whole: bool) -> None:
+    with loader(datasets[0]) as one:
+        iterator = iter(one)
+        _ = list(iterator) if whole else next(iterator)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends a child that waits
+            try:
+                next(iter(one) if whole else iterator)
+            except sv.InputError as error:
+                os._exit(7 if "forked" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        iterator.close()  # type: ignore[attr-defined]
 
 
 def test_samples_of_a_clip_are_items_of_their_own(datasets: tuple[str, str], tmp_path: Path) -> None:
