@@ -178,7 +178,8 @@ def _date_by_order(
         pts = clock = _stored_times(source, codec, len(pts))
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
-        if container == "mpegts" and (np.diff(clock[clock != _NO_PTS]) < 0).any():
+        rising = clock[clock != _NO_PTS] if container == "mpegts" else pts[~demuxed.packets.hidden]
+        if (container == "mpegts" or codec not in _REORDERED) and (np.diff(rising) < 0).any():
             raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
         return None
     order = _output_order(source, codec, count=count)

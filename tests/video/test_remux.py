@@ -313,3 +313,12 @@ def test_times_of_vp8_in_ticks_of_several_parts_of_a_second(tmp_path: Path) -> N
     recipe = Recipe(codec="vp8", fps=Fraction(30000, 1001), frames=40, gop=20, width=96, height=64, container="avi")
     clip = store_clip(write(recipe, tmp_path / "a.avi"), tmp_path)
     assert [time * Fraction(*clip.time_base) for time in clip.index.frame_pts.tolist()] == recipe.shown_at()
+
+
+@pytest.mark.parametrize("codec", ["vp8", "vp9", "av1"])
+def test_a_clock_that_falls_back_is_refused(codec: Codec, tmp_path: Path) -> None:
+    """Its frames would be mixed with those of the first part."""
+    source = write(Recipe(codec=codec, container="webm", frames=12, gop=6, width=96, height=64), tmp_path / "a.webm")
+    source.write_bytes(2 * source.read_bytes())
+    with pytest.raises(VideoError, match="its clock falls back"):
+        store_clip(source, tmp_path)
