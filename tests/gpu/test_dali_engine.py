@@ -63,7 +63,13 @@ def assert_same_but_for_video(one: Sequence[dict[str, Any]], two: Sequence[dict[
 
 @pytest.mark.parametrize(
     "sampling",
-    [sv.Window(8, fps=10), sv.Window(9, stride=4, pad="constant"), sv.Uniform(5), sv.Frames([9, 0, 9])],
+    [
+        sv.Window(8, fps=10),
+        *(
+            pytest.param(sampling, marks=pytest.mark.full)
+            for sampling in (sv.Window(9, stride=4, pad="constant"), sv.Uniform(5), sv.Frames([9, 0, 9]))
+        ),
+    ],
     ids=lambda sampling: type(sampling).__name__,
 )
 def test_the_same_frames(dataset: str, sampling: Any) -> None:
@@ -81,6 +87,7 @@ def test_the_same_frames(dataset: str, sampling: Any) -> None:
                     assert read_frame_number(frame) == wanted, (key, seconds)
 
 
+@pytest.mark.full
 def test_the_same_transform(dataset: str) -> None:
     transform = sv.Transform(resize=160, crop=128, horizontal_flip=0.5, mean=0.45, std=0.225, dtype="float16")
     default, dali = (batches(dataset, engine, transform=transform) for engine in ENGINES)
@@ -89,6 +96,7 @@ def test_the_same_transform(dataset: str) -> None:
         torch.testing.assert_close(a["video"], b["video"], rtol=0, atol=0.05)
 
 
+@pytest.mark.full
 def test_an_epoch_goes_on_in_the_other_engine(dataset: str) -> None:
     with sv.StreamLoader(dataset, batch_size=3, sampling=sv.Window(4), engine="dali", device="cuda") as begun:
         iterator = iter(begun)

@@ -78,6 +78,7 @@ def test_every_frame_through_all_stages(tmp_path: Path) -> None:
             assert sorted(seen) == sorted(names)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("codec", ["vp8", pytest.param("mpeg4", marks=FULL)])
 def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
     """Clips of 192 rows beside clips of 180, which are coded with 192: none comes out stretched, in any order.
@@ -166,6 +167,7 @@ def test_what_the_gpu_cannot_decode_is_decoded_by_cores_or_refused_at_the_start(
         assert "\n" not in message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pad", [pytest.param("edge", marks=FULL), "constant"])
 def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
     names = ["h264", "hevc", "vp9", "h264_rotated_90", "h264_rotated_180", "h264_rotated_270", "h264_five_frames"]
@@ -189,6 +191,7 @@ def test_transforms_agree_with_the_cpu(pad: str, tmp_path: Path) -> None:
         assert (on_gpu["video"].cpu() - on_cpu["video"]).abs().mean() < 0.05
 
 
+@pytest.mark.full
 def test_same_seed_same_batches(tmp_path: Path) -> None:
     dataset = packed(["h264", "hevc", "vp9", "h264_vfr"], tmp_path)
     runs = []

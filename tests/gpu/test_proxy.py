@@ -68,6 +68,7 @@ def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, cap
     np.testing.assert_array_equal(batch["video"][0].cpu().numpy(), decode_with_pyav(plain.encoded(items[0])))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("start", [pytest.param("fork", marks=pytest.mark.full), "spawn"])
 def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
     """Workers that decode and transform on the CPU, started by a process that has used CUDA, and DALI on it."""

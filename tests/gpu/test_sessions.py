@@ -117,6 +117,7 @@ def test_whoever_decodes_the_pixels_are_the_same(make: Make, workers: NvdecSessi
     agree(workers, clips, each=3, rounds=4, seed=5)
 
 
+@pytest.mark.full
 def test_streams_with_a_larger_dpb_get_a_session_for_it(make: Make, workers: NvdecSessionPool) -> None:
     """Parameter sets differ in all that may matter; the decoder configurations are few."""
     params: list[tuple[tuple[str, str], ...]] = [
@@ -144,6 +145,7 @@ def test_streams_with_a_larger_dpb_get_a_session_for_it(make: Make, workers: Nvd
     agree(workers, clips, each=2, rounds=3, seed=9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("codec", ["h264", pytest.param("hevc", marks=FULL)])
 def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, sessions: NvdecSessionPool) -> None:
     clips = [
@@ -310,6 +312,7 @@ def test_pictures_that_are_reordered_further_than_the_bitstream_says_keep_their_
         sessions.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("twice", [pytest.param(False, marks=FULL), True])
 def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
     make: Make, monkeypatch: pytest.MonkeyPatch, twice: bool
@@ -339,6 +342,7 @@ def test_a_frame_that_a_decoder_loses_or_repeats_shifts_no_others(
     sessions.close()
 
 
+@pytest.mark.full
 def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> None:
     """True 1088 rows beside 1080: neither is left to the CPU."""
     clips = [
