@@ -37,7 +37,7 @@ def inline_workers() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out tests marked `full`: tests/gpu in under a minute and a half")
+    parser.addoption("--quick", action="store_true", help="leave out tests marked `full`: tests/gpu in some 80 seconds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
