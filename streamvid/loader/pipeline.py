@@ -68,7 +68,9 @@ class RenderPipeline:
                 stages.callback(decoded.close)
                 # The decoding thread may be waiting for the reading one: that is told to stop first.
                 stages.callback(encoded.stop)
-                return _hand_over(batches, encoded, decoded) if read_here else decoded
+                # Not `decoded` itself: a generator that is closed in `yield from` closes that first, which would wait
+                # for the decoding thread before the reading one is told to stop.
+                return _hand_over(batches, encoded, decoded) if read_here else (item for item in decoded)
 
             try:
                 yield from renderer.run(encoded, decode_ahead)

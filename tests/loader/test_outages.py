@@ -83,6 +83,17 @@ def test_half_of_all_requests_fail_at_the_opening_and_later(s3: FaultyS3, packed
         assert torch.equal(clips.get(n, frames=[3, 9])["video"], local.get(n, frames=[3, 9])["video"])
 
 
+def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: Path) -> None:
+    """The default waits for ten minutes."""
+    with sv.StreamLoader(
+        "s3://bucket/set", batch_size=1, sampling=sv.Window(2), device="cpu", num_threads=1, cache_dir=tmp_path,
+        shuffle=False,
+    ) as loader:  # fmt: skip
+        s3.fault = lambda method, key, before: "503" if key.endswith("00000300.tar") else None
+        for _ in loader:
+            break
+
+
 def test_a_lasting_outage_names_the_file_and_the_cause(s3: FaultyS3, tmp_path: Path) -> None:
     s3.fault = lambda method, key, before: "503" if key.endswith(".tar") else None
     with pytest.raises(sv.DatasetError, match=r"s3://bucket/set/shards/00000\d00\.tar: .*503.*It was tried \d+ times"):
