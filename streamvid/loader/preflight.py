@@ -87,7 +87,8 @@ def find_cpu_decoded(
     for group, members, reason in left:
         on_cpu[members] = True
         pace = _decoded_per_second(probe(int(members[np.argmax(_area(dataset, members))])))
-        notes.append(f"{group.describe(dataset, members, reason)}, at {pace * num_threads:.0f} frames/s or less")
+        rate = f"{pace * num_threads:.0f} frames/s or less" if pace else "an unknown rate, as the largest is damaged"
+        notes.append(f"{group.describe(dataset, members, reason)}, at {rate}")
     log.warning(
         "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --for gpu` transcodes "
         "such clips, fallback='error' refuses them",
@@ -148,9 +149,13 @@ def _refused_by_gpu(
 
 
 def _decoded_per_second(encoded: EncodedSlice) -> float:
-    """Frames that one core decodes in a second, with their conversion to RGB where they are wanted."""
+    """Frames that one core decodes in a second, with their conversion to RGB where they are wanted; 0 if the clip is
+    damaged, which is told where it is streamed."""
     started = time.perf_counter()
-    decode_with_pyav(encoded)
+    try:
+        decode_with_pyav(encoded)
+    except VideoError:
+        return 0.0
     return len(encoded.sizes) / (time.perf_counter() - started)
 
 
@@ -166,6 +171,10 @@ def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:
     import torch
 
     try:
+        expected = decode_with_pyav(encoded)
+    except VideoError:
+        return ""  # the clip is damaged, which says nothing of the others of its group
+    try:
         (decoded,) = decoder.decode([encoded])
         gpu = decoded.cpu().numpy()
     except torch.OutOfMemoryError:
@@ -173,7 +182,7 @@ def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:
     except (VideoError, RuntimeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
-    difference = float(np.abs(gpu.astype(np.int16) - decode_with_pyav(encoded)).mean())
+    difference = float(np.abs(gpu.astype(np.int16) - expected).mean())
     if difference <= _MAX_DIFFERENCE:
         return ""
     return f"their frames differ from the CPU's by {difference:.0f} levels on average"

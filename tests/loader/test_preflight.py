@@ -16,7 +16,7 @@ import torch
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.errors import InputError
+from streamvid.errors import InputError, VideoError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
 from streamvid.loader.preflight import Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
@@ -139,3 +139,17 @@ def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset) -> None:
     ((what, why, rows),) = cpu_decoded_clips(dataset)
     assert (what.split()[0], len(rows)) == ("mjpeg", 2)
     assert why
+
+
+def test_damaged_clips_neither_end_the_check_nor_send_their_group_to_the_cpu(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are few of many: the loop meets them where they are streamed."""
+
+    def damaged(_: object, slices: Sequence[EncodedSlice] = ()) -> list[torch.Tensor]:
+        raise VideoError("clip x is damaged")
+
+    monkeypatch.setattr(preflight, "decode_with_pyav", damaged)
+    monkeypatch.setattr(Decoder, "decode", damaged)
+    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    assert "at an unknown rate" in caplog.records[-1].getMessage()
