@@ -43,7 +43,7 @@ class RangeReader:
 
     def __init__(self, retry: Retry | None = None) -> None:
         self.retry = retry or Retry()
-        self._marks: dict[str, str] = {}
+        self._etags: dict[str, str] = {}
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class RangeReader:
         blocks: dict[int, UInt8] = {}
         if remote:
             wanted = [(ranges[n].path, ranges[n].start, ranges[n].end) for n in remote]
-            fetched = read_ranges(wanted, retry=self.retry, marks=self._marks)
+            fetched = read_ranges(wanted, retry=self.retry, etags=self._etags)
             blocks = {n: np.frombuffer(data, dtype=np.uint8) for n, data in zip(remote, fetched, strict=True)}
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]

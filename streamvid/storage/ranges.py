@@ -21,17 +21,17 @@ _CONCURRENT: Final = 32
 Range = tuple[AnyPath, int, int]
 
 
-def read_ranges(ranges: Sequence[Range], *, retry: Retry, marks: dict[str, str] | None = None) -> list[bytes]:
+def read_ranges(ranges: Sequence[Range], *, retry: Retry, etags: dict[str, str] | None = None) -> list[bytes]:
     """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
 
     Args:
         ranges: path, start and end of each.
         retry: for how long; a range that comes shorter than the file allows is asked for again, too.
-        marks: the ETags of objects, by path. Those that are not in it yet are put there.
+        etags: the ETags of objects, by path. Those that are not in it yet are put there.
 
     Raises DatasetError or InputError, which names the first file that cannot be read, or has another ETag now.
     """
-    seen: dict[str, str] = {} if marks is None else marks
+    seen: dict[str, str] = {} if etags is None else etags
     refused: set[str] = set()
 
     def attempt(left: Sequence[Range]) -> list[bytes | Trouble]:
@@ -45,7 +45,7 @@ def read_ranges(ranges: Sequence[Range], *, retry: Retry, marks: dict[str, str] 
     return retry.each(ranges, attempt)
 
 
-def _read_ranges(ranges: Sequence[Range], marks: dict[str, str]) -> list[bytes | Trouble]:
+def _read_ranges(ranges: Sequence[Range], etags: dict[str, str]) -> list[bytes | Trouble]:
     """The ranges, or errors after which it may be tried again. Raises all other errors."""
     found: dict[int, bytes | BaseException] = {}
     by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
@@ -60,7 +60,7 @@ def _read_ranges(ranges: Sequence[Range], marks: dict[str, str]) -> list[bytes |
         blocks: Sequence[Any]
         try:
             if is_s3(fs):
-                blocks = _s3_ranges(fs, list(zip(names, starts, ends, strict=True)), marks)
+                blocks = _s3_ranges(fs, list(zip(names, starts, ends, strict=True)), etags)
             else:
                 blocks = fs.cat_ranges(names, starts, ends, on_error="return")
         except Exception as error:
@@ -95,7 +95,7 @@ def _check_length(path: AnyPath, found: int, start: int, end: int) -> None:
         raise error
 
 
-def _s3_ranges(fs: Any, ranges: Sequence[tuple[str, int, int]], marks: dict[str, str]) -> list[bytes | BaseException]:
+def _s3_ranges(fs: Any, ranges: Sequence[tuple[str, int, int]], etags: dict[str, str]) -> list[bytes | BaseException]:
     """Ranges of objects, requested side by side, with their ETags compared. Empty ranges are not asked for."""
 
     async def read(name: str, start: int, end: int) -> bytes:
@@ -112,10 +112,10 @@ def _s3_ranges(fs: Any, ranges: Sequence[tuple[str, int, int]], marks: dict[str,
             data: bytes = await response["Body"].read()
         finally:
             response["Body"].close()
-        mark = str(response.get("ETag", ""))
-        if (known := marks.setdefault(name, mark)) != mark:
+        etag = str(response.get("ETag", ""))
+        if (known := etags.setdefault(name, etag)) != etag:
             raise DatasetError(
-                f"s3://{name} has changed while it was being read: its ETag was {known} and is {mark}; "
+                f"s3://{name} has changed while it was being read: its ETag was {known} and is {etag}; "
                 "go back to the version that the run began with, or start it anew"
             )
         return data

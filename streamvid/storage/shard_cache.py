@@ -294,12 +294,12 @@ class ShardCache:
                     raise error.__cause__ from None
                 raise
             return
-        marks: dict[str, str] = {}
+        etags: dict[str, str] = {}
         window = _RANGE_BYTES * _RANGES_AT_ONCE
         for first in range(0, size, window):
             last = min(first + window, size)
             ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
-            for (_, start, _), block in zip(ranges, read_ranges(ranges, retry=retry, marks=marks), strict=True):
+            for (_, start, _), block in zip(ranges, read_ranges(ranges, retry=retry, etags=etags), strict=True):
                 self._write(file, block, start)
 
     def _write(self, file: FileIO, block: bytes, start: int) -> None:

@@ -98,13 +98,13 @@ def test_a_missing_object_is_an_error_at_once(s3: FaultyS3) -> None:
 
 
 def test_an_object_that_is_replaced_is_an_error_at_once(s3: FaultyS3) -> None:
-    clock, marks = Clock(), dict[str, str]()
-    read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), marks=marks)
+    clock, etags = Clock(), dict[str, str]()
+    read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), etags=etags)
     s3.objects["bucket/key"] = DATA[::-1]
     with pytest.raises(
         DatasetError, match=r"s3://bucket/key has changed while it was being read: its ETag was"
     ) as error:
-        read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), marks=marks)
+        read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), etags=etags)
     assert not isinstance(error.value, StorageUnavailable)
     assert clock.waits == []
 
