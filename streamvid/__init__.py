@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamvid.dataset.dataset import Dataset as Dataset
+    from streamvid.errors import ClipError as ClipError
     from streamvid.errors import DatasetError as DatasetError
     from streamvid.errors import InputError as InputError
     from streamvid.errors import StreamvidError as StreamvidError
@@ -54,6 +55,7 @@ _MODULE_OF = {
     "Batch": "loader.batch",
     "ByClip": "sampling.explicit",
     "ClipDataset": "loader.clip_dataset",
+    "ClipError": "errors",
     "ClipTimes": "sampling.base",
     "Dataset": "dataset.dataset",
     "DatasetError": "errors",
