@@ -11,15 +11,17 @@ import contextlib
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, Final, TypeVar, cast
+from pathlib import Path
+from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
 
@@ -27,9 +29,20 @@ T = TypeVar("T")
 
 SILENT_S: Final = 900.0
 """Seconds without any I/O after which a call is considered stuck. A slow disk or encoder takes seconds."""
+TICK_S: Final = 0.5
+"""Seconds between two looks at whether a call is stuck."""
+_START_S: Final = 120.0
+"""Seconds that starting a process may take: it imports modules, from a slow disk perhaps."""
+_LONGEST_TICK_S: Final = 5.0
+"""Seconds that count at most from one look to the next: in a longer time this process was stopped, or did not run."""
+_LENGTH: Final = 8
+"""Bytes of a message's length before it, little-endian."""
 
-# The first message to a child is its parent's import path, so that it imports the same modules.
-_CHILD = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from streamvid.workers import serve; serve()"
+# The first message to a child is its parent's number and import path, so that it imports the same modules.
+_CHILD = (
+    "import pickle, sys; parent, sys.path[:] = pickle.loads(sys.stdin.buffer.read("
+    "int.from_bytes(sys.stdin.buffer.read(8), 'little'))); from streamvid.workers import serve; serve(parent)"
+)
 
 
 class WorkerCrashError(Exception):
@@ -38,6 +51,204 @@ class WorkerCrashError(Exception):
 
 class WorkerStuckError(WorkerCrashError):
     """The process was killed because the call did no I/O or exceeded its time limit; the message says which."""
+
+
+class Stopwatch:
+    """Seconds that a thread or process had for its work, for deadlines that hold on a busy machine, too.
+
+    Those in which the kernel kept it waiting for a core do not count (run queue delay in ``/proc/…/schedstat``, where
+    there is one), nor those in which the process that looks at the watch was stopped itself.
+
+    Args:
+        task: what works, in ``/proc``: ``"1234"``, or ``"self/task/1234"`` for a thread.
+    """
+
+    def __init__(self, task: str) -> None:
+        self._schedstat = Path("/proc", task, "schedstat")
+        self._last, self._passed = time.monotonic(), 0.0
+        self._waited = self._run_queue_delay()
+
+    def seconds(self) -> float:
+        """Seconds since the watch was made; to be called every `TICK_S`."""
+        now = time.monotonic()
+        self._passed += min(now - self._last, _LONGEST_TICK_S)
+        self._last = now
+        return self._passed - (self._run_queue_delay() - self._waited)
+
+    def _run_queue_delay(self) -> float:
+        try:
+            return int(self._schedstat.read_bytes().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+
+class WorkerProcess:
+    """A child process that calls functions, for one caller at a time.
+
+    Args:
+        inherit: file descriptors that it gets, under the same numbers.
+
+    Attributes:
+        pid: its number.
+
+    Raises:
+        RuntimeError: it could not be started.
+    """
+
+    def __init__(self, *, inherit: Sequence[int] = ()) -> None:
+        # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CHILD],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
+        )  # fmt: skip
+        self.pid = self._popen.pid
+        self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
+        for pipe in (self._to, self._from):
+            os.set_blocking(pipe, False)
+        self._limit_s: float | None = _START_S
+        self._silent_s = SILENT_S
+        self._watch = Stopwatch(str(self.pid))
+        self._moved, self._moved_at = -1, 0.0
+
+    def handshake(self) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            RuntimeError: it could not be started.
+        """
+        try:
+            self._send((os.getpid(), [os.path.abspath(entry) for entry in sys.path]))
+            self._receive()
+        except (EOFError, OSError, pickle.UnpicklingError, WorkerStuckError) as error:
+            self.end()
+            raise RuntimeError(f"a worker process could not be started ({sys.executable})") from error
+
+    def call(
+        self,
+        function: Callable[..., T],
+        /,
+        *args: object,
+        limit_s: float | None = None,
+        silent_s: float = SILENT_S,
+    ) -> T:
+        """What a module-level function returns there.
+
+        Args:
+            function, args: what is called; they are pickled.
+            limit_s: seconds that it may take, as `Stopwatch` counts them.
+            silent_s: seconds without I/O after which it is considered stuck.
+
+        Raises:
+            WorkerCrashError: the process died. It is of no use then, and has been waited for.
+            WorkerStuckError: it was killed because the call did no I/O, or took longer.
+            Exception: what the function raised.
+        """
+        calling = self._exchange(function, args, limit_s, silent_s)
+        try:
+            next(calling)
+        except StopIteration as end:
+            return cast(T, end.value)
+        raise TypeError("`stream` gives a generator's items")
+
+    def stream(
+        self, function: Callable[..., Iterator[T]], /, *args: object, limit_s: float, silent_s: float = SILENT_S
+    ) -> Generator[T, None, None]:
+        """The items of a generator function; else as `call`. The next item but one is not begun before the caller is
+        done with an item. A generator that is not read to its end ends the process."""
+        yield from cast(Generator[T, None, None], self._exchange(function, args, limit_s, silent_s))
+
+    def _exchange(
+        self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None, silent_s: float
+    ) -> Generator[object, None, object]:
+        self._limit_s, self._silent_s = limit_s, silent_s
+        self._watch, self._moved, self._moved_at = Stopwatch(str(self.pid)), -1, 0.0
+        answered = False
+        try:
+            self._send((function, args))
+            while True:
+                kind, value = cast(tuple[str, object], self._receive())
+                if kind == "item":
+                    yield value
+                    self._write(b"+")
+                    continue
+                answered = True
+                if kind == "error":
+                    raise cast(Exception, value)
+                return value
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            if answered:
+                raise  # the function's own
+            raise WorkerCrashError(self.end()) from error
+        finally:
+            if not answered:
+                self.kill()
+                self.end()
+
+    def _send(self, message: object) -> None:
+        data = pickle.dumps(message)
+        self._write(len(data).to_bytes(_LENGTH, "little"))
+        self._write(data)
+
+    def _receive(self) -> object:
+        return pickle.loads(self._read(int.from_bytes(self._read(_LENGTH), "little")))
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            self._await(self._to, select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(self._to, left) :]
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            self._await(self._from, select.POLLIN)
+            with contextlib.suppress(BlockingIOError):
+                more = os.read(self._from, size - len(data))
+                if not more:
+                    raise EOFError
+                data += more
+        return data
+
+    def _await(self, pipe: int, event: int) -> None:
+        """Wait until a pipe is ready, or the process dies or is killed as stuck."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        while not poll.poll(1000 * min(TICK_S, self._silent_s / 8)):
+            moved, now = _bytes_moved(self.pid), self._watch.seconds()
+            if moved is None or moved != self._moved:
+                self._moved, self._moved_at = -1 if moved is None else moved, now
+            if now - self._moved_at > self._silent_s:
+                stuck = f"it did nothing for {self._silent_s:.0f} s"
+            elif self._limit_s is not None and now > self._limit_s:
+                stuck = f"it took more than {self._limit_s:.0f} s"
+            else:
+                continue
+            self.kill()
+            raise WorkerStuckError(stuck)
+
+    def kill(self) -> None:
+        """End it at once, from any thread; a call of another thread then raises WorkerCrashError."""
+        self._popen.kill()
+
+    def end(self) -> str:
+        """Wait for the process to end; returns its signal or exit status. May be called more than once."""
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            cast(IO[bytes], pipe).close()
+        try:
+            code = self._popen.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            try:
+                code = self._popen.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                return "it does not end: the kernel waits for a disk"
+        if code >= 0:
+            return f"exit status {code}"
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
 
 
 class Workers:
@@ -51,15 +262,12 @@ class Workers:
     def __init__(self, count: int, *, silent_s: float = SILENT_S) -> None:
         self._silent_s = silent_s
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="streamvid-worker")
-        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(count):
             self._idle.put(None)
         self._lock = threading.Lock()
-        self._alive: set[_Process] = set()
+        self._alive: set[WorkerProcess] = set()
         self._closed = False
-        self._left = threading.Event()
-        self._watch = threading.Thread(target=self._kill_stuck, name="streamvid-watch", daemon=True)
-        self._watch.start()
 
     def submit(self, function: Callable[..., T], /, *args: object, limit_s: float | None = None) -> Future[T]:
         """Call a module-level function in a worker.
@@ -74,39 +282,23 @@ class Workers:
         try:
             if process is None:
                 process = self._start()
-            try:
-                succeeded, value = process.call(function, args, limit_s)
-            except (EOFError, OSError, pickle.UnpicklingError) as error:
-                dead, process = process, None
+            return process.call(function, *args, limit_s=limit_s, silent_s=self._silent_s)
+        except WorkerCrashError:
+            if process is not None:
                 with self._lock:
-                    self._alive.discard(dead)
-                if dead.stuck:
-                    dead.end()
-                    raise WorkerStuckError(dead.stuck) from error
-                raise WorkerCrashError(dead.end()) from error
+                    self._alive.discard(process)
+                process = None
+            raise
         finally:
             self._idle.put(process)
-        if succeeded:
-            return cast(T, value)
-        raise cast(Exception, value)
 
-    def _kill_stuck(self) -> None:
-        while not self._left.wait(min(10.0, self._silent_s / 8)):
-            with self._lock:
-                processes = list(self._alive)
-            for process in processes:
-                process.kill_if_stuck(self._silent_s)
-
-    def _start(self) -> _Process:
+    def _start(self) -> WorkerProcess:
         with self._lock:
             if self._closed:
                 raise WorkerCrashError("stopped")
-            process = _Process()
+            process = WorkerProcess()
             self._alive.add(process)
-        try:
-            process.handshake()
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise RuntimeError(f"a worker process could not be started ({sys.executable})") from error
+        process.handshake()
         return process
 
     def __enter__(self) -> Workers:
@@ -116,92 +308,11 @@ class Workers:
         with self._lock:
             self._closed = True
             processes, self._alive = self._alive, set()
-        self._left.set()
-        self._watch.join()
         for process in processes:
             process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for process in processes:
             process.end()
-
-
-class _Process:
-    """One child process and its two pipes."""
-
-    def __init__(self) -> None:
-        # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
-        )
-        self.stuck = ""
-        """The reason for which the process was killed as stuck; "" if it was not."""
-        self._lock = threading.Lock()
-        self._busy = False
-        self._began = self._last_io = 0.0
-        self._limit_s: float | None = None
-        self._done = -1
-
-    def handshake(self) -> None:
-        self._send([os.path.abspath(entry) for entry in sys.path])
-        self._receive()
-
-    def call(
-        self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None
-    ) -> tuple[bool, object]:
-        with self._lock:
-            self._began = self._last_io = time.monotonic()
-            self._limit_s, self._busy = limit_s, True
-        try:
-            self._send((function, args))
-            return cast(tuple[bool, object], self._receive())
-        finally:
-            with self._lock:
-                self._busy = False
-
-    def kill_if_stuck(self, silent_s: float) -> None:
-        """Kill the process if its call has done no I/O for `silent_s` seconds, or is past its time limit."""
-        done = _bytes_moved(self._popen.pid)
-        now = time.monotonic()
-        with self._lock:
-            if not self._busy:
-                return
-            if done is None or done != self._done:
-                self._done, self._last_io = -1 if done is None else done, now
-            if now - self._last_io > silent_s:
-                self.stuck = f"it did nothing for {silent_s:.0f} s"
-            elif self._limit_s is not None and now - self._began > self._limit_s:
-                self.stuck = f"it took more than {self._limit_s:.0f} s"
-            else:
-                return
-            self._popen.kill()
-
-    def _send(self, message: object) -> None:
-        pipe = cast(BinaryIO, self._popen.stdin)
-        pipe.write(pickle.dumps(message))
-        pipe.flush()
-
-    def _receive(self) -> object:
-        return pickle.load(cast(BinaryIO, self._popen.stdout))
-
-    def kill(self) -> None:
-        self._popen.kill()
-
-    def end(self) -> str:
-        """Wait for the process to end; returns its signal or exit status."""
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            with contextlib.suppress(OSError):  # buffered data can no longer be written
-                cast(BinaryIO, pipe).close()
-        try:
-            code = self._popen.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            code = self._popen.wait()
-        if code >= 0:
-            return f"exit status {code}"
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            return f"signal {-code}"
 
 
 def _bytes_moved(pid: int) -> int | None:
@@ -213,38 +324,76 @@ def _bytes_moved(pid: int) -> int | None:
         return None
 
 
-def serve() -> None:
-    """The main loop of a worker: read calls from stdin and write results to stdout until stdin ends."""
+def serve(parent: int) -> None:
+    """The main loop of a worker: read calls from stdin and write results to stdout until stdin ends.
+
+    Args:
+        parent: the process that started it. The worker ends with it even while a call is stuck, or where another
+            child of it keeps the pipe open.
+    """
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints go to stderr, not among the results
     # Line by line, as a killed worker does not flush.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
-    pickle.dump("ready", answers)
-    answers.flush()
-    while True:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with contextlib.suppress(OSError):
+        # Where memory runs out, the kernel kills the worker, not the run.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+    def answer(data: bytes) -> None:
         try:
-            function, args = pickle.load(calls)
-        except EOFError:
-            return
-        try:
-            answer = pickle.dumps((True, function(*args)))
-        except Exception as error:
-            answer = _pickled_error(error)
-        try:
-            answers.write(answer)
+            answers.write(len(data).to_bytes(_LENGTH, "little") + data)
             answers.flush()
         except BrokenPipeError:
             os._exit(1)  # the parent is gone
+
+    def read_on() -> None:
+        if not calls.read(1):
+            os._exit(1)
+
+    def give(items: Iterator[object]) -> None:
+        given = 0
+        try:
+            for item in items:
+                answer(pickle.dumps(("item", item)))
+                given += 1
+                if given > 1:
+                    read_on()
+        finally:
+            if given:
+                read_on()
+
+    answer(pickle.dumps("ready"))
+    while head := calls.read(_LENGTH):
+        size = int.from_bytes(head, "little")
+        message = calls.read(size)
+        if len(message) < size:
+            return
+        function, args = pickle.loads(message)
+        try:
+            value = function(*args)
+            if isinstance(value, Generator):
+                give(value)
+                value = None
+            answer(pickle.dumps(("end", value)))
+        except Exception as error:
+            answer(_pickled_error(error))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _pickled_error(error: Exception) -> bytes:
     if not isinstance(error, StreamvidError):
         error.add_note("in a worker process:\n" + traceback.format_exc())
     try:
-        data = pickle.dumps((False, error))
+        data = pickle.dumps(("error", error))
         pickle.loads(data)
     except Exception:
-        return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        return pickle.dumps(("error", RuntimeError(f"{type(error).__name__}: {error}")))
     return data

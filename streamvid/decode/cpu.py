@@ -34,10 +34,20 @@ class DamagedClipError(VideoError):
     """A slice that does not decode to its frames.
 
     Attributes:
+        clip: its name: the clip's key.
         reason: without the clip's name.
     """
 
+    clip: str
     reason: str
+
+
+class StuckDecoderError(DamagedClipError):
+    """A slice that was not decoded by its deadline."""
+
+
+class CrashedDecoderError(DamagedClipError):
+    """A slice with which FFmpeg's process died."""
 
 
 class CpuDecoder:
@@ -211,10 +221,14 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, shown: set[int | No
 
 
 def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
-    error = DamagedClipError(
-        f"clip {encoded.name} is damaged ({reason}): check it with `streamvid verify --decode`, pack it again"
-    )
-    error.reason = reason
+    return undecodable(DamagedClipError, encoded, reason)
+
+
+def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
+    """The error of a slice, of one of three kinds; `reason` is without the clip's name."""
+    problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
+    error = kind(f"clip {encoded.name} {problem} ({reason}): check it with `streamvid verify --decode`, pack it again")
+    error.clip, error.reason = encoded.name, reason
     return error
 
 

@@ -1,0 +1,51 @@
+"""How long decoding a slice may take, by the pace that was measured in this run."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from statistics import median
+from typing import Final
+
+from streamvid.video.packet_selection import EncodedSlice
+
+LEAST_S: Final = 10.0
+"""Seconds that every slice may take."""
+_PATIENCE: Final = 20.0
+"""How many times as long as at the median pace a slice may take. Packets of one clip differ by less; what slows all
+of them, such as a busy machine, slows the pace, too."""
+_PIXELS_PER_S: Final = 2_000_000
+"""The pace that is assumed before any was measured, with patience: a fiftieth of a slow core's."""
+_REMEMBERED: Final = 63
+
+
+class Pace:
+    """Seconds per packet of the slices decoded last, by codec and size of their frames. Thread-safe.
+
+    Args:
+        least_s: seconds that every slice may take.
+    """
+
+    def __init__(self, *, least_s: float = LEAST_S) -> None:
+        self._least_s = least_s
+        self._lock = threading.Lock()
+        self._measured: defaultdict[tuple[str, int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+
+    def add(self, encoded: EncodedSlice, packets: int, seconds: float) -> None:
+        """Note that so many packets of a slice were decoded in so many seconds."""
+        with self._lock:
+            self._measured[_kind(encoded)].append(seconds / packets)
+
+    def deadline(self, encoded: EncodedSlice, packets: int | None = None) -> float:
+        """Seconds that decoding a slice, or so many packets of it, may take, as `streamvid.workers.Stopwatch` counts
+        them: `_PATIENCE` times as many as at the median pace of slices of its codec and size, and at least `LEAST_S`.
+        """
+        packets = len(encoded.sizes) if packets is None else packets
+        with self._lock:
+            measured = list(self._measured.get(_kind(encoded), ()))
+        each = _PATIENCE * median(measured) if measured else encoded.width * encoded.height / _PIXELS_PER_S
+        return max(self._least_s, packets * each)
+
+
+def _kind(encoded: EncodedSlice) -> tuple[str, int, int]:
+    return encoded.codec, encoded.width, encoded.height

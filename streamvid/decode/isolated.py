@@ -1,0 +1,197 @@
+"""FFmpeg in a child process: a clip that crashes it, or that it never finishes, costs that clip alone.
+
+Frames come back through memory that both processes map. It has no name, so that nothing is left of it when they end,
+however they do.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import UInt8
+from streamvid.color.yuv_to_rgb import Planes, RgbConverter
+from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
+from streamvid.decode.deadline import Pace
+from streamvid.errors import VideoError
+from streamvid.video.codec_context import ReusableCodecContext
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import WorkerCrashError, WorkerProcess, WorkerStuckError
+
+_LEAST_BYTES: Final = 8 << 20
+"""Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
+
+
+class IsolatedDecoder:
+    """Decodes slices in a child process, which is replaced when it dies. To be used by one thread at a time.
+
+    A context manager, which ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("streamvid-frames")
+        self._map: mmap.mmap | None = None
+        self._process: WorkerProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None before the first slice, and after a process died."""
+        return None if self._process is None else self._process.pid
+
+    def frames(
+        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+    ) -> Iterator[tuple[int, Planes]]:
+        """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.cpu.decode_frames` and
+        `RgbConverter` give them.
+
+        Args:
+            encoded, segment: as of `decode_frames`.
+            limit_s: seconds after which the process is killed, as `streamvid.workers.Stopwatch` counts them.
+
+        Returns:
+            not always in order, each frame's row and its planes, which are valid until the next is asked for.
+
+        Raises:
+            DamagedClipError: it does not decode to its frames; a StuckDecoderError: not in that time; a
+                CrashedDecoderError: the process died.
+            RuntimeError: no process can be started.
+        """
+        frame = 3 * encoded.height * encoded.width
+        size = 2 * frame * max(1, _LEAST_BYTES // 2 // max(1, frame))
+        if self._map is None or len(self._map) < size:
+            os.ftruncate(self._memory, size)
+            self._map = mmap.mmap(self._memory, size)
+        slots = _slots(self._map, encoded)
+        part = _cut(encoded, segment)
+        try:
+            for first, rows in self._start().stream(
+                _decode_into, self._memory, len(self._map), part, segment, limit_s=limit_s
+            ):
+                for slot, row in enumerate(rows, first):
+                    red, green, blue = slots[slot]
+                    yield row, (red, green, blue)
+        except WorkerCrashError as error:
+            self._process = None
+            if isinstance(error, WorkerStuckError):
+                raise undecodable(StuckDecoderError, encoded, str(error)) from error
+            raise undecodable(CrashedDecoderError, encoded, str(error)) from error
+        except GeneratorExit:
+            self._process = None  # a stream that is not read to its end
+            raise
+
+    def close(self) -> None:
+        """End the process and free the memory."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.end()
+            self._process = None
+        self._map = None
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def __enter__(self) -> IsolatedDecoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> WorkerProcess:
+        if self._process is None:
+            process = WorkerProcess(inherit=[self._memory])
+            process.handshake()
+            self._process = process
+        return self._process
+
+
+def decode_isolated(
+    slices: Sequence[EncodedSlice], *, deadline: float | None = None, processes: int = 1
+) -> list[VideoError | None]:
+    """Try to decode slices in child processes: whether each decodes, is damaged, hangs or crashes FFmpeg.
+
+    Args:
+        slices: which; their frames are dropped.
+        deadline: seconds that each may take; default: by its size and number of packets.
+        processes: how many slices are tried at once.
+
+    Returns:
+        for each slice None, or why it does not decode: a `streamvid.decode.cpu.DamagedClipError`, StuckDecoderError or
+        CrashedDecoderError.
+    """
+    pace = Pace()
+
+    def check(some: Sequence[EncodedSlice]) -> list[VideoError | None]:
+        found: list[VideoError | None] = []
+        with IsolatedDecoder() as decoder:
+            for encoded in some:
+                try:
+                    for _ in decoder.frames(encoded, limit_s=deadline or pace.deadline(encoded)):
+                        pass
+                    found.append(None)
+                except VideoError as error:
+                    found.append(error.with_traceback(None))
+        return found
+
+    parts = max(1, min(processes, len(slices)))
+    result: list[VideoError | None] = [None] * len(slices)
+    with ThreadPoolExecutor(parts, thread_name_prefix="streamvid-check") as pool:
+        for n, found in enumerate(pool.map(check, [slices[n::parts] for n in range(parts)])):
+            result[n::parts] = found
+    return result
+
+
+def _cut(encoded: EncodedSlice, segment: SliceSegment | None) -> EncodedSlice:
+    """The slice without the bytes of packets outside of a segment."""
+    if segment is None or segment == (0, len(encoded.sizes)):
+        return encoded
+    numbers = np.arange(len(encoded.sizes))
+    ends = np.concatenate([[0], np.cumsum(encoded.sizes)])
+    inside = (numbers >= segment[0]) & (numbers < segment[1])
+    data = encoded.data[int(ends[segment[0]]) : int(ends[segment[1]])]
+    return replace(encoded, data=data, sizes=np.where(inside, encoded.sizes, 0))
+
+
+def _slots(memory: mmap.mmap, encoded: EncodedSlice) -> UInt8:
+    """The memory as room for an even number of frames, uint8 [slots, 3, height, width]."""
+    shape = (3, encoded.height, encoded.width)
+    frame = int(np.prod(shape))
+    count = len(memory) // (2 * frame) * 2
+    return np.frombuffer(memory, dtype=np.uint8, count=count * frame).reshape(count, *shape)
+
+
+def _decode_into(
+    descriptor: int, size: int, encoded: EncodedSlice, segment: SliceSegment | None
+) -> Generator[tuple[int, list[int]], None, None]:
+    """In the child: decode into the shared memory. Yields the rows of the frames that lie in one half of the slots, in
+    turn, and the first of those slots: the parent reads one half while the other is filled."""
+    slots = _slots(_mapped(descriptor, size), encoded)
+    convert, context = _tools()
+    half, first = len(slots) // 2, 0
+    rows: list[int] = []
+    for row, frame in decode_frames(encoded, segment, context=context):
+        for channel, plane in enumerate(convert(frame, full_range=encoded.full_range)):
+            slots[first + len(rows), channel] = plane
+        rows.append(row)
+        if len(rows) == half:
+            yield first, rows
+            first, rows = half - first, []
+    if rows:
+        yield first, rows
+
+
+@lru_cache(maxsize=1)
+def _mapped(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size)
+
+
+@lru_cache(maxsize=1)
+def _tools() -> tuple[RgbConverter, ReusableCodecContext]:
+    """What is kept from slice to slice."""
+    return RgbConverter(), ReusableCodecContext()

@@ -1,0 +1,202 @@
+"""FFmpeg in a child process: the same frames; crashes and hangs cost one clip, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.decode.cpu import (
+    CrashedDecoderError,
+    DamagedClipError,
+    StuckDecoderError,
+    decode_with_pyav,
+    split_at_keyframes,
+)
+from streamvid.decode.isolated import IsolatedDecoder, decode_isolated
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tests.support.reference import slice_of, whole
+from tools.clips import Recipe, hard_recipes
+
+HARD = hard_recipes()
+LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)
+
+
+def stored(recipe: Recipe, folder: Path, numbers: list[int] | None = None) -> EncodedSlice:
+    clip = store_clip(write(recipe, folder / f"a.{recipe.container}"), folder)
+    return whole(clip) if numbers is None else slice_of(clip, numbers)
+
+
+@pytest.fixture
+def decoder() -> Iterator[IsolatedDecoder]:
+    with IsolatedDecoder() as one:
+        yield one
+
+
+def frames_of(decoder: IsolatedDecoder, encoded: EncodedSlice, *, limit_s: float = 60) -> np.ndarray:
+    """uint8 [frames, height, width, 3], of all segments."""
+    out = np.empty((len(encoded.frames), encoded.height, encoded.width, 3), np.uint8)
+    rows = []
+    for segment in split_at_keyframes(encoded):
+        for row, planes in decoder.frames(encoded, segment, limit_s=limit_s):
+            out[row] = np.stack(planes, axis=-1)
+            rows.append(row)
+    assert sorted(rows) == list(range(len(out)))
+    return out
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended and was waited for."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("name", ["h264_pyramid", "hevc_10bit", "vp9_odd", "av1", "mpeg4_avi_b_frames", "mjpeg_avi"])
+def test_the_same_frames_come_out(name: str, tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    encoded = stored(HARD[name], tmp_path)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+
+
+def test_sizes_may_change_from_slice_to_slice(tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    """Frames of which one fills more than all the memory before, and small ones afterwards."""
+    small = stored(LONG, tmp_path)
+    large = stored(Recipe(width=2560, height=1440, frames=3), tmp_path)
+    pids = set()
+    for encoded in (small, large, small, replace(small, frames=small.frames[:0]), stored(LONG, tmp_path, [3, 50, 118])):
+        np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+        pids.add(decoder.pid)
+    assert len(pids) == 1
+
+
+def test_a_damaged_slice_is_an_error_and_the_process_goes_on(tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    encoded = stored(LONG, tmp_path)
+    frames_of(decoder, encoded)
+    pid = decoder.pid
+    data = encoded.data.copy()
+    data[len(data) // 2 :] = 0
+    with pytest.raises(DamagedClipError, match="clip clip is damaged") as caught:
+        frames_of(decoder, replace(encoded, data=data))
+    assert type(caught.value) is DamagedClipError
+    assert caught.value.clip == "clip"
+    assert caught.value.reason
+    frames_of(decoder, encoded)
+    assert decoder.pid == pid
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_crash_costs_the_slice(tmp_path: Path, decoder: IsolatedDecoder, signum: signal.Signals) -> None:
+    encoded = stored(LONG, tmp_path)
+    running = decoder.frames(encoded, limit_s=60)
+    next(running)
+    pid = decoder.pid
+    assert pid is not None
+    os.kill(pid, signum)
+    with pytest.raises(CrashedDecoderError, match=f"clip clip crashes FFmpeg .*{signum.name}"):
+        list(running)
+    assert gone(pid)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+    assert decoder.pid != pid
+
+
+def test_a_hang_costs_the_slice_and_its_deadline(tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    encoded = stored(LONG, tmp_path)
+    running = decoder.frames(encoded, limit_s=1.0)
+    next(running)
+    pid = decoder.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StuckDecoderError, match=r"clip clip gets FFmpeg stuck \(.* 1 s\)"):
+        list(running)
+    assert gone(pid)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+
+
+def test_frames_that_nobody_wants_any_more_leave_no_process(tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    encoded = stored(LONG, tmp_path)
+    running = decoder.frames(encoded, limit_s=60)
+    next(running)
+    pid = decoder.pid
+    assert pid is not None
+    running.close()
+    assert gone(pid)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+
+
+def test_slices_are_tried(tmp_path: Path) -> None:
+    good = stored(LONG, tmp_path)
+    bad = replace(good, name="bad", data=good.data * 0)
+    before = len(os.listdir("/proc/self/fd"))
+    assert decode_isolated([]) == []
+    none, damaged, also_none = decode_isolated([good, bad, good], processes=2)
+    assert [none, also_none] == [None, None]
+    assert isinstance(damaged, DamagedClipError)
+    assert damaged.clip == "bad"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_slice_that_hangs_is_told_from_those_beside_it(tmp_path: Path) -> None:
+    """The process is stopped at some slice; those before and behind it decode."""
+    encoded = stored(LONG, tmp_path)
+    slices = [replace(encoded, name=str(n)) for n in range(100)]
+    stops = threading.Thread(target=_stop_child, args=(os.getpid(),))
+    stops.start()
+    found = decode_isolated(slices, deadline=2.0)
+    stops.join()
+    (stuck,) = (number for number, error in enumerate(found) if error is not None)
+    error = found[stuck]
+    assert isinstance(error, StuckDecoderError)
+    assert error.clip == str(stuck)
+
+
+def _stop_child(parent: int) -> None:
+    """SIGSTOP a child of this process that has begun to answer."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                if "wchar: 0\n" not in Path(f"/proc/{pid}/io").read_text():
+                    os.kill(int(pid), signal.SIGSTOP)
+                    return
+        time.sleep(0.01)
+
+
+_LEFT_ALONE = """
+import os, sys, time
+from pathlib import Path
+from streamvid.decode.isolated import IsolatedDecoder
+from tests.decode.test_isolated import LONG, stored
+decoder = IsolatedDecoder()
+running = decoder.frames(stored(LONG, Path(sys.argv[1])), limit_s=600)
+next(running)
+keeps_the_pipes = os.fork()
+if keeps_the_pipes:
+    print(decoder.pid, keeps_the_pipes, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    """Killed with SIGKILL, and a forked child of it keeps the pipes open."""
+    script = subprocess.Popen([sys.executable, "-c", _LEFT_ALONE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    pid, forked = map(int, script.stdout.readline().split())
+    try:
+        script.kill()
+        script.wait()
+        until = time.monotonic() + 20
+        while not gone(pid) and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < until, "the decoding process outlives its parent"
+            time.sleep(0.05)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        script.stdout.close()
