@@ -92,7 +92,13 @@ class Dataset(ClipSource):
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
         def build(file: str) -> None:
-            consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached, retry=retry), manifest.shards)
+            try:
+                consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached, retry=retry), manifest.shards)
+            except MemoryError as error:
+                raise DatasetError(
+                    f"the rows of the {manifest.clips:,} clips at {redact(path)} do not fit into memory: use a machine "
+                    "with more, or pack fewer clips"
+                ) from error
 
         if cached:
             key = consolidated.cache_key(document, [shard.signature() for shard in shards])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -17,8 +16,13 @@ UNFINISHED_FILE: Final = "unfinished.txt"
 """Exists in a destination while packing has begun and dataset.json is not written: the next pack may clean up."""
 SHARD_FOLDER: Final = "shards"
 SHARD_EXTENSIONS: Final = ("tar", "idx", "parquet")
-MAX_BYTES: Final = 256 << 20
-"""A larger dataset.json is refused: some 700,000 shards would fit."""
+MAX_BYTES: Final = 128 << 20
+"""A larger dataset.json is refused: some 300,000 shards would fit."""
+MAX_CLIPS: Final = (1 << 31) - 1
+"""Rows are numbered with 32 bits."""
+_TOKENS: Final = 1_000_000
+_BYTES_PER_TOKEN: Final = 32
+"""What a value takes in a dataset.json with many shards, at least: each of them has three checksums."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,9 @@ class Manifest:
         Raises:
             DatasetError: not a dataset.json, one of another version, or one whose fields are not as specified.
         """
+        # A list takes three bytes here and sixty in memory.
+        if sum(map(data.count, b"[{,")) > _TOKENS + len(data) // _BYTES_PER_TOKEN:
+            raise DatasetError(f"{path} does not describe a streamvid dataset: it has too many values for its size")
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -112,7 +119,8 @@ class Manifest:
                     f"{path}: this is a version {version} dataset, and this streamvid reads version {VERSION}: "
                     "update streamvid"
                 )
-            raise DatasetError(f"{path} has the version {version!r}, which no streamvid writes: pack the dataset again")
+            shown = repr(version)[:40]
+            raise DatasetError(f"{path} has the version {shown}, which no streamvid writes: pack the dataset again")
         try:
             manifest = cls(
                 name=_checked(document, "name", str),
@@ -125,9 +133,13 @@ class Manifest:
             for field, total in totals.items():
                 if _count(document, field) != total:
                     raise ValueError(f"{field!r} is {document[field]}, its shards add up to {total}")
+            if manifest.clips > MAX_CLIPS:
+                raise ValueError(f"its shards hold {manifest.clips} clips, where {MAX_CLIPS} are the most")
             names = [shard.name for shard in manifest.shards]
             if len(set(names)) != len(names):
                 raise ValueError("it names a shard twice")
+            for text in (manifest.name, *(manifest.classes or ())):
+                text.encode()  # JSON may hold halves of UTF-16 pairs, which no output takes
         except ValueError as error:
             raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
         return manifest
@@ -143,14 +155,17 @@ def _checked(document: dict[str, Any], field: str, kind: type) -> Any:
 def _count(document: dict[str, Any], field: str) -> int:
     value = _checked(document, field, int)
     if not 0 <= value < 1 << 62:
-        raise ValueError(f"{field!r} is {value}")
+        raise ValueError(f"{field!r} is {str(value)[:100]}")
     return int(value)
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"'seconds' is {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_SECONDS:
+        raise ValueError(f"'seconds' is {str(value)[:100]}")
     return float(value)
+
+
+_MAX_SECONDS: Final = 1e18
 
 
 def _classes(value: object) -> tuple[str, ...] | None:
@@ -167,7 +182,7 @@ def _shard(entry: object) -> ShardEntry:
     name = _checked(entry, "name", str)
     # It becomes part of a path: nothing but digits, or "../../etc/passwd" would be a shard.
     if not re.fullmatch(r"[0-9]{8}", name):
-        raise ValueError(f"the shard name {name!r} is not eight digits")
+        raise ValueError(f"the shard name {name[:40]!r} is not eight digits")
     sums = [_checked(entry, field, str) for field in ("sha256", "idx_sha256", "parquet_sha256")]
     for checksum in sums:
         if not re.fullmatch(r"[0-9a-f]{64}", checksum):

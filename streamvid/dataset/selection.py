@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from streamvid.arrays import Bool, Float64, Int64, unique_rows
 from streamvid.checks import did_you_mean
@@ -24,6 +23,7 @@ from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 
@@ -160,11 +160,11 @@ def _read_keys(path: str) -> list[str]:
             parse = pa.csv.ParseOptions(newlines_in_values=True)
             table = pa.csv.read_csv(arrow_reader(data), convert_options=options, parse_options=parse)
         elif kind == ".parquet":
-            table = pq.read_table(arrow_reader(data))
+            table = read_parquet(data)
         else:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
             return [line for line in lines if line]
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         raise InputError(f"cannot read the keys in {shown}: {first_line(error)}") from error
     if table.schema.names.count("key") != 1:
         raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")

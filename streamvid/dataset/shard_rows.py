@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, Int32
 from streamvid.dataset.manifest import ShardEntry
@@ -20,10 +19,13 @@ from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, SCALAR_SCHEMA
 from streamvid.dataset.string_column import UInt64, hashes
 from streamvid.errors import DatasetError
 from streamvid.mp4.boxes import ROTATIONS
+from streamvid.storage.parquet import TooLargeError, read_parquet
+from streamvid.storage.regular_file import NotAFileError
 
 MAX_SIDE: Final = 32768
 MAX_TICKS: Final = 1 << 53
 """The largest time: a float64 represents every smaller integer exactly, and sums do not overflow int64."""
+_TYPE_SHOWN: Final = 100
 REMEDY: Final = "copy the shard again or run streamvid verify"
 _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
 
@@ -76,25 +78,27 @@ def read_columns(
     """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out;
     otherwise as `read_scalars`."""
     file = entry.file("parquet").rpartition("/")[2]
+
+    def choose(found: pa.Schema, rows: int) -> list[str]:
+        if rows != entry.clips:
+            raise DatasetError(f"shard {file} has {rows} rows for {entry.clips} clips: {REMEDY}")
+        for field in schema:
+            at = found.get_field_index(field.name)
+            if at < 0 or not _same_type(found.field(at).type, field.type):
+                kind = "no such column" if at < 0 else str(found.field(at).type)[:_TYPE_SHOWN]
+                raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
+        typed = [name for name in found.names if prefix and name.startswith(prefix)]
+        if len(set(typed)) < len(typed):
+            raise DatasetError(f"shard {file} has two columns of one name: {REMEDY}")
+        return [name for name in schema.names if name not in leave_out] + typed
+
     try:
-        with pq.ParquetFile(
-            pa.BufferReader(source) if isinstance(source, pa.Buffer) else source, pre_buffer=True
-        ) as parquet:
-            if parquet.metadata.num_rows != entry.clips:
-                raise DatasetError(
-                    f"shard {file} has {parquet.metadata.num_rows} rows for {entry.clips} clips: {REMEDY}"
-                )
-            found = parquet.schema_arrow
-            for field in schema:
-                at = found.get_field_index(field.name)
-                if at < 0 or not _same_type(found.field(at).type, field.type):
-                    kind = "no such column" if at < 0 else str(found.field(at).type)
-                    raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
-            names = [name for name in schema.names if name not in leave_out]
-            names += [name for name in found.names if prefix and name.startswith(prefix)]
-            table = parquet.read(columns=names, use_threads=False).select(names)
+        table = read_parquet(source, choose)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {REMEDY}") from error
+    except (NotAFileError, TooLargeError) as error:
+        what = f"it is {error.strerror}" if isinstance(error, NotAFileError) else error
+        raise DatasetError(f"shard {file} cannot be read: {what}; {REMEDY}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"shard {file} cannot be read as Parquet: {REMEDY}") from error
     for name in schema.names:

@@ -33,6 +33,7 @@ from streamvid.inspection.index_columns import ShardIndex, read_index
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
+from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, local_path
 from streamvid.workers import WorkerCrashError, Workers
@@ -260,7 +261,7 @@ def _check_shard(task: _Task) -> _Checked:
             return _Checked(problems, [], 0.0, foreign)
         clips, checksums, index = opened
         if "idx" in files:
-            for what, row in check_idx(files["idx"].read_bytes(), clips):
+            for what, row in check_idx(read_file(files["idx"], MAX_BYTES), clips):
                 report(what, clips.key[row] if row is not None else "")
         if task.rows is None and "tar" in files:
             for what, row in check_tar(files["tar"], clips):
@@ -345,6 +346,9 @@ def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
             wrong[extension] = "missing"
         elif extension == "tar" and size != entry.bytes:
             wrong[extension] = f"{size} bytes instead of {entry.bytes}"
+        elif extension != "tar" and size > MAX_BYTES:
+            wrong[extension] = f"{size} bytes, more than any shard needs"
+            files.pop(extension)
         elif extension != "tar" or task.rows is None:
             with files[extension].open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != checksum:

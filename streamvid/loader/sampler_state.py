@@ -182,7 +182,7 @@ def from_state(
                 "loader the same, or leave the state out"
             )
     try:
-        epoch, made = (integer(state[name], "a count", least=0, most=None) for name in ("epoch", "batches"))
+        epoch, made = (integer(state[name], "a count", least=0) for name in ("epoch", "batches"))
         position = SamplerPosition(epoch, made, [dict(one) for one in state["samplers"]])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error

@@ -37,7 +37,7 @@ from streamvid.packing.journal import (
     unfinished_text,
 )
 from streamvid.storage import filesystem
-from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import is_local, join, local_path, redact
 
 REJECTED_FILE: Final = "rejected.parquet"
@@ -242,7 +242,9 @@ def read_rejected(destination: str) -> list[Rejected]:
     """The rows of rejected.parquet; none if it is missing or unreadable, as it only informs."""
     data = read_if_there(join(destination, REJECTED_FILE))
     try:
-        rows = [] if data is None else pq.read_table(arrow_reader(data), columns=["source", "reason"]).to_pylist()
+        if data is None:
+            return []
+        rows = read_parquet(data, lambda *_: ["source", "reason"]).to_pylist()
     except (pa.ArrowException, OSError, ValueError):
         return []
     return [Rejected(str(row["source"]), str(row["reason"])) for row in rows]

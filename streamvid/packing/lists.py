@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.dataset.string_column import StringColumn
@@ -17,6 +16,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.typed_columns import dump_json, is_text, json_value, to_type, usable_type
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 
@@ -197,4 +197,4 @@ def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
                 unexpected_field_behavior="ignore" if text else "infer",
             ),
         )
-    return pq.read_table(arrow_reader(data))
+    return read_parquet(data)

@@ -101,6 +101,8 @@ class RunSchedule:
         if is_integer(shards) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
+        if not _is_plausible(position, schedule.plan):
+            raise InputError(_DAMAGED)
         if not position.history:
             return Cursor(self, self.plan.resized(position)) if schedule is self else self.start(position.epoch)
         cursor = Cursor(schedule, schedule.plan.resized(position))
@@ -194,8 +196,32 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
         history = tuple(_topology_run(*numbers) for numbers in state["segments"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+        raise InputError(_DAMAGED) from error
     return Position(epoch, first, size, history)
+
+
+def _is_plausible(position: Position, plan: Plan) -> bool:
+    """Whether a run of this plan can have come to that position. To replay any other could take for ever."""
+    history = position.history
+    sizes = [position.size if run.size is None else run.size for run in history]
+    if plan.steps is None and {position.size, *sizes} != {plan.size}:
+        return False
+    return (
+        max([position.size, *sizes]) <= max(_SAMPLES, _LARGER * plan.size)
+        and len(history) <= _RUNS
+        and sum(run.topology.partitions for run in history) <= _PARTITIONS
+        and (plan.local or all(run.topology.partitions == 1 for run in history))
+        and all((run.steps - 1) * run.topology.share <= size for run, size in zip(history, sizes, strict=True))
+    )
+
+
+_DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
+_SAMPLES: Final = 1 << 22
+_LARGER: Final = 1 << 12
+"""How many times as many samples as in the plan's epochs those of a larger cluster may have, with `steps_per_epoch`."""
+_RUNS: Final = 1000
+_PARTITIONS: Final = 1 << 17
+"""Topologies of one epoch, and partitions of all of them, at most: time is proportional to both."""
 
 
 def _numbers(run: TopologyRun) -> list[int]:

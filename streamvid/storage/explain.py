@@ -12,6 +12,7 @@ from typing import Any
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.storage.regular_file import NotAFileError
 from streamvid.storage.url import AnyPath, is_local, redact
 
 _S3 = ("s3", "s3a")
@@ -153,6 +154,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
             return DatasetError, "permission denied; check who owns it and its mode"
         check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
         return AccessRefused, f"access is refused: the credentials are wrong or lack this permission; check {check}"
+    if isinstance(exc, NotAFileError):
+        return DatasetError, f"it is {exc.strerror}; check the path"
     if isinstance(exc, IsADirectoryError):
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):

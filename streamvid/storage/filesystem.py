@@ -32,17 +32,21 @@ from streamvid.errors import DatasetError
 from streamvid.storage.client import asked, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.ranges import read_ranges
+from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
-def read_bytes(path: AnyPath, *, retry: Retry | None = None) -> bytes:
-    """The whole file. Raises DatasetError or InputError."""
+def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None) -> bytes:
+    """The whole file. Raises DatasetError or InputError, also if a local one is none, or it has more than `most` bytes
+    (of a remote one, where there is a `retry`)."""
     if retry is not None and not is_local(path):
-        return read_ranges([(path, 0, size(path, retry=retry))], retry=retry)[0]
+        if (length := size(path, retry=retry)) > most:
+            raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
+        return read_ranges([(path, 0, length)], retry=retry)[0]
     with explained(path, "read"):
         fs, name = locate(path)
-        return cast(bytes, fs.cat_file(name))
+        return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
 
 
 def size(path: AnyPath, *, retry: Retry | None = None) -> int:
@@ -181,7 +185,7 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
     """Copy a local file to `path` atomically, as `write_bytes` but without holding it in memory."""
     with contextlib.ExitStack() as stack:
         with explained(local, "read"):
-            source = stack.enter_context(open(local, "rb"))
+            source = stack.enter_context(open(open_file(local), "rb"))
         stack.enter_context(explained(path, "write"))
         fs, name = locate(path)
         if is_local(path):

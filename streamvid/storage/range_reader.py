@@ -13,6 +13,7 @@ from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.ranges import read_ranges
+from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path, redact
 
@@ -103,7 +104,7 @@ class _LocalFile:
     def __init__(self, path: str) -> None:
         self._descriptor = -1
         try:
-            self._descriptor = os.open(local_path(path), os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_file(local_path(path))
         except OSError as error:
             raise _unreadable(path, f"cannot be opened ({error.strerror})") from error
 

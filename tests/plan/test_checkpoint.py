@@ -334,3 +334,42 @@ def test_an_appended_dataset_through_the_loader(videos: Path, tmp_path: Path, ra
     old, new = ({path.stem for path in (videos / name).iterdir()} for name in ("old", "new"))
     assert seen == Counter(old)
     assert following == Counter(old | new)
+
+
+HUGE = 10**18
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segments": [[1, 1, 2, HUGE, 0]]},
+        {"segments": [[HUGE, 1, 2, 1, 0]]},
+        {"segments": [[1, HUGE, 2, 3, 0]]},
+        {"segments": [[1, 1, 2, 1, 0, HUGE]]},
+        {"segments": [[1, 1, 2, 1, 0], [1, 2, HUGE, 2, HUGE]]},
+        {"segments": [[1, 1, 2, 1, 0]] * 100_000},
+        {"segments": [[1, 1, 2, 1, 0]], "size": HUGE},
+        {"segments": [], "size": HUGE},
+        {"segments": [[1, 1, 2, 0, 0]], "size": 0},
+        {"segments": {"a": 1}},
+        {"segments": HUGE},
+        {"segments": [[1, 1]]},
+        {"epoch": 10**30},
+        {"first": -1},
+        {"size": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [{}, {"steps": 3}, {"local": True}, {"group": 4}, {"pools": 2}], ids=str)
+def test_absurd_numbers_take_no_time(change: dict[str, Any], options: dict[str, Any]) -> None:
+    run = schedule([4, 3], **options)
+    cursor = run.start(1).advanced()
+    if options.get("steps") and change in ({"segments": [], "size": HUGE}, {"segments": [[1, 1, 2, 0, 0]], "size": 0}):
+        change = {"size": HUGE}  # the others can be: an epoch of so many steps ends where the topology puts it
+    with pytest.raises(InputError, match="the state is damaged"):
+        run.resume({**cursor.state(), **change})
+
+
+def test_large_numbers_that_can_be() -> None:
+    run = schedule([4, 3])
+    assert run.resume({**run.start(0).state(), "epoch": HUGE, "first": HUGE}).epoch().left == 4

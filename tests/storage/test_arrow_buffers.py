@@ -48,7 +48,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return read_and_note
 
-    for module, name in ((pq, "read_table"), (pyarrow.csv, "read_csv"), (pyarrow.json, "read_json")):
+    for module, name in ((pq, "ParquetFile"), (pyarrow.csv, "read_csv"), (pyarrow.json, "read_json")):
         monkeypatch.setattr(module, name, noting(getattr(module, name)))
     return found
 
@@ -67,5 +67,6 @@ def test_all_that_is_read_from_memory_is_given_so(tmp_path: Path, given: list[An
     assert read_rejected(str(dataset)) == [Rejected("b.mp4", "no video")]
     for kind in ("csv", "parquet"):
         assert select_rows(Dataset.open(dataset), keys=tmp_path / f"list.{kind}").tolist() == [0]
-    assert len(given) >= 6
+    given = [source for source in given if not isinstance(source, str)]  # the dataset's own file
+    assert len(given) >= 5
     assert {type(source) for source in given} == {pa.BufferReader}

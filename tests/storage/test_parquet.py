@@ -1,0 +1,123 @@
+"""Parquet files: all types as pyarrow reads them, and few bytes that stand for much refused before they are decoded."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamvid.storage import parquet
+from streamvid.storage.parquet import TooLargeError, read_parquet
+
+ROWS = 300
+
+
+def of_all_types() -> pa.Table:
+    columns: dict[str, Any] = {
+        "text": [f"a{n % 7}" if n % 5 else None for n in range(ROWS)],
+        "list": [[f"x{n % 3}"] * (n % 4) if n % 6 else None for n in range(ROWS)],
+        "lists": pa.array([[["x"] * 2, None]] * ROWS),
+        "map": pa.array([[(f"k{n % 3}", n)] for n in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+        "struct": [{"a": "b", "c": [1.5]}] * ROWS,
+        "dictionary": pa.array(["q", "r", None] * (ROWS // 3)).dictionary_encode(),
+        "large": pa.array(["z"] * ROWS, pa.large_string()),
+        "time": [datetime(2020, 1, 1)] * ROWS,
+        "half": pa.array(np.zeros(ROWS, dtype=np.float16)),
+        "fixed": pa.array([b"abcd"] * ROWS, pa.binary(4)),
+        "truth": [True] * ROWS,
+        "null": pa.nulls(ROWS),
+        "large list": pa.array([["a"]] * ROWS, pa.large_list(pa.large_string())),
+        "a.b": ["dot"] * ROWS,
+        "pair": pa.array([["a", "b"]] * ROWS, pa.list_(pa.string(), 2)),
+    }
+    return pa.table(columns)
+
+
+def written(table: pa.Table, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    pq.write_table(table, stream, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("careful", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_dictionary": False},
+        {"compression": "gzip", "data_page_version": "2.0"},
+        {"compression": "brotli"},
+        {"row_group_size": 70},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY", "time": "DELTA_BINARY_PACKED"}},
+        {"store_schema": False},
+    ],
+    ids=str,
+)
+def test_all_types(options: dict[str, Any], careful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Careful: strings first as references to their dictionaries, as where they might be too large."""
+    data = written(of_all_types(), **options)
+    if careful:
+        need = parquet._Need
+        monkeypatch.setattr(parquet, "_Need", lambda encoded, strings: need(encoded, strings and strings + (1 << 60)))
+    want = pq.read_table(io.BytesIO(data))
+    got = read_parquet(data)
+    assert got.equals(want)
+    assert got.schema.equals(want.schema)
+
+
+def test_columns_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "some.parquet").write_bytes(written(of_all_types()))
+    names = ["struct", "text", "a.b"]
+    got = read_parquet(str(tmp_path / "some.parquet"), lambda schema, rows: names[: len(schema) and rows])
+    assert got.equals(of_all_types().select(names))
+
+
+def test_an_empty_table() -> None:
+    empty = of_all_types().slice(0, 0)
+    assert read_parquet(written(empty)).num_rows == 0
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "brotli", "none"])
+def test_much_of_little(compression: str) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 1_000_000]))
+    large = {"compression": compression, "store_schema": False}
+    zeros = pa.table({"n": np.zeros(10**7, dtype=np.int64)})
+    for table, options in ((pa.table({"n": text}), large), (zeros, large)):
+        with pytest.raises(TooLargeError, match=r"its (column 'n' stands|1 columns stand) for up to"):
+            read_parquet(written(table, **options))
+
+
+def test_large_text_that_is_in_the_file() -> None:
+    random = np.random.default_rng(0)
+    text = [random.bytes(500_000).hex() for _ in range(100)]
+    assert read_parquet(written(pa.table({"n": text})))["n"].to_pylist() == text
+
+
+@pytest.mark.parametrize("claimed", [16, (1 << 31) - 1])
+def test_a_page_that_lies(claimed: int) -> None:
+    """About its decompressed size, in its header alone."""
+    size = 140_000_000
+    data = written(pa.table({"n": ["x" * size, "y"]}), use_dictionary=False, compression="zstd", write_statistics=False)
+    # The first page's header follows the magic number: its type, a data page, and its size, in zigzag.
+    assert data[4:7] == b"\x15\x00\x15"
+    assert data[11] < 128 <= data[10]
+    with pytest.raises((TooLargeError, OSError)):
+        read_parquet(data[:7] + varint(2 * claimed) + data[12:])
+
+
+def varint(value: int) -> bytes:
+    """In five bytes, so that it fits where another one was."""
+    return bytes([value >> shift & 127 | 128 for shift in (0, 7, 14, 21)]) + bytes([value >> 28])
+
+
+def test_a_footer_of_garbage() -> None:
+    data = written(of_all_types())
+    for broken in (b"", b"PAR1", data[:-4], data[:-8] + b"\xff\xff\xff\x7fPAR1", data[:100] + data[-100:]):
+        with pytest.raises((OSError, ValueError)):
+            read_parquet(broken)
