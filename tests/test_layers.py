@@ -91,7 +91,7 @@ FOREIGN_EXCEPTIONS = {
 def private_names(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     """Names with an underscore in front: those that the file defines (True), and attributes that it uses (False)."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, True
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, True

@@ -105,7 +105,7 @@ def read_batches(
             path_of = dict(zip(group, paths, strict=True)).__getitem__
             # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
             retry = dataset.reader.retry
-            reader = RangeReader(retry if stop is None else retry.until(stop))
+            reader = RangeReader(retry if stop is None else retry.until(stop), like=dataset.reader)
             some = Step(ids[members], passes[members], valid[members])
             planned = plan_samples(dataset, some, spec, reader=reader, path_of=path_of)
             read = read_slices(dataset, planned, reader, path_of)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource
@@ -17,6 +19,10 @@ _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
 _PREFETCHED_STEPS: Final = 64
 """How many steps ahead shards of a remote dataset are downloaded, if the cache has room for them."""
+_CHUNKS_AHEAD: Final = 8
+"""Chunks that are read side by side by range, each in a thread, so that they wait for the storage together."""
+_AHEAD_BYTES: Final = 256 << 20
+"""Bytes of those chunks, unless two single steps take more."""
 
 
 def read_epoch(
@@ -24,7 +30,8 @@ def read_epoch(
 ) -> Generator[EncodedBatch, None, None]:
     """The remaining batches of an epoch, in order.
 
-    Steps are read in chunks. The first chunk is a single step, so that the first batch comes soon.
+    Steps are read in chunks. The first chunk is a single step, so that the first batch comes soon. Where byte ranges
+    of remote shards are read rather than whole shards, several chunks are under way.
 
     Args:
         dataset: where clips come from.
@@ -38,12 +45,43 @@ def read_epoch(
         DatasetError: a shard cannot be read, or an index is damaged.
     """
     longest = max(1, _CHUNK_CLIPS // batch_size)
+
+    def read(start: int, end: int) -> list[EncodedBatch]:
+        return read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+
+    if access.by_range:
+        yield from _read_ahead(read, epoch, longest)
+        return
     start, length = epoch.done, 1
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
         access.prefetch(upcoming_shards(dataset, epoch, end))
-        yield from read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+        yield from read(start, end)
         start, length = end, min(2 * length, longest)
+
+
+def _read_ahead(
+    read: Callable[[int, int], list[EncodedBatch]], epoch: Epoch, longest: int
+) -> Generator[EncodedBatch, None, None]:
+    """The batches of chunks that are read side by side: of single steps until it is known how many bytes a step takes,
+    then of as many as take their share of `_AHEAD_BYTES`, and of `longest` steps at most."""
+    pending: deque[Future[list[EncodedBatch]]] = deque()
+    start, length, chunks, heaviest = epoch.done, 1, _CHUNKS_AHEAD // 2, 1
+    with ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-fetch") as pool:
+        try:
+            while start < epoch.steps or pending:
+                while start < epoch.steps and len(pending) < chunks:
+                    end = min(start + length, epoch.steps)
+                    pending.append(pool.submit(read, start, end))
+                    start = end
+                batches = pending.popleft().result()
+                heaviest = max(heaviest, *(batch.bytes_read for batch in batches))
+                length = min(max(1, _AHEAD_BYTES // _CHUNKS_AHEAD // heaviest), 2 * length, longest)
+                chunks = min(max(2, _AHEAD_BYTES // (length * heaviest)), _CHUNKS_AHEAD)
+                yield from batches
+        finally:
+            for one in pending:
+                one.cancel()
 
 
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:

@@ -21,7 +21,8 @@ from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, rows_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
-from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.range_reader import WASTE, RangeReader
+from streamvid.storage.url import is_local
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 
@@ -92,7 +93,8 @@ def plan_samples(
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
-        samples.append(make_sample(index, clip, number, valid, selection, for_transform))
+        gap = remote_gap(dataset, clip, reader, path_of)
+        samples.append(make_sample(index, clip, number, valid, selection, for_transform, remote_gap=gap))
     return samples
 
 
@@ -127,12 +129,30 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
     return meta
 
 
+def remote_gap(
+    dataset: ClipSource, clip: int, reader: RangeReader | None = None, path_of: Callable[[int], str] | None = None
+) -> int | None:
+    """Up to how many bytes between two ranges of a clip cost less than another request; None if it is a local file.
+    Arguments as of `plan_samples`."""
+    if is_local((path_of or dataset.shard_path)(int(dataset.clips.shard[clip]))):
+        return None
+    return (reader or dataset.reader).remote.link.gap
+
+
 def make_sample(
-    index: FrameIndex, clip: int, epoch: int, valid: bool, selection: Selection, random: Float64
+    index: FrameIndex,
+    clip: int,
+    epoch: int,
+    valid: bool,
+    selection: Selection,
+    random: Float64,
+    *,
+    remote_gap: int | None = None,
 ) -> SamplePlan:
-    """The sample of a clip that shows the selected frames; arguments as of `SamplePlan`."""
+    """The sample of a clip that shows the selected frames; arguments as of `SamplePlan` and from `remote_gap`."""
     shown = selection.frames[selection.frames >= 0]
     # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
     packets = select_packets(index, frames)
-    return SamplePlan(clip, epoch, valid, selection, random, packets, byte_ranges(packets))
+    spans = byte_ranges(packets) if remote_gap is None else byte_ranges(packets, gap=remote_gap, waste=WASTE)
+    return SamplePlan(clip, epoch, valid, selection, random, packets, spans)

@@ -1,4 +1,4 @@
-"""Shards as local files: of a local dataset in place, of a remote one through the shard cache."""
+"""Shards as files: local ones in place, remote ones through the shard cache, or, by range, where they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShardAccess:
 
     Args:
         dataset: local, remote, or several of both.
-        cache: for remote shards.
+        cache: for remote shards; None: they are read where they are.
         limit_bytes: the cache's limit.
     """
 
@@ -28,6 +28,8 @@ class ShardAccess:
         self._dataset = dataset
         self._cache = cache
         self._share = limit_bytes // _SHARE
+        self.by_range = cache is None and not dataset.is_local
+        """Whether remote shards are read where they are."""
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
         """Split shards into groups that may be open at the same time: remote ones by this rank's share of the cache."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -54,6 +54,8 @@ class LoaderStats:
         frames: real frames of those clips, without padding.
         bytes_read: from the shards.
         wait_seconds: time that the training loop spent waiting for batches.
+        fetch: what is read: "local" files, or of a remote dataset "ranges" or whole "shards".
+        requests: for byte ranges of a remote dataset, with those for frame indexes.
     """
 
     batches: int = 0
@@ -61,6 +63,8 @@ class LoaderStats:
     frames: int = 0
     bytes_read: int = 0
     wait_seconds: float = 0.0
+    fetch: Literal["local", "ranges", "shards"] = "local"
+    requests: int = 0
 
     def plus(self, one: RenderedBatch | None, waited: float) -> LoaderStats:
         """After one more batch, or None where there was none left, for which the loop waited that many seconds."""

@@ -5,26 +5,19 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample, remote_gap
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
-from streamvid.storage.url import is_local
-from streamvid.video.packet_selection import byte_ranges
-
-REMOTE_GAP_BYTES: Final = 1 << 20
-"""Bytes between two ranges of an object in a bucket that are read rather than requesting the ranges one by one."""
-REMOTE_WASTE: Final = 0.15
-"""Bytes read in vain at most, as a share of those needed."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +106,8 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
         times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
-        sample = make_sample(index, one.row, epoch, True, selection, random)
-        samples.append(_with_ranges_for_storage(dataset, sample))
+        gap = remote_gap(dataset, one.row)
+        samples.append(make_sample(index, one.row, epoch, True, selection, random, remote_gap=gap))
     return samples
 
 
@@ -183,10 +176,3 @@ def _sampled(clip: ClipTimes, item: int, spec: SampleSpec, epoch: int) -> Select
         raise
     except ValueError as error:
         raise InputError(f"clip {clip.key!r} is too short for {spec.sampling}: pad it, or leave it out") from error
-
-
-def _with_ranges_for_storage(dataset: ClipSource, sample: SamplePlan) -> SamplePlan:
-    """With byte ranges joined across larger gaps if the shard is remote, where each range is a request."""
-    if is_local(dataset.shard_path(int(dataset.clips.shard[sample.clip]))):
-        return sample
-    return replace(sample, spans=byte_ranges(sample.packets, gap=REMOTE_GAP_BYTES, waste=REMOTE_WASTE))

@@ -6,31 +6,36 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+import numpy as np
 
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
+from streamvid.fetch.fetch_mode import FETCHES, Fetch, choose_fetch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
+from streamvid.loader.options import bucket_steps, check_steps, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
-from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan
+from streamvid.plan.epoch_plan import LastBatch, Plan
 from streamvid.plan.inputs import DatasetLike, Mix, Subset
 from streamvid.plan.mixture import SampleStream
-from streamvid.plan.permutation import SHUFFLES, Shuffle
+from streamvid.plan.permutation import Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import given_path, is_local
+from streamvid.storage.url import given_path, is_local, redact
 from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views
 
@@ -44,8 +49,6 @@ log = logging.getLogger(__name__)
 
 _BLOCK_SHARDS: Final = 16
 """Shards whose clips are shuffled together with shuffle="block"."""
-_BUCKET_STEPS: Final = 64
-"""Steps with group_by_size=True: of 30 decoder configurations, a batch then holds at most 1.5 on average."""
 
 
 class StreamLoader:
@@ -88,6 +91,8 @@ class StreamLoader:
         num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
             the other ranks of its node. With a GPU, those beyond one for each NVDEC engine and one more decode beside
             it.
+        fetch: of a remote dataset, "shards": whole shards, into the cache; "ranges": the bytes of the frames alone,
+            straight from the bucket; "auto": whichever is predicted to be cheaper. `stats()` says which it is.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
         retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
@@ -124,6 +129,7 @@ class StreamLoader:
         mesh: DeviceMesh | None = None,
         ranks_per_node: int | None = None,
         num_threads: int | None = None,
+        fetch: Fetch = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
         retry_for: float | Retry = 600.0,
@@ -139,10 +145,14 @@ class StreamLoader:
             )
         one_of(engine, ENGINES, "engine")
         one_of(fallback, FALLBACKS, "fallback")
+        one_of(fetch, FETCHES, "fetch")
+        if engine == "dali" and fetch == "ranges":
+            raise InputError("engine='dali' reads local files alone: leave out fetch='ranges'")
         batch_size = integer(batch_size, "batch_size")
         num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
         cache_bytes = integer(cache_bytes, "cache_bytes", most=None)
-        last, order, bucket_steps = _last_batch(last_batch, drop_last), _shuffle(shuffle), _bucket_steps(group_by_size)
+        last, order = last_batch_policy(last_batch, drop_last), shuffle_order(shuffle)
+        grouped = bucket_steps(group_by_size)
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
         world = self._find_world(settle=False)
         device_id = find_device(device)
@@ -169,16 +179,18 @@ class StreamLoader:
             last,
             locality == "node",
             steps_per_epoch,
-            bucket_steps=bucket_steps,
+            bucket_steps=grouped,
             # Also without bucketing: the state of a run with bucketing may be resumed without it.
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
-        _check_steps(plan)
+        check_steps(plan)
+        self._fetch = self._choose_fetch("shards" if engine == "dali" else fetch, plan, cache_bytes)
+        shards = None if self._fetch == "ranges" else self._cache_for(self.dataset.is_local)
         self._engine = make_engine(
             engine,
             samples,
             rows,
-            ShardAccess(self.dataset, cache=self._cache_for(self.dataset.is_local), limit_bytes=cache_bytes),
+            ShardAccess(self.dataset, cache=shards, limit_bytes=cache_bytes),
             device_id=device_id,
             num_threads=num_threads,
             max_batch=batch_size,
@@ -260,7 +272,7 @@ class StreamLoader:
 
     def stats(self) -> LoaderStats:
         """Counts and times so far."""
-        return self._stats
+        return replace(self._stats, fetch=self._fetch, requests=self.dataset.reader.remote.link.requests)
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
@@ -328,7 +340,7 @@ class StreamLoader:
                     f"the loader's first batch was for {before.world}, but this process is {schedule.plan.world} now: "
                     "take the first batch after init_process_group, or give the loader rank and world_size"
                 )
-            _check_steps(schedule.plan)
+            check_steps(schedule.plan)
             self._schedule = schedule
             self._position.put(schedule.resume(self._restored) if self._restored else schedule.start(self.epoch))
         self._settled = settle
@@ -356,45 +368,30 @@ class StreamLoader:
     def _open_cached(self, path: str) -> Dataset:
         return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry)
 
+    def _choose_fetch(self, fetch: Fetch, plan: Plan, cache_bytes: int) -> Literal["local", "ranges", "shards"]:
+        cache = self._cache_for(self.dataset.is_local)
+        if cache is None:
+            return "local"
+        if fetch != "auto":
+            return fetch
+        ids = np.concatenate([pool.sample_ids for pool in self._samples.pools.pools])
+        fetched = choose_fetch(
+            self.dataset,
+            ids,
+            self._samples.spec,
+            samples=len(plan) * plan.batch_size * plan.world.size // plan.world.nodes,
+            cache_bytes=cache_bytes,
+            cached=cache.holds,
+            in_order=plan.stream.shuffle != "full",
+        )
+        log.info(
+            "%s are fetched from %s.", {"ranges": "Byte ranges"}.get(fetched, "Whole shards"), redact(self.dataset.path)
+        )
+        return fetched
+
     def _cache_for(self, local: bool) -> ShardCache | None:
         """The cache of shards, which is opened for the first dataset that is not local."""
         if not local and self._cache is None:
             folder, limit = self._cache_options
             self._cache = ShardCache(folder, limit_bytes=limit, retry=self._retry)
         return self._cache
-
-
-def _check_steps(plan: Plan) -> None:
-    """Raises InputError if an epoch has no step."""
-    if len(plan) == 0:
-        raise InputError(
-            f"{plan.size} clips do not fill one step of {plan.world.size} ranks x {plan.batch_size} clips, "
-            "and last_batch is 'drop': give a smaller batch_size or another last_batch"
-        )
-
-
-def _bucket_steps(group_by_size: bool | int) -> int:
-    """How many steps are bucketed together; 0 for no bucketing."""
-    if isinstance(group_by_size, bool):
-        return _BUCKET_STEPS if group_by_size else 0
-    return integer(group_by_size, "group_by_size")
-
-
-def _last_batch(last_batch: LastBatch | LastBatchPolicy | None, drop_last: bool | None) -> LastBatch:
-    if drop_last not in (None, True, False):
-        raise InputError(f"drop_last must be True or False; it is {drop_last!r}")
-    if last_batch is None:
-        return "drop" if drop_last else "partial"
-    if drop_last is not None:
-        raise InputError("give last_batch or drop_last, not both")
-    name: Any = last_batch if isinstance(last_batch, str) else getattr(last_batch, "name", last_batch)
-    name = name.lower() if isinstance(name, str) else name  # DALI's LastBatchPolicy in capitals
-    one_of(name, LAST_BATCH, "last_batch")
-    return cast(LastBatch, name)
-
-
-def _shuffle(shuffle: bool | Shuffle) -> Shuffle:
-    if isinstance(shuffle, bool):
-        return "full" if shuffle else "none"
-    one_of(shuffle, SHUFFLES, "shuffle")
-    return shuffle

@@ -13,12 +13,13 @@ from fsspec.utils import get_protocol
 
 from streamvid.errors import InputError
 from streamvid.storage.explain import AccessRefused, explained
+from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path
 
 STALL_SECONDS: Final = 20.0
 """How long a connection of a run may send nothing before it counts as broken."""
-_CONNECT_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 10.0
 
 # By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
 # fast. Its cache of listings never expires.
@@ -42,10 +43,16 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
     if is_local(text):
         return fsspec.filesystem("file"), local_path(text)
     fs, name = url_to_fs(text, **_options(get_protocol(text), patient=patient))
-    _kept[id(fs)] = fs
+    keep(fs)
     if patient and is_s3(fs):
         fs.retries = 1  # an instance of its own, by its options
     return fs, name
+
+
+def keep(fs: T) -> T:
+    """A file system that stays until the process ends."""
+    _kept[id(fs)] = fs
+    return fs
 
 
 def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
@@ -55,13 +62,14 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
         if not patient:
             return dict(_S3_OPTIONS)
         once = {
-            "retries": {"total_max_attempts": 1}, "connect_timeout": _CONNECT_SECONDS, "read_timeout": STALL_SECONDS,
+            "retries": {"total_max_attempts": 1}, "connect_timeout": CONNECT_SECONDS, "read_timeout": STALL_SECONDS,
+            "max_pool_connections": MOST_REQUESTS,
         }  # fmt: skip
         return {**_S3_OPTIONS, "config_kwargs": {**once, **configured.get("config_kwargs", {})}}
     if protocol in _HTTP and patient:
         from aiohttp import ClientTimeout
 
-        timeout = ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=STALL_SECONDS)
+        timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
         return {"client_kwargs": {"timeout": timeout, **configured.get("client_kwargs", {})}}
     return {}
 

@@ -12,13 +12,17 @@ import numpy as np
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.ranges import read_ranges
+from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
+WASTE: Final = 0.15
+"""Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
+_PART_BYTES: Final = 8 << 20
+"""Longer ranges of remote files are read in parts, side by side."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,15 @@ class RangeReader:
 
     Args:
         retry: for how long a remote storage that does not answer is asked again.
+        like: another reader: what that knows of remote files is shared, but no open file.
+
+    Attributes:
+        remote: reads remote files.
     """
 
-    def __init__(self, retry: Retry | None = None) -> None:
+    def __init__(self, retry: Retry | None = None, like: RangeReader | None = None) -> None:
         self.retry = retry or Retry()
-        self._etags: dict[str, str] = {}
+        self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,7 +62,8 @@ class RangeReader:
         self.__init__(**state)  # type: ignore[misc]
 
     def read(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
-        """Read ranges: remote ones concurrently, then local ones, each file from front to back.
+        """Read ranges: remote ones concurrently, those close together by one request, then local ones, each file from
+        front to back.
 
         The kernel is told of the next `MAX_OPEN_FILES` local ranges before the first of them is read, so that a disk
         fetches them concurrently: with a cold page cache this halves the time.
@@ -74,9 +83,7 @@ class RangeReader:
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
-            wanted = [(ranges[n].path, ranges[n].start, ranges[n].end) for n in remote]
-            fetched = read_ranges(wanted, retry=self.retry, etags=self._etags)
-            blocks = {n: np.frombuffer(data, dtype=np.uint8) for n, data in zip(remote, fetched, strict=True)}
+            blocks = dict(zip(remote, self._read_remote([ranges[n] for n in remote]), strict=True))
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
@@ -87,8 +94,64 @@ class RangeReader:
                 raise _unreadable(one.path, f"ends before byte {one.end}")
         return [blocks[n] for n in range(len(ranges))]
 
+    def _read_remote(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
+        joined, places = join(ranges, gap=self.remote.link.gap)
+        parts = [
+            (one.path, start, min(start + _PART_BYTES, one.end))
+            for one in joined
+            for start in range(one.start, max(one.end, one.start + 1), _PART_BYTES)
+        ]
+        read = iter(np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry))
+        blocks = []
+        for one in joined:
+            pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // _PART_BYTES)))]
+            blocks.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        return [
+            blocks[n][one.start - joined[n].start : one.end - joined[n].start]
+            for one, n in zip(ranges, places, strict=True)
+        ]
+
     def _file(self, path: str) -> _LocalFile:
         return self._open.get(path) or self._open.put(path, _LocalFile(path))
+
+
+def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], list[int]]:
+    """Fewer ranges that hold all of some: overlapping ones become one, and so do those with up to `gap` bytes between
+    them, the closest first, until `WASTE` is used up, to `_PART_BYTES` at most.
+
+    Returns:
+        the ranges, and for each of `ranges` the number of the one that holds it.
+    """
+    order = sorted(range(len(ranges)), key=lambda n: (ranges[n].path, ranges[n].start))
+    between: list[tuple[int, int]] = []
+    apart = set()
+    end = wanted = 0
+    for place, n in enumerate(order):
+        one = ranges[n]
+        if not place or ranges[order[place - 1]].path != one.path:
+            apart.add(place)
+        elif one.start > end:
+            between.append((one.start - end, place))
+        else:
+            end = max(end, one.end)
+            continue
+        end = one.end
+        wanted += one.end - one.start
+    budget = WASTE * wanted
+    for size, place in sorted(between):
+        budget -= size
+        if size > gap or budget < 0:
+            apart.add(place)
+    joined: list[ByteRange] = []
+    places = [0] * len(ranges)
+    for place, n in enumerate(order):
+        one = ranges[n]
+        if place in apart or (one.start >= joined[-1].end and one.end - joined[-1].start > _PART_BYTES):
+            joined.append(one)
+        elif one.end > joined[-1].end:
+            joined[-1] = ByteRange(one.path, joined[-1].start, one.end)
+        places[n] = len(joined) - 1
+    return joined, places
 
 
 def _unreadable(path: str, what: str) -> DatasetError:

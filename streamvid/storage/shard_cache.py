@@ -27,15 +27,13 @@ from streamvid.storage import filesystem
 from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.ranges import read_ranges
+from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
 
 _log = logging.getLogger(__name__)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})(\.[0-9]{1,4})?\.part", re.ASCII)
-
 _PREFETCH_THREADS = 4
 _RANGE_BYTES = 8 << 20
 _RANGES_AT_ONCE = 4
@@ -120,6 +118,10 @@ class ShardCache:
                     raise StorageUnavailable(f"Waiting for {redact(url)} was given up.")
             future.result()
         return self._lease(url, size, sha256, stop or self._closed)
+
+    def holds(self, sha256: str) -> bool:
+        """Whether a file is published."""
+        return bool(_SHA256.fullmatch(sha256)) and (self._root / sha256).exists()
 
     def prefetch(self, url: str, *, size: int, sha256: str) -> None:
         """Start to download the file in the background; further calls for the same file do nothing.
@@ -294,12 +296,12 @@ class ShardCache:
                     raise error.__cause__ from None
                 raise
             return
-        etags: dict[str, str] = {}
+        remote = RemoteRanges()
         window = _RANGE_BYTES * _RANGES_AT_ONCE
         for first in range(0, size, window):
             last = min(first + window, size)
             ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
-            for (_, start, _), block in zip(ranges, read_ranges(ranges, retry=retry, etags=etags), strict=True):
+            for (_, start, _), block in zip(ranges, remote.read(ranges, retry=retry), strict=True):
                 self._write(file, block, start)
 
     def _write(self, file: FileIO, block: bytes, start: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import streamvid as sv
 from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
 from tests.support.clips import write
+from tests.support.faulty_s3 import faulty_s3
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -68,3 +70,21 @@ def test_a_shard_that_is_gone_is_named(datasets: tuple[str, str], s3_bucket: str
     with pytest.raises(sv.DatasetError, match=r"shard 00000001 of the dataset s3:.*gone cannot be read"):
         ds[gone]
     ds[0]
+
+
+def test_few_frames_of_a_long_video_are_few_bytes(tmp_path: Path) -> None:
+    """16 frames all over it: a request per group of pictures at most, and 1.4 times the bytes needed at most."""
+    (tmp_path / "videos").mkdir()
+    write(Recipe(frames=1500, gop=25, seed=3, width=160, height=96), tmp_path / "videos" / "long.mp4")
+    pack([tmp_path / "videos"], tmp_path / "set", progress=False)
+    frames = list(range(10, 1500, 93))[:16]
+    with faulty_s3() as site:
+        ds = sv.ClipDataset(site.add_folder(tmp_path / "set", "bucket/set"))
+        needed = ds.encoded(sv.At("long", frames=frames)).sizes.sum()
+        site.requests.clear()
+        got = ds.get("long", frames=frames)
+    asked = [wanted.removeprefix("bytes=").split("-") for _, key, wanted in site.requests if key.endswith(".tar")]
+    read = sum(int(last) - int(first) + 1 for first, last in asked)
+    assert len(asked) <= 16
+    assert needed <= read <= 1.4 * needed
+    same(got, sv.ClipDataset(tmp_path / "set").get("long", frames=frames))

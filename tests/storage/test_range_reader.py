@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -169,3 +170,56 @@ def test_a_file_that_outlives_the_modules_is_closed_in_silence(tmp_path: Path, m
         gc.collect()
     with os.scandir("/proc/self/fd") as descriptors:
         assert str(path) not in [os.readlink(one.path) for one in descriptors]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=30),
+    st.integers(0, 50),
+)
+def test_joined_ranges_hold_all_and_little_more(wanted: list[tuple[int, int, int]], gap: int) -> None:
+    ranges = [ByteRange(str(file), start, start + size) for file, start, size in wanted]
+    joined, places = range_reader.join(ranges, gap=gap)
+    for one, n in zip(ranges, places, strict=True):
+        assert joined[n].path == one.path
+        assert joined[n].start <= one.start <= one.end <= joined[n].end
+    asked = sum(one.end - one.start for one in joined)
+    distinct = len({(one.path, byte) for one in ranges for byte in range(one.start, one.end)})
+    assert distinct <= asked <= distinct * (1 + range_reader.WASTE)
+    assert len(joined) <= len(ranges)
+    for a, b in itertools.pairwise(joined):
+        assert a.path < b.path or a.end < b.start or a.start == a.end or b.start == b.end
+
+
+def test_neighbours_are_joined_the_closest_first() -> None:
+    def of(*parts: tuple[int, int]) -> list[tuple[int, int]]:
+        joined, _ = range_reader.join([ByteRange("x", a, b) for a, b in parts], gap=100)
+        return [(one.start, one.end) for one in joined]
+
+    assert of((0, 1000), (1000, 2000)) == [(0, 2000)]
+    assert of((3000, 4000), (0, 1000), (1090, 2000)) == [(0, 2000), (3000, 4000)]
+    # 15 % of 3,000 bytes: the gaps of 50 and 60, and not the one of 400.
+    assert of((0, 1000), (1060, 2000), (2050, 3000)) == [(0, 3000)]
+    assert of((0, 100), (105, 200), (214, 300)) == [(0, 300)]
+    assert of((0, 100), (105, 200), (290, 300)) == [(0, 200), (290, 300)]
+    part = range_reader._PART_BYTES
+    assert of((0, part), (part, part + 9)) == [(0, part), (part, part + 9)]
+
+
+def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    monkeypatch.setattr(range_reader, "_PART_BYTES", 100)
+    data = np.random.default_rng(0).bytes(1000)
+    fsspec.filesystem("memory").pipe_file("/parts", data)
+    asked = []
+    reader = RangeReader()
+    read = reader.remote.read
+    monkeypatch.setattr(
+        reader.remote, "read", lambda wanted, retry: (asked.extend(wanted), read(wanted, retry=retry))[1]
+    )
+    spans = [(3, 980), (990, 1000), (500, 500), (600, 700)]
+    blocks = reader.read([ByteRange("memory://parts", a, b) for a, b in spans])
+    assert [block.tobytes() for block in blocks] == [data[a:b] for a, b in spans]
+    assert all(end - start <= 100 for _, start, end in asked)
+    with pytest.raises(DatasetError, match="memory://parts ends before byte 1001"):
+        reader.read([ByteRange("memory://parts", 990, 1001)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from streamvid.errors import DatasetError
 from streamvid.storage import client, filesystem
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
-from streamvid.storage.ranges import read_ranges
+from streamvid.storage.ranges import RemoteRanges, read_ranges
 from streamvid.storage.retry import Retry
+from streamvid.storage.s3_ranges import S3Ranges
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FAULTS, FaultyS3, faulty_s3
 from tests.support.s3_server import forget_s3_connections
@@ -36,6 +39,8 @@ def s3(server: FaultyS3) -> FaultyS3:
     server.fault = lambda *_: None
     server.objects = {"bucket/key": DATA}
     server.requests.clear()
+    server.matched.clear()
+    server.refused_query, server.ranges, server.most_at_once = "no such text", True, 0
     return server
 
 
@@ -50,7 +55,8 @@ def test_every_passing_fault_is_waited_out(s3: FaultyS3, fault: str, monkeypatch
         monkeypatch.setattr(client, "STALL_SECONDS", 1.0)
         forget_s3_connections()
     clock = Clock()
-    s3.fault = first(1 if fault == "stall" else 2, fault)
+    # A signed URL that is refused is followed by a request of botocore at once.
+    s3.fault = first({"stall": 1, "403": 4}.get(fault, 2), fault)
     wanted = [("s3://bucket/key", 0, 10), ("s3://bucket/key", 5000, 9000)]
     assert read_ranges(wanted, retry=clock.retry()) == [DATA[:10], DATA[5000:9000]]
     assert clock.waits or fault == "reset"  # of a connection kept open, aiohttp itself makes another
@@ -70,7 +76,7 @@ def test_a_lasting_fault_names_bucket_key_and_cause(s3: FaultyS3, fault: str) ->
     cause = {
         "500": "500 InternalError", "503": "503 SlowDown", "empty 503": "503", "429": "429 TooManyRequests",
         "timeout": "400 RequestTimeout", "403": "access is refused",
-        "reset": "Connection", "cut": "(ClientPayloadError|IncompleteRead)", "short": "50 of 100 bytes",
+        "reset": "Connection|ClientOSError", "cut": "(ClientPayloadError|IncompleteRead)", "short": "50 of 100 bytes",
     }[fault]  # fmt: skip
     assert re.search(cause, str(error.value)), str(error.value)
 
@@ -98,15 +104,78 @@ def test_a_missing_object_is_an_error_at_once(s3: FaultyS3) -> None:
 
 
 def test_an_object_that_is_replaced_is_an_error_at_once(s3: FaultyS3) -> None:
-    clock, etags = Clock(), dict[str, str]()
-    read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), etags=etags)
+    clock, reader = Clock(), RemoteRanges()
+    reader.read([("s3://bucket/key", 0, 10)], retry=clock.retry())
     s3.objects["bucket/key"] = DATA[::-1]
     with pytest.raises(
         DatasetError, match=r"s3://bucket/key has changed while it was being read: its ETag was"
     ) as error:
-        read_ranges([("s3://bucket/key", 0, 10)], retry=clock.retry(), etags=etags)
+        reader.read([("s3://bucket/key", 0, 10)], retry=clock.retry())
     assert not isinstance(error.value, StorageUnavailable)
     assert clock.waits == []
+
+
+def test_a_known_etag_is_demanded(s3: FaultyS3) -> None:
+    reader = RemoteRanges()
+    for _ in range(2):
+        reader.read([("s3://bucket/key", 0, 10), ("s3://bucket/key", 20, 30)], retry=Clock().retry())
+    etag = f'"{hashlib.md5(DATA).hexdigest()}"'
+    assert s3.matched == [None, None, etag, etag]
+
+
+def test_an_object_is_signed_once_and_each_range_is_one_request(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = []
+    sign = S3Ranges._url
+
+    async def counting(self: S3Ranges, *args: Any) -> str:
+        known = set(self._signed._values)
+        url = await sign(self, *args)
+        signed.extend(set(self._signed._values) - known)
+        return url
+
+    monkeypatch.setattr(S3Ranges, "_url", counting)
+    s3.objects["bucket/other"] = DATA
+    reader = RemoteRanges()
+    wanted = [(f"s3://bucket/{name}", n, n + 50) for name in ("key", "other") for n in range(0, 1000, 50)]
+    for _ in range(2):
+        assert reader.read(wanted, retry=Clock().retry()) == [DATA[a:b] for _, a, b in wanted]
+    assert len(s3.requests) == 2 * len(wanted)
+    assert {name for name, _ in signed} == {"bucket/key", "bucket/other"}
+
+
+def test_a_bucket_that_refuses_signed_urls_is_read_by_signed_headers(s3: FaultyS3) -> None:
+    """As a policy can say, and a bucket of another region."""
+    s3.refused_query = "X-Amz-Signature"
+    reader, clock = RemoteRanges(), Clock()
+    for _ in range(3):
+        assert reader.read([("s3://bucket/key", 3, 9)], retry=clock.retry()) == [DATA[3:9]]
+    assert clock.waits == []
+    assert len(s3.requests) == 4  # the first was refused once
+
+
+def test_a_server_that_knows_no_ranges_is_an_error(s3: FaultyS3) -> None:
+    s3.ranges = False
+    for start, end in ((10, 20), (len(DATA), 2 * len(DATA)), (0, 5)):
+        with pytest.raises(DatasetError, match="s3://bucket/key: its server does not answer requests for ranges"):
+            read_ranges([("s3://bucket/key", start, end)], retry=Clock().retry())
+    assert read_ranges([("s3://bucket/key", 0, len(DATA))], retry=Clock().retry()) == [DATA]
+
+
+def test_keys_of_any_characters(s3: FaultyS3) -> None:
+    names = ["a b", "ü+%25", "x=1&y", "~tilde", "d/e/f.tar", "a'b(c)", "日本"]
+    s3.objects |= {f"bucket/{name}": name.encode() * 9 for name in names}
+    got = read_ranges([(f"s3://bucket/{name}", 0, 9) for name in names], retry=Clock().retry())
+    assert got == [(name.encode() * 9)[:9] for name in names]
+
+
+def test_connections_are_bounded(s3: FaultyS3) -> None:
+    """By what the latency needs: 32 here."""
+    reader = RemoteRanges()
+    reader.link.measured(0.001, 100, 0.001)
+    assert reader.link.limit == 32
+    wanted = [("s3://bucket/key", n, n + 9) for n in range(300)]
+    assert reader.read(wanted, retry=Clock().retry()) == [DATA[a:b] for _, a, b in wanted]
+    assert s3.most_at_once <= 32
 
 
 def test_a_range_behind_the_end_is_short_and_not_waited_for(s3: FaultyS3) -> None:
@@ -141,6 +210,11 @@ def test_no_secret_is_told(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, caplog
     s3.fault = first(10**6, "reset")
     with caplog.at_level(logging.DEBUG, logger="streamvid"), pytest.raises(StorageUnavailable):
         read_ranges([(f"{s3.endpoint.replace('//', f'//me:{SECRET}@')}/x?token={SECRET}", 0, 1)], retry=Clock().retry())
+    s3.fault = first(10**6, "cut")
+    with pytest.raises(StorageUnavailable) as cut:
+        read_ranges([("s3://bucket/key", 0, 100)], retry=Clock().retry(0.1))
+    told = "".join(traceback.format_exception(cut.value)) + "".join(traceback.format_exception(error.value))
+    assert "Amz-Signature" not in caplog.text + told
     assert caplog.text
     assert SECRET not in caplog.text + str(error.value)
     assert SECRET[::-1] not in caplog.text + str(error.value)

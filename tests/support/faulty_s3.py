@@ -41,6 +41,14 @@ class FaultyS3:
     objects: dict[str, bytes] = field(default_factory=dict)
     fault: Callable[[str, str, int], str | None] = lambda *_: None
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    matched: list[str | None] = field(default_factory=list)
+    """The If-Match of each GET of an object."""
+    refused_query: str = "no such text"
+    """GETs with this in their URL are refused."""
+    ranges: bool = True
+    """Whether it knows ranges."""
+    at_once: int = 0
+    most_at_once: int = 0
     go: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,7 +68,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer()
 
     def do_GET(self) -> None:
-        self._answer()
+        with self.site.lock:
+            self.site.at_once += 1
+            self.site.most_at_once = max(self.site.most_at_once, self.site.at_once)
+        try:
+            self._answer()
+        finally:
+            with self.site.lock:
+                self.site.at_once -= 1
 
     def _answer(self) -> None:
         site, url = self.site, urllib.parse.urlsplit(self.path)
@@ -69,7 +84,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             before = sum(1 for method, name, _ in site.requests if (method, name) == (self.command, key))
             site.requests.append((self.command, key, self.headers.get("Range", "")))
             fault = site.fault(self.command, key, before)
-        if fault in ERRORS:
+        if self.command == "GET" and site.refused_query in url.query:
+            self._error(403, "AccessDenied")
+        elif fault in ERRORS:
             self._error(*ERRORS[fault])
         elif fault == "empty 503":
             self._send(503, b"")
@@ -96,7 +113,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _object(self, data: bytes, fault: str | None) -> None:
         status, body, headers = 200, data, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}
-        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+        if self.command == "GET":
+            wanted = self.headers.get("If-Match")
+            self.site.matched.append(wanted)
+            if wanted not in (None, headers["ETag"]):
+                self._error(412, "PreconditionFailed")
+                return
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if match and self.site.ranges:
             first, last = int(match[1]), min(int(match[2]), len(data) - 1)
             status, body = 206, data[first : last + 1]
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"

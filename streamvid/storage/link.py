@@ -1,0 +1,139 @@
+"""The way to a storage, as the requests of a run measure it, and what follows: how many requests at a time, which gaps
+to read over, and when to ask again for what does not come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+MOST_REQUESTS: Final = 256
+"""Requests under way, and so connections, of one reader at most."""
+_FEWEST_REQUESTS: Final = 32
+_REQUESTS_PER_SECOND: Final = 2500
+"""About what one event loop can send and take: more requests at a time than this many times the latency gain nothing
+(Little's law)."""
+_SMALLEST_GAP: Final = 1 << 20
+_LARGEST_GAP: Final = 8 << 20
+_SAMPLES: Final = 64
+_LONG_BODY: Final = 256 << 10
+"""Bytes from which on a body says how fast the connection is."""
+_EXPECTED_LATENCY: Final = 0.025
+_EXPECTED_BANDWIDTH: Final = 100e6
+_QUANTILE: Final = 0.95
+_HEDGED_SHARE: Final = 0.02
+"""Share of requests, and of bytes, that may be asked for twice."""
+_FEWEST_TIMES: Final = 32
+"""Requests of a size class whose times are known before one counts as late."""
+
+T = TypeVar("T")
+
+
+class Link:
+    """Measures requests, and bounds how many are under way. All but its figures are for one event loop's thread; a
+    forked child begins anew.
+
+    Attributes:
+        requests, hedged: how many were made in all, and of them those that were asked a second time.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._busy = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._latencies: deque[float] = deque(maxlen=_SAMPLES)
+        self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
+        self._times: dict[int, deque[float]] = {}
+        self.requests = self.hedged = 0
+        self._bytes = self._hedged_bytes = 0
+
+    @property
+    def latency(self) -> float:
+        """Seconds until the first byte of an answer: the shortest of the last ones, as the others have waited for each
+        other."""
+        return min(self._latencies, default=_EXPECTED_LATENCY)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of one connection: the most of the last ones."""
+        return max(self._bandwidths, default=_EXPECTED_BANDWIDTH)
+
+    @property
+    def gap(self) -> int:
+        """Bytes that come in the time that another request takes: reading over fewer is cheaper than asking twice."""
+        return int(min(max(self.latency * self.bandwidth, _SMALLEST_GAP), _LARGEST_GAP))
+
+    @property
+    def limit(self) -> int:
+        """How many requests may be under way."""
+        return int(min(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS), MOST_REQUESTS))
+
+    def measured(self, latency: float, size: int, seconds: float) -> None:
+        """Take the times of a request: until its first byte, and then for so many bytes."""
+        self._latencies.append(latency)
+        if size >= _LONG_BODY and seconds > 0:
+            self._bandwidths.append(size / seconds)
+
+    async def fetch(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives, as soon as fewer than `limit` others are under way. It is asked a second time if it takes
+        longer than 95 % of its size class do, of 2 % of requests and bytes at most; whichever answers first counts, and
+        the other is cancelled.
+
+        Args:
+            size: bytes that are asked for.
+            ask: makes the request.
+        """
+        if self._pid != os.getpid():
+            self._begin()
+        loop = asyncio.get_running_loop()
+        while self._busy >= self.limit:
+            turn = loop.create_future()
+            self._queue.append(turn)
+            await turn
+        self._busy += 1
+        self.requests += 1
+        self._bytes += size
+        begin = loop.time()
+        try:
+            answer = await self._hedge(size, ask)
+            self._times.setdefault(size.bit_length(), deque(maxlen=4 * _SAMPLES)).append(loop.time() - begin)
+            return answer
+        finally:
+            self._busy -= 1
+            free = self.limit - self._busy
+            while self._queue and free > 0:
+                turn = self._queue.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    free -= 1
+
+    async def _hedge(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
+        first = asyncio.ensure_future(ask())
+        asked = {first}
+        try:
+            times = self._times.get(size.bit_length(), ())
+            if len(times) >= _FEWEST_TIMES:
+                late = sorted(times)[int(_QUANTILE * len(times))]
+                await asyncio.wait(asked, timeout=late)
+                if not first.done() and self._may_hedge(size):
+                    self.hedged += 1
+                    self._hedged_bytes += size
+                    asked = {first, asyncio.ensure_future(ask())}
+            left = asked
+            while True:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                good = next((one for one in done if one.exception() is None), None)
+                if good is not None or not left:
+                    return (good or done.pop()).result()
+        finally:
+            for one in asked:
+                one.cancel()
+
+    def _may_hedge(self, size: int) -> bool:
+        within = self._hedged_bytes + size <= _HEDGED_SHARE * self._bytes
+        return within and self.hedged + 1 <= _HEDGED_SHARE * self.requests

@@ -1,0 +1,181 @@
+"""Ranges of objects in S3, by URLs that botocore signs.
+
+botocore takes a core a millisecond to build, sign, send and parse a GetObject. A signed URL is good for every range of
+its object, so botocore is asked once per object and some minutes where it is and how it is signed, by its own chain of
+credentials, endpoints and addressing; a range is then a plain GET, of 0.2 ms. docs/design.md has the figures, and
+why it is not obstore.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import fsspec
+
+from streamvid.errors import DatasetError
+from streamvid.storage import client
+from streamvid.storage.link import MOST_REQUESTS, Link
+from streamvid.storage.lru_cache import LruCache
+
+_SIGNED_SECONDS: Final = 900
+"""For how long a signed URL is good. It is used for half of that."""
+_SIGNED_OBJECTS: Final = 16384
+_CODE: Final = re.compile(rb"<Code>(\w{1,64})</Code>")
+_OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "PermanentRedirect", "TemporaryRedirect"}
+"""Refusals of a signed URL that a request of botocore may not meet: another region, a policy that wants headers."""
+_BY_REQUEST_SECONDS: Final = 60.0
+
+
+class RefusedError(OSError):
+    """An answer with an error, as `streamvid.storage.explain` reads it: botocore's parsed response."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"the storage answers {status} {code}")
+        self.status, self.code = status, code
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+class S3Ranges:
+    """Reads ranges of objects. Usable in forked children."""
+
+    def __init__(self) -> None:
+        self._signed: LruCache[tuple[str, int], str] = LruCache(_SIGNED_OBJECTS)
+        self._by_request: dict[str, float] = {}
+        """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
+
+    async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
+        """Bytes [start, end) of an object, and its ETag.
+
+        Args:
+            fs: s3fs's file system.
+            name: bucket and key.
+            start, end: not empty.
+            etag: what the object's must be; "" for any.
+            link: is told how long it took.
+
+        Raises:
+            DatasetError: it is another object now, or the server sends no ranges.
+            OSError, and exceptions of botocore and aiohttp: as `streamvid.storage.explain` knows them.
+        """
+        bucket, key, version = fs.split_path(name)
+        await fs.set_session()
+        s3 = await fs.get_s3(bucket)
+        wanted = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
+        # Keys that the user has configured for encrypted objects are needed for reading, too. They are headers.
+        more = fs.req_kw | {name: one for name, one in fs.s3_additional_kwargs.items() if "Customer" in name}
+        if more or time.monotonic() < self._by_request.get(bucket, 0.0):
+            return await _get_object(s3, wanted | more, name, start, end, etag)
+        try:
+            url = await self._url(s3, name, wanted)
+            return await _get(fs, s3, url, name, start, end, etag, link)
+        except RefusedError as error:
+            if error.code not in _OTHERWISE and error.status not in (301, 307, 308):
+                raise
+        answer = await _get_object(s3, wanted, name, start, end, etag)
+        self._by_request[bucket] = time.monotonic() + _BY_REQUEST_SECONDS
+        return answer
+
+    async def _url(self, s3: Any, name: str, wanted: Mapping[str, str]) -> str:
+        when = (name, int(2 * time.monotonic() / _SIGNED_SECONDS))
+        if (url := self._signed.get(when)) is None:
+            # botocore's default for URLs is still version 2 of signatures, which newer servers refuse.
+            s3.meta.events.register_first("choose-signer.s3", _version_4, unique_id="streamvid")
+            url = await s3.generate_presigned_url("get_object", Params=dict(wanted), ExpiresIn=_SIGNED_SECONDS)
+            self._signed.put(when, url)
+        return url
+
+
+async def _get(fs: Any, s3: Any, url: str, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
+    """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
+    from aiohttp import ClientResponseError
+    from botocore.utils import get_environ_proxies
+    from yarl import URL
+
+    headers = {"Range": f"bytes={start}-{end - 1}"}
+    if etag.startswith('"'):  # no weak one, which matches nothing
+        headers["If-Match"] = etag
+    config = s3.meta.config
+    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
+    session = await _sessions(fs, config.client_cert).set_session()
+    try:
+        begin = time.perf_counter()
+        async with session.get(
+            URL(url, encoded=True), headers=headers, proxy=proxies.get(url.partition(":")[0]), allow_redirects=False
+        ) as answer:
+            first = time.perf_counter() - begin
+            if answer.status == 412:
+                raise changed(name, etag)
+            if answer.status not in (200, 206):
+                code = _CODE.search(await answer.content.read(1 << 16))
+                raise RefusedError(answer.status, code[1].decode() if code else str(answer.status))
+            if answer.status == 200 and (start or (answer.content_length or 0) > end):
+                raise DatasetError(f"Cannot read s3://{name}: its server does not answer requests for ranges of bytes.")
+            data: bytes = await answer.read()
+    except ClientResponseError as error:  # an answer that is not HTTP
+        raise ConnectionError(error.message) from None
+    link.measured(first, len(data), time.perf_counter() - begin - first)
+    return data, answer.headers.get("ETag", "")
+
+
+async def _get_object(
+    s3: Any, wanted: Mapping[str, str], name: str, start: int, end: int, etag: str
+) -> tuple[bytes, str]:
+    """The range by a request of botocore."""
+    from botocore.exceptions import ClientError
+
+    match = {"IfMatch": etag} if etag.startswith('"') else {}
+    try:
+        response = await s3.get_object(Range=f"bytes={start}-{end - 1}", **wanted, **match)
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == 412:
+            raise changed(name, etag) from None
+        raise
+    try:
+        return await response["Body"].read(), str(response.get("ETag", ""))
+    finally:
+        response["Body"].close()
+
+
+def changed(name: str, known: str, now: str = "") -> DatasetError:
+    """The error of an object that is another one now."""
+    return DatasetError(
+        f"s3://{name} has changed while it was being read: its ETag was {known}{f' and is {now}' if now else ''}; "
+        "go back to the version that the run began with, or start it anew"
+    )
+
+
+def _version_4(signature_version: object, **_: object) -> str | None:
+    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
+
+
+def _sessions(fs: Any, certificate: Any) -> Any:
+    """fsspec's HTTP file system, which makes a session of aiohttp for each process and closes it, with the certificates
+    that botocore would use."""
+    from aiohttp import ClientTimeout
+
+    verify = fs.client_kwargs.get("verify")
+    if verify is None:
+        verify = fs.session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE") or True
+    timeout = ClientTimeout(total=None, sock_connect=client.CONNECT_SECONDS, sock_read=client.STALL_SECONDS)
+    options = {"verify": verify, "certificate": certificate, "timeout": timeout}
+    return client.keep(fsspec.filesystem("http", get_client=_session, client_kwargs=options))
+
+
+async def _session(loop: object, verify: bool | str, certificate: Any, timeout: Any) -> Any:
+    from aiohttp import ClientSession, TCPConnector
+    from botocore.httpsession import get_cert_path
+
+    context: ssl.SSLContext | bool = False
+    if verify:
+        path = get_cert_path(verify)
+        context = ssl.create_default_context(**{"capath" if os.path.isdir(path) else "cafile": path})
+        if certificate:
+            context.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+    connector = TCPConnector(limit=MOST_REQUESTS, ssl=context)
+    # Bodies are taken in pieces of the buffer's size; the default of 64 KiB halves the speed of long ones.
+    return ClientSession(connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=1 << 20)

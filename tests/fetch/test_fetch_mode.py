@@ -1,0 +1,166 @@
+"""Byte ranges or whole shards: the cheaper one is chosen, and both give the same batches as local files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.fetch import fetch_mode
+from streamvid.fetch.fetch_mode import choose_fetch, cost_of_ranges, cost_of_shards
+from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.packing.pack import pack
+from tests.support.clips import write
+from tests.support.clock import Clock
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+CLIPS = 12
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clips of 120 frames with a key frame every 10, three to a shard."""
+    folder = tmp_path_factory.mktemp("modes")
+    (folder / "videos").mkdir()
+    for n in range(CLIPS):
+        write(Recipe(frames=120, gop=10, seed=n, width=160, height=96), folder / "videos" / f"{n:02}.mp4")
+    size = sum(path.stat().st_size for path in (folder / "videos").iterdir())
+    pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
+    assert len(sv.Dataset.open(folder / "set").shards) >= 4
+    return folder / "set"
+
+
+@pytest.fixture(scope="module")
+def server(packed: Path) -> Iterator[FaultyS3]:
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.add_folder(packed, "bucket/set")
+        yield site
+
+
+@pytest.fixture
+def s3(server: FaultyS3) -> Iterator[FaultyS3]:
+    server.requests.clear()
+    yield server
+    server.fault = lambda *_: None
+
+
+def tars(site: FaultyS3) -> list[tuple[str, int]]:
+    """The tars' ranges that were asked for: key and bytes."""
+    found = []
+    for method, key, wanted in site.requests:
+        if method == "GET" and key.endswith(".tar"):
+            first, last = wanted.removeprefix("bytes=").split("-")
+            found.append((key, int(last) - int(first) + 1))
+    return found
+
+
+def run(path: str | Path, **options: Any) -> tuple[list[dict[str, Any]], sv.LoaderStats]:
+    defaults: dict[str, Any] = {"sampling": sv.Window(2), "batch_size": 2, "seed": 5}
+    with sv.StreamLoader(path, device="cpu", num_threads=1, **defaults | options) as loader:
+        return [batch for _ in range(2) for batch in loader], loader.stats()
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "sampling"),
+    [("full", sv.Window(2)), ("block", sv.Uniform(4, pick="random")), ("none", sv.Window(2)), ("none", sv.All())],
+)
+def test_ranges_and_shards_give_the_batches_of_local_files(
+    s3: FaultyS3, packed: Path, tmp_path: Path, shuffle: Any, sampling: Any
+) -> None:
+    expected, stats = run(packed, shuffle=shuffle, sampling=sampling)
+    assert (stats.fetch, stats.requests) == ("local", 0)
+    for fetch in ("ranges", "shards"):
+        got, stats = run("s3://bucket/set", shuffle=shuffle, sampling=sampling, fetch=fetch, cache_dir=tmp_path)
+        assert stats.fetch == fetch
+        assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a["video"], b["video"])
+            assert torch.equal(a["pts"], b["pts"])
+
+
+def test_half_of_all_requests_for_ranges_fail(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
+    expected, _ = run(packed)
+    dice = random.Random(1)
+    kinds = ("503", "cut", "short", "reset")
+    s3.fault = lambda method, key, before: dice.choice(kinds) if key.endswith(".tar") and dice.random() < 0.5 else None
+    got, _ = run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path, retry_for=Clock().retry())
+    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+
+
+def test_ranges_are_a_part_of_the_shards_and_need_no_disk(s3: FaultyS3, tmp_path: Path) -> None:
+    _, stats = run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path)
+    whole = sum(len(data) for key, data in s3.objects.items() if key.endswith(".tar"))
+    fetched = sum(size for _, size in tars(s3))
+    assert fetched < whole / 2  # in two epochs
+    assert stats.requests >= len(tars(s3))
+    assert not any(path.stat().st_size > 50_000 for path in tmp_path.rglob("*"))
+
+
+def test_a_bucket_larger_than_the_cache_streams(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
+    largest = max(len(data) for key, data in s3.objects.items() if key.endswith(".tar"))
+    got, stats = run("s3://bucket/set", cache_dir=tmp_path, cache_bytes=largest - 1)
+    assert stats.fetch == "ranges"
+    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, run(packed)[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "request_bytes", "options", "expected"),
+    [
+        (sv.Frames([0]), 100, {}, "ranges"),
+        (sv.All(), 100, {}, "shards"),
+        (sv.Frames([0]), 10**6, {}, "shards"),  # where requests cost more than bytes
+        (sv.All(), 100, {"cache_bytes": 10}, "ranges"),
+        (sv.All(), 10**6, {"cache_bytes": 10, "in_order": True}, "shards"),
+        (sv.Frames([0]), 100, {"cached": lambda _: True}, "shards"),
+        (sv.All(), 100, {"samples": 1}, "ranges"),
+    ],
+)
+def test_the_cheaper_one_is_chosen(
+    packed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: Any,
+    request_bytes: int,
+    options: dict[str, Any],
+    expected: str,
+) -> None:
+    monkeypatch.setattr(fetch_mode, "_REQUEST_BYTES", request_bytes)
+    monkeypatch.setattr(fetch_mode, "is_local", lambda _: False)
+    dataset, spec = sv.Dataset.open(packed), SampleSpec(sampling, 0, 0)
+    defaults: dict[str, Any] = {
+        "samples": CLIPS, "cache_bytes": 1 << 30, "cached": lambda _: False, "in_order": False,
+    }  # fmt: skip
+    assert choose_fetch(dataset, np.arange(CLIPS), spec, **defaults | options) == expected
+
+
+def test_the_prediction_is_what_is_fetched(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
+    spec = SampleSpec(sv.Frames([0, 60]), 0, 0)
+    dataset = sv.Dataset.open("s3://bucket/set")
+    cost = cost_of_ranges(dataset, np.arange(CLIPS), spec, samples=CLIPS)
+    s3.requests.clear()
+    with sv.StreamLoader(
+        "s3://bucket/set", sampling=spec.sampling, batch_size=1, device="cpu", fetch="ranges", cache_dir=tmp_path
+    ) as loader:
+        assert sum(len(batch["key"]) for batch in loader) == CLIPS
+    sizes = [size for _, size in tars(s3)]
+    index = int(dataset.clips.npy_size.sum())
+    assert sum(sizes) - index == pytest.approx(cost.bytes, rel=0.3)
+    assert len(sizes) <= cost.requests
+    whole = cost_of_shards(dataset, np.arange(CLIPS), samples=10**6)
+    assert whole.bytes == pytest.approx(sum(shard.bytes for shard in dataset.shards))
+
+
+def test_the_option_is_checked(packed: Path) -> None:
+    with pytest.raises(sv.InputError, match="fetch must be one of 'auto', 'ranges', 'shards'"):
+        run(packed, fetch="range")
+    with pytest.raises(sv.InputError, match="engine='dali' reads local files alone"):
+        run(packed, fetch="ranges", engine="dali")

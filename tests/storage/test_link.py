@@ -1,0 +1,161 @@
+"""What follows from the latency and bandwidth of a link, and requests that are made a second time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from streamvid.storage.link import MOST_REQUESTS, Link
+
+
+def measured(latency: float, bandwidth: float) -> Link:
+    link = Link()
+    link.measured(latency, 1 << 20, (1 << 20) / bandwidth)
+    return link
+
+
+def test_requests_at_a_time_follow_the_latency() -> None:
+    limits = [measured(latency, 1e8).limit for latency in (0.0001, 0.02, 0.05, 0.2, 5)]
+    assert limits == sorted(limits)
+    assert limits[0] == 32
+    assert limits[2] == 125
+    assert limits[-1] == MOST_REQUESTS
+
+
+def test_gaps_follow_latency_and_bandwidth() -> None:
+    assert measured(0.001, 1e8).gap == 1 << 20
+    assert measured(0.05, 1e8).gap == pytest.approx(5e6, rel=0.01)
+    assert measured(0.2, 1e9).gap == 8 << 20
+
+
+def test_waiting_for_each_other_does_not_count_as_latency() -> None:
+    """Else more requests at a time would make for more requests at a time."""
+    link = measured(0.02, 1e8)
+    for _ in range(60):
+        link.measured(1.0, 100, 0.1)
+    assert link.latency == 0.02
+    for _ in range(64):
+        link.measured(0.1, 100, 0.1)
+    assert link.latency == 0.1
+
+
+def test_short_bodies_say_nothing_of_the_bandwidth() -> None:
+    link = measured(0.02, 1e8)
+    link.measured(0.02, 1000, 1e-9)
+    assert link.bandwidth == pytest.approx(1e8)
+
+
+class Storage:
+    """Answers at once, but for some requests by number, which never come."""
+
+    def __init__(self, lost: set[int], failing: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        self.lost, self.failing, self.asked, self.cancelled = lost, failing, 0, 0
+
+    async def ask(self) -> int:
+        number, self.asked = self.asked, self.asked + 1
+        if number in self.lost:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if number in self.failing:
+            raise ConnectionError("broken")
+        await asyncio.sleep(0)
+        return number
+
+
+def test_a_request_that_does_not_come_is_made_again_and_the_loser_cancelled() -> None:
+    storage, link = Storage({150, 250}), Link()
+
+    async def run() -> None:
+        for _ in range(300):
+            await link.fetch(1000, storage.ask)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert storage.cancelled == 2
+    assert link.requests == 300
+    assert 2 <= link.hedged <= 6
+    assert storage.asked == 300 + link.hedged
+
+
+def test_two_percent_are_made_again_at_most() -> None:
+    """Of a storage that has become slow for all."""
+    link = Link()
+    slow = 0.0
+
+    async def ask() -> None:
+        await asyncio.sleep(slow)
+
+    async def run() -> None:
+        nonlocal slow
+        for _ in range(100):
+            await link.fetch(1000, ask)
+        slow = 0.002
+        for _ in range(100):
+            await link.fetch(1000, ask)
+
+    asyncio.run(run())
+    assert 0 < link.hedged <= 4
+
+
+def test_a_request_that_fails_fails_and_the_other_of_two_still_counts() -> None:
+    storage, link = Storage({100}, {5, 101}), Link()
+
+    async def run() -> None:
+        for number in range(100):
+            if number == 5:
+                with pytest.raises(ConnectionError):
+                    await link.fetch(1000, storage.ask)
+            else:
+                await link.fetch(1000, storage.ask)
+        link.hedged = 0
+        fetched = asyncio.ensure_future(link.fetch(1000, storage.ask))
+        while storage.asked < 102:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert not fetched.done()  # the second has failed: the first is still waited for
+        fetched.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetched
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert storage.cancelled == 1
+
+
+def test_a_cancelled_request_gives_its_place_back() -> None:
+    async def run() -> None:
+        link = measured(0.0001, 1e8)
+        stuck = [asyncio.ensure_future(link.fetch(10, lambda: asyncio.sleep(60))) for _ in range(40)]
+        await asyncio.sleep(0.01)
+        for one in stuck[:20] + stuck[35:]:
+            one.cancel()
+        await asyncio.wait_for(link.fetch(10, lambda: asyncio.sleep(0)), 5)
+        for one in stuck:
+            one.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_forked_child_begins_anew() -> None:
+    async def full(link: Link) -> None:
+        stuck = [asyncio.ensure_future(link.fetch(10, lambda: asyncio.sleep(60))) for _ in range(40)]
+        await asyncio.sleep(0.01)
+        child = os.fork()
+        if not child:
+            try:
+                asyncio.set_event_loop(None)
+                asyncio._set_running_loop(None)
+                asyncio.run(asyncio.wait_for(link.fetch(10, lambda: asyncio.sleep(0)), 5))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        for one in stuck:
+            one.cancel()
+
+    asyncio.run(full(measured(0.0001, 1e8)))
