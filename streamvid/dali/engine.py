@@ -22,7 +22,7 @@ from streamvid.fetch.encoded_batch import encoded_batch
 from streamvid.fetch.epoch_reader import upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.plan.epoch_plan import Epoch, Step
+from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import RangeReader
 from streamvid.transform.params import ClipTransform

@@ -15,7 +15,7 @@ from streamvid.dataset.clip_source import ClipSource, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.plan.epoch_plan import Step
+from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.video.packet_selection import EncodedSlice, PacketSelection, extract_packets

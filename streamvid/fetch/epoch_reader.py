@@ -12,7 +12,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.encoded_batch import EncodedBatch, read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.plan.epoch_plan import Epoch
+from streamvid.plan.epoch import Epoch
 from streamvid.plan.sample_id import rows_of
 
 _CHUNK_CLIPS: Final = 64

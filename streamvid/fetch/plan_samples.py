@@ -16,7 +16,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError
-from streamvid.plan.epoch_plan import Step
+from streamvid.plan.epoch import Step
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, rows_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select

@@ -16,7 +16,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import Fallback, find_cpu_decoded, probe_slice
 from streamvid.loader.sample_set import SampleSet
-from streamvid.plan.epoch_plan import Epoch
+from streamvid.plan.epoch import Epoch
 from streamvid.transform.render import RenderedBatch, make_renderer
 
 EngineName = Literal["default", "dali"]

@@ -21,7 +21,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.plan.epoch_plan import Step
+from streamvid.plan.epoch import Step
 from streamvid.sampling.spread import Uniform
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice

@@ -26,7 +26,8 @@ from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
-from streamvid.plan.epoch_plan import LastBatch, Plan
+from streamvid.plan.epoch import LastBatch
+from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.inputs import DatasetLike, Mix, Subset
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Shuffle

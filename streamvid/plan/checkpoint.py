@@ -21,7 +21,8 @@ import numpy as np
 
 from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
-from streamvid.plan.epoch_plan import Epoch, Plan, Position, Topology, TopologyRun
+from streamvid.plan.epoch import Epoch, Topology
+from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
 from streamvid.sampling.base import FrameSampler

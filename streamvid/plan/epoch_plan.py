@@ -10,49 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.arrays import Bool, Int64
+from streamvid.arrays import Int64
 from streamvid.checks import integer, one_of
 from streamvid.errors import InputError
 from streamvid.plan.bucket_key import BucketKeys
 from streamvid.plan.bucketing import bucket_order
+from streamvid.plan.epoch import LAST_BATCH, Epoch, LastBatch, Partition, Topology
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import arrange, pass_samples, split_by_node
 from streamvid.plan.rng import BUCKET, generator
 from streamvid.plan.sample_id import rows_of
 from streamvid.plan.world import World
 
-LastBatch = Literal["partial", "drop", "fill"]
-LAST_BATCH: tuple[LastBatch, ...] = ("partial", "drop", "fill")
 _MOST_NODES: Final = 1 << 32
 """More nodes than any job has, so that the nodes of successive topologies get different random numbers."""
-
-
-@dataclass(frozen=True)
-class Topology:
-    """How ranks share the samples of a step.
-
-    Attributes:
-        partitions: 1, or with locality the number of nodes.
-        ranks: ranks per partition.
-        batch: samples per rank and step.
-        bucket_steps: steps whose samples are bucketed together; 0 leaves the order as it is.
-    """
-
-    partitions: int
-    ranks: int
-    batch: int
-    bucket_steps: int = 0
-
-    @property
-    def share(self) -> int:
-        """Samples that a step takes from a partition."""
-        return self.ranks * self.batch
 
 
 @dataclass(frozen=True)
@@ -114,90 +90,6 @@ def _steps_left(history: tuple[TopologyRun, ...]) -> int:
     before = sum(run.steps * run.topology.share for run in history[:first])
     planned = -(-((history[first].size or 0) - before) // history[first].topology.share)
     return max(0, planned - sum(run.steps for run in history[first:]))
-
-
-@dataclass(frozen=True)
-class Step:
-    """One rank's part of one step.
-
-    Attributes:
-        sample_ids: int64 [batch], see `streamvid.plan.sample_id`.
-        passes: int64 [batch], in which pass over its dataset each comes, from 0.
-        valid: bool [batch], False for a sample that only fills the batch up: it comes a second time in the epoch.
-    """
-
-    sample_ids: Int64
-    passes: Int64
-    valid: Bool
-
-
-@dataclass(frozen=True)
-class Partition:
-    """Samples that some or all ranks share, in order: ids and passes as in `Step`, both int64 [samples]."""
-
-    sample_ids: Int64
-    passes: Int64
-
-    def __len__(self) -> int:
-        return len(self.sample_ids)
-
-    def at(self, places: Int64 | slice) -> Partition:
-        """The samples at these indices."""
-        return Partition(self.sample_ids[places], self.passes[places])
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What is left of an epoch, for one rank.
-
-    Attributes:
-        partitions: the samples from the current topology's first step on.
-        partition: index of this rank's partition.
-        rank: this rank's number among the ranks of its partition, from 0.
-        topology: how the ranks share the samples now.
-        done: steps already made in this topology.
-        last_batch: see `Plan`.
-    """
-
-    partitions: tuple[Partition, ...]
-    partition: int
-    rank: int
-    topology: Topology
-    done: int
-    last_batch: LastBatch
-
-    @cached_property
-    def steps(self) -> int:
-        """Steps from the topology's first one to the epoch's end, the same on every rank."""
-        lengths = [len(partition) for partition in self.partitions]
-        if self.last_batch == "drop":
-            return min(lengths) // self.topology.share
-        return -(-max(lengths) // self.topology.share)
-
-    @property
-    def left(self) -> int:
-        """Steps that are still to be made."""
-        return max(0, self.steps - self.done)
-
-    def step(self, number: int) -> Step:
-        """This rank's part of step `number`, counted from the topology's first step."""
-        partition, share, batch = self.partitions[self.partition], self.topology.share, self.topology.batch
-        here = partition.at(slice(number * share, (number + 1) * share))
-        mine = slice(self.rank * batch, (self.rank + 1) * batch)
-        if len(here) == share:
-            return Step(here.sample_ids[mine], here.passes[mine], np.ones(batch, dtype=bool))
-        # A node may have no sample at all, if there are fewer samples than nodes.
-        spare = partition if len(partition) else next(other for other in self.partitions if len(other))
-        if self.last_batch == "fill":
-            sample_ids = np.resize(np.concatenate([here.sample_ids, spare.sample_ids]), share)[mine]
-            passes = np.resize(np.concatenate([here.passes, spare.passes]), share)[mine]
-            return Step(sample_ids, passes, (np.arange(share) < len(here))[mine])
-        mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
-        sample_ids, passes = here.sample_ids[mine], here.passes[mine]
-        if len(sample_ids) == 0:
-            # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
-            return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool))
-        return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.plan.epoch_plan import LastBatch, Plan, Position, Step
+from streamvid.plan.epoch import LastBatch, Step
+from streamvid.plan.epoch_plan import Plan, Position
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool, Shuffle
 from streamvid.plan.world import World

@@ -688,7 +688,7 @@ def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     from streamvid.fetch.encoded_batch import read_batches
     from streamvid.fetch.plan_samples import SampleSpec as What
     from streamvid.fetch.shard_access import ShardAccess
-    from streamvid.plan.epoch_plan import Step
+    from streamvid.plan.epoch import Step
 
     dataset = Dataset.open(path)
     what = What(Frames([0, 5]), seed=0, num_random=0)

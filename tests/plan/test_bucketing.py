@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.plan.bucket_key import BucketKeys, bucket_keys
-from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan, Position, Step, Topology, TopologyRun
+from streamvid.plan.epoch import LAST_BATCH, LastBatch, Step, Topology
+from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from streamvid import All
 from streamvid.errors import InputError
 from streamvid.plan.checkpoint import Cursor, RunSchedule, position_from
-from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan, Position, Step, Topology, TopologyRun
+from streamvid.plan.epoch import LAST_BATCH, LastBatch, Step, Topology
+from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import BLOCK, SampleStream, whole_weights
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.rng import draws

@@ -25,7 +25,8 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.plan.epoch_plan import Plan, Position, Topology, TopologyRun
+from streamvid.plan.epoch import Topology
+from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
