@@ -19,8 +19,7 @@ from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
-from streamvid.dataset.shard_rows import REMEDY
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_reader import ByteRange, RangeReader
@@ -172,10 +171,12 @@ class ClipSource:
         try:
             return parse_index(data, self.clips, row)
         except ValueError as error:
-            s = int(self.clips.shard[row])
-            where = f"shard {self.shards[s].name}.tar of the dataset {redact(self._files[s].dataset)}"
-            raise DatasetError(
-                f"the frame index of clip {self.key(row)!r} in {where} is damaged: {error}; {REMEDY}"
+            raise ClipError(
+                f"its frame index is damaged: {error}",
+                row=row,
+                key=self.key(row),
+                shard=self.shards[int(self.clips.shard[row])].name,
+                suspect="index",
             ) from error
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:

@@ -110,7 +110,11 @@ class GpuDecoder:
 
             frames: dict[int, torch.Tensor] = {}
             if by_dali:
-                decoded = self._open_dali().decode([slices[n] for n in by_dali], streams=self._streams)
+                try:
+                    decoded = self._open_dali().decode([slices[n] for n in by_dali], streams=self._streams)
+                except BaseException:
+                    self._dali = None  # a pipeline is of no use after an error
+                    raise
                 frames.update(zip(by_dali, decoded, strict=True))
             for n, future in cpu_frames.items():
                 frames[n] = torch.from_numpy(future.result()).to(f"cuda:{self._device_id}")

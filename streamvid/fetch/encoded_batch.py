@@ -53,6 +53,8 @@ class EncodedBatch:
         gather: int64 [batch, frames], which decoded frame each frame position shows; -1 for a black picture.
         random: float64 [batch, num_random], uniform in [0, 1), for the transform.
         bytes_read: from the shards, for this batch.
+        absent: int64 [batch], row of the absent clip in whose place each stands, -1 for none.
+        number: of the step, or of the list of items, that it is.
     """
 
     slices: list[EncodedSlice]
@@ -68,6 +70,8 @@ class EncodedBatch:
     gather: Int64
     random: Float64
     bytes_read: int
+    absent: Int64
+    number: int = 0
 
     def columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays that `BATCH_COLUMNS` names, in its order."""
@@ -94,8 +98,8 @@ def read_batches(
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
     """
-    names = ("sample_ids", "passes", "valid")
-    ids, passes, valid = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
+    names = ("sample_ids", "passes", "valid", "stands_for")
+    ids, passes, valid, absent = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
     shards = dataset.clips.shard[rows_of(ids)]
     samples: dict[int, SamplePlan] = {}
     slices: dict[int, EncodedSlice] = {}
@@ -106,7 +110,7 @@ def read_batches(
             # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
             retry = dataset.reader.retry
             reader = RangeReader(retry if stop is None else retry.until(stop), like=dataset.reader)
-            some = Step(ids[members], passes[members], valid[members])
+            some = Step(ids[members], passes[members], valid[members], absent=absent[members])
             planned = plan_samples(dataset, some, spec, reader=reader, path_of=path_of)
             read = read_slices(dataset, planned, reader, path_of)
         samples.update(zip(members.tolist(), planned, strict=True))
@@ -115,7 +119,7 @@ def read_batches(
     for step in steps:
         numbers = range(first, first + len(step.sample_ids))
         batch = pad_to_longest([samples[n] for n in numbers], spec.sampling.pad)
-        encoded.append(encoded_batch(dataset, batch, [slices[n] for n in numbers]))
+        encoded.append(encoded_batch(dataset, batch, [slices[n] for n in numbers], number=step.number))
         first = numbers.stop
     return encoded
 
@@ -166,7 +170,15 @@ def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8
     )
 
 
-def encoded_batch(dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice]) -> EncodedBatch:
+def labels_of(dataset: ClipSource, rows: Int64) -> Int64:
+    """int64 [rows]: the labels of clips, `NO_LABEL` for none."""
+    found = dataset.clips.label[rows]
+    return np.where(found < 0, NO_LABEL, found)
+
+
+def encoded_batch(
+    dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice], *, number: int = 0
+) -> EncodedBatch:
     """A batch of samples, all of as many frame positions, and their slices."""
     rows = dataset.clips
     clips = np.array([sample.clip for sample in samples], dtype=np.int64)
@@ -179,7 +191,7 @@ def encoded_batch(dataset: ClipSource, samples: Sequence[SamplePlan], slices: li
         slices=slices,
         clips=clips,
         epochs=np.array([sample.epoch for sample in samples], dtype=np.int64),
-        labels=np.where(rows.label[clips] < 0, NO_LABEL, rows.label[clips]),
+        labels=labels_of(dataset, clips),
         valid=np.array([sample.valid for sample in samples]),
         mask=np.stack([sample.selection.mask for sample in samples]),
         seconds=np.stack([sample.selection.seconds for sample in samples]),
@@ -189,4 +201,6 @@ def encoded_batch(dataset: ClipSource, samples: Sequence[SamplePlan], slices: li
         gather=np.stack(gathers),
         random=np.stack([sample.random for sample in samples]),
         bytes_read=sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples),
+        absent=np.array([sample.absent for sample in samples], dtype=np.int64),
+        number=number,
     )

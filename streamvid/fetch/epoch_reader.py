@@ -6,14 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, Protocol
 
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import ClipError
 from streamvid.fetch.encoded_batch import EncodedBatch, read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.sample_id import rows_of
+from streamvid.storage.range_reader import FileTooShort
 
 _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
@@ -25,8 +27,29 @@ _AHEAD_BYTES: Final = 256 << 20
 """Bytes of those chunks, unless two single steps take more."""
 
 
+class Rescue(Protocol):
+    """Makes a batch anew in which a clip is bad, or seems to be."""
+
+    def __call__(self, number: int, cause: Exception | None = None) -> EncodedBatch:
+        """The batch of that number, all of whose slices decode: other clips stand in the place of bad ones.
+
+        Raises:
+            StreamvidError: of a storage, or because there are too many bad clips.
+        """
+
+    def is_stale(self, batch: EncodedBatch) -> bool:
+        """Whether a clip of the batch was found bad in it or before it, since it was read."""
+
+
 def read_epoch(
-    dataset: ClipSource, access: ShardAccess, spec: SampleSpec, epoch: Epoch, stop: threading.Event, *, batch_size: int
+    dataset: ClipSource,
+    access: ShardAccess,
+    spec: SampleSpec,
+    epoch: Epoch,
+    stop: threading.Event,
+    rescue: Rescue | None = None,
+    *,
+    batch_size: int,
 ) -> Generator[EncodedBatch, None, None]:
     """The remaining batches of an epoch, in order.
 
@@ -39,15 +62,25 @@ def read_epoch(
         spec: how samples are drawn from clips.
         epoch: the steps of this rank.
         stop: gives up waiting for a storage.
+        rescue: for batches whose clips are damaged; None: their errors are raised.
         batch_size: clips per step at most.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
     """
+
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
     def read(start: int, end: int) -> list[EncodedBatch]:
-        return read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+        steps = [epoch.step(number) for number in range(start, end)]
+        try:
+            return read_batches(dataset, steps, spec, access, stop)
+        except (ClipError, FileTooShort) as error:
+            if rescue is None:
+                raise
+            if len(steps) == 1:
+                return [rescue(start, error)]
+        return [batch for number in range(start, end) for batch in read(number, number + 1)]
 
     if access.by_range:
         yield from _read_ahead(read, epoch, longest)

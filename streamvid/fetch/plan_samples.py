@@ -15,7 +15,7 @@ import numpy as np
 
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.errors import DatasetError
+from streamvid.errors import ClipError
 from streamvid.plan.epoch import Step
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, rows_of, sample_of
@@ -54,6 +54,7 @@ class SamplePlan:
         random: float64 [num_random], uniform in [0, 1), for the transform.
         packets: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
+        absent: row of the absent clip in whose place it stands, -1 for none.
     """
 
     clip: int
@@ -63,6 +64,7 @@ class SamplePlan:
     random: Float64
     packets: PacketSelection
     spans: Int64
+    absent: int = -1
 
 
 def plan_samples(
@@ -87,14 +89,15 @@ def plan_samples(
     samples = []
     indexes = dataset.indexes(rows_of(step.sample_ids).tolist(), reader=reader, path_of=path_of)
     items = zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), indexes, strict=True)
-    for item, number, valid, index in items:
+    for (item, number, valid, index), absent in zip(items, step.stands_for.tolist(), strict=True):
         clip = row_of(item)
         for_sampling = draws(spec.seed, number, item, spec.sampling.num_random)
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
         gap = remote_gap(dataset, clip, reader, path_of)
-        samples.append(make_sample(index, clip, number, valid, selection, for_transform, remote_gap=gap))
+        made = make_sample(index, clip, number, valid, selection, for_transform, remote_gap=gap)
+        samples.append(replace(made, absent=absent))
     return samples
 
 
@@ -125,7 +128,8 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict):
-        raise DatasetError(f"the metadata of clip {dataset.key(clip)!r} are not a JSON object: pack the dataset again")
+        shard = dataset.shards[int(dataset.clips.shard[clip])].name
+        raise ClipError("its metadata are not a JSON object", row=clip, key=dataset.key(clip), shard=shard)
     return meta
 
 

@@ -74,6 +74,12 @@ class ShardAccess:
                 paths.append(path)
             yield paths
 
+    def distrust(self, shards: Iterable[int]) -> None:
+        """Have the cache check its copies of shards before it uses them again."""
+        for number in shards:
+            if self._cache is not None and not is_local(self._dataset.shard_path(number)):
+                self._cache.distrust(self._dataset.shards[number].sha256)
+
     def prefetch(self, shards: Iterable[int]) -> None:
         """Start to download shards, given in the order of need, as many as this rank's share of the cache holds."""
         if self._cache is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.fetch.encoded_batch import labels_of
+from streamvid.loader.quarantine import BadClip
 from streamvid.transform.render import RenderedBatch
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class Batch(TypedDict):
         pts: float64 [batch, T], seconds from the clip's first frame; -1 for a black frame.
         label: int64 [batch], class number, -100 for none, which PyTorch's losses leave out (`ignore_index`).
         clip: int64 [batch], row numbers of the dataset.
-        valid: bool [batch], False for clips that only fill the batch.
+        valid: bool [batch], False for clips that only fill the batch, and in the place of bad and excluded ones.
         epoch: int64 [batch], in which pass over its dataset each clip comes, from 0.
         key: the clips' keys.
         dataset: int64 [batch], which dataset of a `Mix` each clip is from.
@@ -56,6 +58,8 @@ class LoaderStats:
         wait_seconds: time that the training loop spent waiting for batches.
         fetch: what is read: "local" files, or of a remote dataset "ranges" or whole "shards".
         requests: for byte ranges of a remote dataset, with those for frame indexes.
+        bad_clips: found by this rank.
+        bad: the first thousand of them.
     """
 
     batches: int = 0
@@ -65,13 +69,16 @@ class LoaderStats:
     wait_seconds: float = 0.0
     fetch: Literal["local", "ranges", "shards"] = "local"
     requests: int = 0
+    bad_clips: int = 0
+    bad: tuple[BadClip, ...] = ()
 
     def plus(self, one: RenderedBatch | None, waited: float) -> LoaderStats:
         """After one more batch, or None where there was none left, for which the loop waited that many seconds."""
         if one is None:
             return replace(self, wait_seconds=self.wait_seconds + waited)
         valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
-        return LoaderStats(
+        return replace(
+            self,
             batches=self.batches + 1,
             clips=self.clips + int(valid.sum()),
             frames=self.frames + int(one.encoded.mask[valid].sum()),
@@ -80,23 +87,57 @@ class LoaderStats:
         )
 
 
-def make_batch(one: RenderedBatch, dataset: ClipSource, columns: Sequence[str], parts: Int64 | None = None) -> Batch:
+def make_batch(
+    one: RenderedBatch,
+    dataset: ClipSource,
+    columns: Sequence[str],
+    part_of: Callable[[Int64], Int64] | None = None,
+    *,
+    masked: bool = False,
+) -> Batch:
     """The tensors of a batch, with keys and metadata.
 
     Args:
         one: views and `BATCH_COLUMNS` as tensors.
         dataset: where its clips come from.
         columns: names of metadata.
-        parts: int64 [batch], which dataset of a `Mix` each clip is from.
+        part_of: of a `Mix`, which of its datasets each row is from.
+        masked: absent clips have their own place, with frames of zeros, and not what was decoded instead.
     """
     import torch
 
     batch: dict[str, object] = dict(one.tensors)
     rows, device = one.encoded.clips, one.tensors["clip"].device
+    if masked and (one.encoded.absent >= 0).any():
+        rows = mask_absent(one.tensors, one.encoded.absent, dataset)
     batch["key"] = [dataset.key(row) for row in rows.tolist()]
-    if parts is not None:
-        batch["dataset"] = torch.from_numpy(parts).to(device)
+    if part_of is not None:
+        batch["dataset"] = torch.from_numpy(part_of(rows)).to(device)
     for name in columns:
         values = dataset.columns.batch(name, rows)
         batch[name] = torch.from_numpy(values).to(device) if isinstance(values, np.ndarray) else values
     return cast(Batch, batch)
+
+
+def mask_absent(tensors: Mapping[str, torch.Tensor], absent: Int64, dataset: ClipSource) -> Int64:
+    """Put absent clips into their places, without frames. The tensors are changed.
+
+    Args:
+        tensors: of a batch, views and `BATCH_COLUMNS`.
+        absent: int64 [batch], rows of absent clips, -1 for none.
+        dataset: whose clips they are.
+
+    Returns:
+        int64 [batch], the rows of all clips.
+    """
+    import torch
+
+    places = np.flatnonzero(absent >= 0)
+    here = torch.from_numpy(places).to(tensors["clip"].device)
+    own = {"clip": absent[places], "label": labels_of(dataset, absent[places])}
+    for name, tensor in tensors.items():
+        if name in own:
+            tensor[here] = torch.from_numpy(own[name]).to(tensor.device)
+        elif name not in ("valid", "epoch"):
+            tensor[here] = -1 if name == "pts" else 0
+    return np.asarray(tensors["clip"].cpu().numpy(), dtype=np.int64)

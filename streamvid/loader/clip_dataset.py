@@ -87,6 +87,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         assert isinstance(samples.dataset, Dataset), "a Subset is of one dataset"
         self.dataset, self._skipped = samples.dataset, samples.pools.short
+        self._excluded = samples.pools.excluded
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
@@ -186,7 +187,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not self._can_sample:
             raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
         ids = np.arange(len(self.dataset)) if self._sample_ids is None else self._sample_ids.numpy()
-        pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped)
+        pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped, self._excluded)
         return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)
 
     @property

@@ -11,10 +11,12 @@ from streamvid.arrays import Int64
 from streamvid.dali import support
 from streamvid.dali.engine import DaliEngine
 from streamvid.fetch.encoded_batch import EncodedBatch
-from streamvid.fetch.epoch_reader import read_epoch
+from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import Fallback, find_cpu_decoded, probe_slice
+from streamvid.loader.quarantine import Quarantine
+from streamvid.loader.rescue import epoch_rescuer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import Epoch
 from streamvid.transform.render import RenderedBatch, make_renderer
@@ -39,19 +41,22 @@ class StagedEngine:
     Args:
         read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
         pipeline: decodes and transforms.
+        rescuer: makes what rescues the batches of an epoch.
     """
 
     def __init__(
         self,
-        read: Callable[[Epoch, threading.Event], Generator[EncodedBatch, None, None]],
+        read: Callable[[Epoch, threading.Event, Rescue | None], Generator[EncodedBatch, None, None]],
         pipeline: RenderPipeline,
+        rescuer: Callable[[Epoch, threading.Event], Rescue | None],
     ) -> None:
-        self._read, self._pipeline = read, pipeline
+        self._read, self._pipeline, self._rescuer = read, pipeline, rescuer
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
         stop = threading.Event()
-        return self._pipeline.run(self._read(epoch, stop), stop=stop)
+        rescue = self._rescuer(epoch, stop)
+        return self._pipeline.run(self._read(epoch, stop, rescue), stop=stop, rescue=rescue)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -62,6 +67,7 @@ def make_engine(
     name: EngineName,
     samples: SampleSet,
     rows: Int64,
+    quarantine: Quarantine,
     access: ShardAccess,
     *,
     device_id: int | None,
@@ -75,6 +81,7 @@ def make_engine(
         name: one of `ENGINES`.
         samples: the clips, their sampling and transform.
         rows: int64 [clips], the rows that will be used.
+        quarantine: is told of bad clips.
         access: opens the dataset's shards.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads that decode and transform.
@@ -104,4 +111,5 @@ def make_engine(
     make = partial(
         make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch, on_cpu=on_cpu
     )
-    return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make))
+    rescuer = partial(epoch_rescuer, dataset, access, spec, quarantine, num_threads)
+    return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make), rescuer)

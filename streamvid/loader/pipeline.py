@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Final, Generic, TypeVar
 
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.fetch.epoch_reader import Rescue
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class RenderPipeline:
         *,
         read_here: bool = False,
         stop: threading.Event | None = None,
+        rescue: Rescue | None = None,
     ) -> Generator[RenderedBatch, None, None]:
         """The batches as tensors, in order; an error of any stage is raised here, in its place.
 
@@ -45,6 +47,7 @@ class RenderPipeline:
             read_here: take them in the calling thread instead, where PyTorch watches its workers and Python receives
                 Ctrl-C. Decoding has a thread of its own all the same.
             stop: set before that thread is waited for, which may be waiting for a storage.
+            rescue: for batches that do not decode.
         """
         renderer = self._idle.pop() if self._idle else self._make_renderer()
         complete = False
@@ -73,7 +76,7 @@ class RenderPipeline:
                 return _hand_over(batches, encoded, decoded) if read_here else (item for item in decoded)
 
             try:
-                yield from renderer.run(encoded, decode_ahead)
+                yield from renderer.run(encoded, decode_ahead, rescue)
                 complete = True
             finally:
                 stages.close()

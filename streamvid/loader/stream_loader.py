@@ -22,6 +22,7 @@ from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
 from streamvid.loader.options import bucket_steps, check_steps, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, Fallback
+from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
@@ -98,6 +99,11 @@ class StreamLoader:
         cache_bytes: the most that they may take.
         retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
             docs/reliability.md says what is tried again.
+        on_error: what stands in the place of a bad clip, with `valid` False and a warning: "skip", another clip of this
+            rank a second time; "mask", frames of zeros, with `mask` False. "raise": its error ends the run.
+        max_errors: bad clips that this rank may find before it gives up; default: 10, or 1 % of its clips if more.
+        quarantine: the folder in which bad clips are noted, and where a resumed run finds them; default: `quarantine`
+            in the working directory. It is made for the first bad clip.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
@@ -134,8 +140,12 @@ class StreamLoader:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
         retry_for: float | Retry = 600.0,
+        on_error: OnError = "skip",
+        max_errors: int | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
         # Options first: these need no dataset to be wrong.
+        policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
             raise InputError(f"batch_fn must be a function of a batch; it is {batch_fn!r}")
         if locality not in (None, "node"):
@@ -187,10 +197,18 @@ class StreamLoader:
         check_steps(plan)
         self._fetch = self._choose_fetch("shards" if engine == "dali" else fetch, plan, cache_bytes)
         shards = None if self._fetch == "ranges" else self._cache_for(self.dataset.is_local)
+        self._quarantine = Quarantine(
+            policy,
+            self.dataset,
+            excluded=samples.pools.excluded,
+            rank=lambda: self._schedule.plan.world.rank,
+            clips=lambda: -(-self._schedule.plan.size // self._schedule.plan.world.size),
+        )
         self._engine = make_engine(
             engine,
             samples,
             rows,
+            self._quarantine,
             ShardAccess(self.dataset, cache=shards, limit_bytes=cache_bytes),
             device_id=device_id,
             num_threads=num_threads,
@@ -272,8 +290,14 @@ class StreamLoader:
         self._restored = dict(state)
 
     def stats(self) -> LoaderStats:
-        """Counts and times so far."""
-        return replace(self._stats, fetch=self._fetch, requests=self.dataset.reader.remote.link.requests)
+        """Counts and times so far, and the clips that were found bad."""
+        return replace(
+            self._stats,
+            fetch=self._fetch,
+            requests=self.dataset.reader.remote.link.requests,
+            bad_clips=self._quarantine.found,
+            bad=self._quarantine.bad,
+        )
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
@@ -300,7 +324,10 @@ class StreamLoader:
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
-        epoch, source, columns = cursor.epoch(), self._samples.source, self._samples.columns
+        epoch = replace(cursor.epoch(), absent=self._quarantine.absent())
+        source, columns = self._samples.source, self._samples.columns
+        part_of = source.part_of if len(source.subsets) > 1 else None
+        masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
         rendered = self._engine.run(epoch)
         try:
@@ -310,8 +337,7 @@ class StreamLoader:
                 one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 self._meet_world(settle=True)
-                parts = source.part_of(one.encoded.clips) if len(source.subsets) > 1 else None
-                batch = make_batch(one, self.dataset, columns, parts)
+                batch = make_batch(one, self.dataset, columns, part_of, masked=masked)
                 if self._batch_fn is not None:
                     batch = self._batch_fn(batch)
                     if batch is None:

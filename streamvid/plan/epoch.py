@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
+from streamvid.plan.absent import AbsentRows, repeats
+from streamvid.plan.mixture import SampleStream
+from streamvid.plan.sample_id import rows_of
 
 LastBatch = Literal["partial", "drop", "fill"]
 LAST_BATCH: Final[tuple[LastBatch, ...]] = ("partial", "drop", "fill")
@@ -44,11 +48,30 @@ class Step:
         sample_ids: int64 [batch], see `streamvid.plan.sample_id`.
         passes: int64 [batch], in which pass over its dataset each comes, from 0.
         valid: bool [batch], False for a sample that only fills the batch up: it comes a second time in the epoch.
+        number: of the step, counted from the topology's first one.
+        absent: int64 [batch], the row of the absent clip in whose place a sample stands, -1 for none; None: all -1.
     """
 
     sample_ids: Int64
     passes: Int64
     valid: Bool
+    number: int = 0
+    absent: Int64 | None = None
+
+    @property
+    def stands_for(self) -> Int64:
+        """`absent` as an array in any case."""
+        return np.full(len(self.sample_ids), -1) if self.absent is None else self.absent
+
+    def without(self, absent: AbsentRows, pools: Sequence[Callable[[], Int64]], seed: int) -> Step:
+        """The step with repeats in the place of absent clips; arguments as of `streamvid.plan.absent.repeats`."""
+        rows = rows_of(self.sample_ids)
+        gone = absent.among(rows, self.number)
+        if not gone.any():
+            return self
+        sample_ids = self.sample_ids.copy()
+        sample_ids[gone] = repeats(sample_ids[gone], self.passes[gone], pools, absent, seed=seed, step=self.number)
+        return replace(self, sample_ids=sample_ids, valid=self.valid & ~gone, absent=np.where(gone, rows, -1))
 
 
 @dataclass(frozen=True)
@@ -77,6 +100,8 @@ class Epoch:
         topology: how the ranks share the samples now.
         done: steps already made in this topology.
         last_batch: see `Plan`.
+        stream: where the samples come from.
+        absent: clips in whose place repeats stand.
     """
 
     partitions: tuple[Partition, ...]
@@ -85,6 +110,8 @@ class Epoch:
     topology: Topology
     done: int
     last_batch: LastBatch
+    stream: SampleStream
+    absent: AbsentRows = field(default_factory=AbsentRows)
 
     @cached_property
     def steps(self) -> int:
@@ -99,22 +126,45 @@ class Epoch:
         """Steps that are still to be made."""
         return max(0, self.steps - self.done)
 
+    @cached_property
+    def share(self) -> Int64:
+        """int64 [samples]: all of this rank's samples, from the topology's first step on."""
+        partition, topology = self.partitions[self.partition], self.topology
+        full = min(self.steps, len(partition) // topology.share)
+        places = partition.sample_ids[: full * topology.share].reshape(full, topology.ranks, topology.batch)
+        last = [self._planned(number).sample_ids for number in range(full, self.steps)]
+        return np.concatenate([places[:, self.rank].ravel(), *last])
+
     def step(self, number: int) -> Step:
-        """This rank's part of step `number`, counted from the topology's first step."""
+        """This rank's part of step `number`, counted from the topology's first step.
+
+        In the place of absent clips stand others of its own share of the epoch, not valid; where all of that is absent,
+        as it may be of the few clips that an epoch has left, others of the dataset.
+
+        Raises:
+            DatasetError: all is absent.
+        """
+        planned = self._planned(number)
+        if not self.absent:
+            return planned
+        pools = [lambda: self.share, lambda: np.concatenate([pool.sample_ids for pool in self.stream.pools])]
+        return planned.without(self.absent, pools, self.stream.seed)
+
+    def _planned(self, number: int) -> Step:
         partition, share, batch = self.partitions[self.partition], self.topology.share, self.topology.batch
         here = partition.at(slice(number * share, (number + 1) * share))
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
         if len(here) == share:
-            return Step(here.sample_ids[mine], here.passes[mine], np.ones(batch, dtype=bool))
+            return Step(here.sample_ids[mine], here.passes[mine], np.ones(batch, dtype=bool), number)
         # A node may have no sample at all, if there are fewer samples than nodes.
         spare = partition if len(partition) else next(other for other in self.partitions if len(other))
         if self.last_batch == "fill":
             sample_ids = np.resize(np.concatenate([here.sample_ids, spare.sample_ids]), share)[mine]
             passes = np.resize(np.concatenate([here.passes, spare.passes]), share)[mine]
-            return Step(sample_ids, passes, (np.arange(share) < len(here))[mine])
+            return Step(sample_ids, passes, (np.arange(share) < len(here))[mine], number)
         mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
         sample_ids, passes = here.sample_ids[mine], here.passes[mine]
         if len(sample_ids) == 0:
             # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
-            return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool))
-        return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool))
+            return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool), number)
+        return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool), number)

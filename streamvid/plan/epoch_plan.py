@@ -197,6 +197,7 @@ class Plan:
             topology=self.topology,
             done=done,
             last_batch=self.last_batch,
+            stream=self.stream,
         )
 
     def _replayed(self, position: Position) -> tuple[list[Partition], int]:

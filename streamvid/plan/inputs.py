@@ -39,12 +39,15 @@ class Subset:
         where: a condition on columns, as text such as ``"seconds >= 2 and label in (0, 3)"`` or a pyarrow expression.
         keys: only these clips: a list of keys, or a file of them.
         weights: how often clips come in an epoch: by label or class, "balanced", a column, or an array.
+        exclude: clips that are not delivered, as for `keys`. Unlike `where` and `keys`, it may change while a run goes
+            on: others stand in their place, as for bad clips, all else keeps its order, and a state stays legal.
     """
 
     dataset: DatasetLike
     where: str | pc.Expression | None = None
     keys: Sequence[str] | str | os.PathLike[str] | None = None
     weights: Weights | None = None
+    exclude: Sequence[str] | str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,10 +129,12 @@ class Pools:
     Attributes:
         pools: one per part.
         short: number of clips left out because they are too short and padding is off.
+        excluded: int64 [rows], clips that keep their place and are not delivered.
     """
 
     pools: tuple[Pool, ...]
     short: int
+    excluded: Int64
 
     def rows(self) -> Int64:
         """int64: the rows of all selected clips, ascending and unique."""
@@ -145,8 +150,13 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
         InputError: no clip of a part is selected, or its condition, keys or weights do not fit its columns.
     """
     pools, short = [], 0
+    excluded = [np.empty(0, dtype=np.int64)]
     for part, subset in enumerate(source.subsets):
         rows = _selected(source, part)
+        if subset.exclude is not None:
+            excluded.append(source.first[part] + select_rows(_dataset(source, part), keys=subset.exclude))
+            if np.isin(rows, excluded[-1]).all():
+                raise InputError("exclude names all clips that are selected: leave some")
         kept = rows
         if sampling.pad == "none":
             kept = rows[~_per_tick(source.dataset, rows, sampling.is_too_short, dtype=bool)]
@@ -154,7 +164,7 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
         if len(kept) == 0:
             raise InputError(_nothing(subset, rows, sampling))
         pools.append(_pool(source, part, rows, kept, sampling, whole=sampling.pad == "none"))
-    return Pools(tuple(pools), short)
+    return Pools(tuple(pools), short, np.concatenate(excluded))
 
 
 def _selected(source: Source, part: int) -> Int64:

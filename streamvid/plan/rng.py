@@ -8,7 +8,7 @@ import numpy as np
 
 from streamvid.arrays import Float64
 
-ORDER, SAMPLE, COPIES, SHARDS, MIX, AUGMENT, BUCKET = range(7)
+ORDER, SAMPLE, COPIES, SHARDS, MIX, AUGMENT, BUCKET, REPEAT = range(8)
 """What random numbers are for. Those of different purposes are independent."""
 _MASK64: Final = (1 << 64) - 1
 

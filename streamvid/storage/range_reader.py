@@ -25,6 +25,10 @@ _PART_BYTES: Final = 8 << 20
 """Longer ranges of remote files are read in parts, side by side."""
 
 
+class FileTooShort(DatasetError):  # noqa: N818
+    """A file that ends before a range of it does."""
+
+
 @dataclass(frozen=True)
 class ByteRange:
     """Bytes [start, end) of the file at a local path or URL."""
@@ -91,7 +95,7 @@ class RangeReader:
             blocks |= {n: self._file(ranges[n].path).read(ranges[n]) for n in some}
         for n, one in enumerate(ranges):
             if len(blocks[n]) != one.end - one.start:
-                raise _unreadable(one.path, f"ends before byte {one.end}")
+                raise _unreadable(one.path, f"ends before byte {one.end}", FileTooShort)
         return [blocks[n] for n in range(len(ranges))]
 
     def _read_remote(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
@@ -154,8 +158,8 @@ def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], lis
     return joined, places
 
 
-def _unreadable(path: str, what: str) -> DatasetError:
-    error = DatasetError(f"{redact(path)} {what}")
+def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:
+    error = kind(f"{redact(path)} {what}")
     error.path = redact(path)
     return error
 

@@ -152,6 +152,11 @@ class ShardCache:
             raise _damaged(url, found, sha256)
         return content
 
+    def distrust(self, sha256: str) -> None:
+        """Have a file of the cache compared with its SHA-256 before it is used again, and fetched if it differs."""
+        with contextlib.suppress(OSError):
+            os.utime(self._root / sha256)
+
     def warn(self, about: str, message: str, *values: object) -> None:
         """Log a warning, once for what it is about."""
         with self._mutex:

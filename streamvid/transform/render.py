@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from streamvid.arrays import Bool
 from streamvid.decode.base import Pending, PendingFrames
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.fetch.epoch_reader import Rescue
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
@@ -59,12 +62,13 @@ class RunAhead(Protocol):
 class Renderer(Protocol):
     """Decodes batches and makes their tensors; for one iteration at a time."""
 
-    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+    def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """The tensors of batches, in order; an error is raised in its batch's place.
 
         Args:
             batches: taken as far ahead as decoding needs, in the thread of `run_ahead`.
             run_ahead: puts decoding into a thread of its own.
+            rescue: for batches that do not decode; None: their errors are raised.
         """
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
@@ -107,9 +111,9 @@ class CpuRenderer:
         self._transform, self._scratch = transform, Scratch()
         self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
 
-    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+    def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
-        return run_ahead(decoded_in_order(batches, self._submit))
+        return run_ahead(decoded_in_order(batches, self._submit, rescue))
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
         """See `Renderer`."""
@@ -162,9 +166,11 @@ class DaliRenderer:
             depth=2 if threads else 1,
         )
 
-    def run(self, batches: BatchSource, run_ahead: RunAhead) -> Iterator[RenderedBatch]:
+    def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
-        for encoded, tensors in self._pipeline.run(run_ahead(decoded_in_order(batches, self._submit))):
+        by_cpu = partial(self._submit, on_cpu=True) if isinstance(self._decoder, GpuDecoder) else None
+        decoded = decoded_in_order(batches, self._submit, rescue, by_cpu)
+        for encoded, tensors in self._pipeline.run(run_ahead(decoded)):
             yield RenderedBatch(encoded, tensors)
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
@@ -176,10 +182,10 @@ class DaliRenderer:
         self._decoder.close()
         self._pipeline.close()
 
-    def _submit(self, batch: EncodedBatch) -> Pending[DecodedBatch]:
+    def _submit(self, batch: EncodedBatch, *, on_cpu: bool = False) -> Pending[DecodedBatch]:
         params = batch_params(self._transform, batch)
         if self._cpu_decoder is None:
-            frames = self._submit_slices(batch)
+            frames = self._submit_slices(batch, on_cpu)
             return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
         sinks = crop_resize_sinks(self._transform, batch, params, self._scratch)
         written = self._cpu_decoder.write(batch.slices, sinks)
@@ -192,20 +198,33 @@ class DaliRenderer:
 
         return Pending(decoded)
 
-    def _submit_slices(self, batch: EncodedBatch) -> PendingFrames:
-        if isinstance(self._decoder, CpuDecoder) or self._on_cpu is None:
+    def _submit_slices(self, batch: EncodedBatch, on_cpu: bool) -> PendingFrames:
+        if isinstance(self._decoder, CpuDecoder):
             return self._decoder.submit(batch.slices)
+        if on_cpu or self._on_cpu is None:
+            return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices))
         return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist())
 
 
-def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pending[T]]) -> Iterator[T]:
+def decoded_in_order(
+    batches: BatchSource,
+    submit: Callable[[EncodedBatch], Pending[T]],
+    rescue: Rescue | None = None,
+    last_resort: Callable[[EncodedBatch], Pending[T]] | None = None,
+) -> Iterator[T]:
     """The results of batches, in order.
 
     The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
     the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
     for the second batch to be read. An error comes after the results of all batches before its own.
+
+    Args:
+        batches: encoded ones.
+        submit: begins to decode one.
+        rescue: makes one anew that does not decode; None: its error is raised.
+        last_resort: decodes one in another way that fails again, though all its slices are good.
     """
-    begun: deque[Pending[T]] = deque()
+    begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
     ended, is_first = False, True
     while begun or not ended:
@@ -215,12 +234,13 @@ def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pend
                 if batch is None:
                     ended = True
                 else:
-                    begun.append(submit(batch))
+                    begun.append((batch, _begin(batch, submit)))
             except Exception as raised:
                 error, ended = raised, True
         else:
             is_first = False
-            yield begun.popleft().result()
+            batch, pending = begun.popleft()
+            yield pending.result() if rescue is None else _rescued(batch, pending, submit, rescue, last_resort)
     if error is not None:
         try:
             raise error
@@ -228,3 +248,41 @@ def decoded_in_order(batches: BatchSource, submit: Callable[[EncodedBatch], Pend
             # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
             # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
             del error
+
+
+def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:
+    """Submit a batch; an error of its clips comes with its result."""
+    try:
+        return submit(batch)
+    except VideoError as error:
+        found = error.with_traceback(None)
+
+    def fail() -> T:
+        raise found
+
+    return Pending(fail)
+
+
+def _rescued(
+    batch: EncodedBatch,
+    pending: Pending[T],
+    submit: Callable[[EncodedBatch], Pending[T]],
+    rescue: Rescue,
+    last_resort: Callable[[EncodedBatch], Pending[T]] | None,
+) -> T:
+    """The result of a batch, or of the one that is made in its place."""
+    cause: VideoError | None = None
+    try:
+        result = pending.result()
+        if not rescue.is_stale(batch):
+            return result
+        del result
+    except VideoError as error:
+        cause = error.with_traceback(None)
+    batch = rescue(batch.number, cause)
+    try:
+        return submit(batch).result()
+    except VideoError:
+        if last_resort is None:
+            raise
+    return last_resort(batch).result()

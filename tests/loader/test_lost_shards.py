@@ -46,6 +46,7 @@ def streamed(path: str, cache: Path, **options: Any) -> Batches:
         num_threads=1,
         cache_dir=cache,
         shuffle=False,
+        on_error="raise",
         **options,
     ) as loader:
         yield from loader
@@ -58,7 +59,12 @@ def by_dali(path: str, cache: Path) -> Batches:
 def with_another(path: str, cache: Path) -> Batches:
     """Of two datasets that are mixed."""
     with sv.StreamLoader(
-        sv.Mix([(path, 1), (f"{cache}/other", 1)]), batch_size=1, sampling=sv.Window(2), device="cpu", cache_dir=cache
+        sv.Mix([(path, 1), (f"{cache}/other", 1)]),
+        batch_size=1,
+        sampling=sv.Window(2),
+        device="cpu",
+        cache_dir=cache,
+        on_error="raise",
     ) as loader:
         yield from loader
 

@@ -505,7 +505,7 @@ loader.close()
 def test_a_shard_truncated_while_it_is_read(packed: Packed, tmp_path: Path, keep: int) -> None:
     path = copy(packed, tmp_path)
     command = [sys.executable, "-c", TRUNCATED_LATER, str(path), str(keep)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused"), done.stdout
 
@@ -529,7 +529,7 @@ def damage(packed: Packed, tmp_path: Path, name: str, data: Callable[[int], byte
 )
 def test_a_damaged_clip_is_named(packed: Packed, tmp_path: Path, name: str) -> None:
     path, row = damage(packed, tmp_path, name, bytes)
-    with loader(path, shuffle=False, batch_size=1) as batches:
+    with loader(path, shuffle=False, batch_size=1, on_error="raise") as batches:
         key = batches.dataset.key(row)
         counts = []
         for _ in range(2):
@@ -551,7 +551,7 @@ def test_random_bytes_never_crash(packed: Packed, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a/h264_30.mp4", "b/hevc.mp4", "b/vp9.webm", "c/mjpeg.avi"):
         path, row = damage(packed, tmp_path / name.replace("/", "_"), name, rng.bytes)
-        with loader(path, shuffle=False, batch_size=1) as batches:
+        with loader(path, shuffle=False, batch_size=1, on_error="raise") as batches:
             told, rows = "", []
             try:
                 rows = clips_of(list(batches))

@@ -105,6 +105,7 @@ def encoded_batch(batch: Sequence[Clip]) -> EncodedBatch:
         gather=np.array([one.gather for one in batch]),
         random=np.stack([one.random for one in batch]),
         bytes_read=0,
+        absent=np.full(count, -1),
     )
 
 

@@ -1,0 +1,268 @@
+"""The bad clips of a run: what they do to it, who is told, and the folder in which a resumed run finds them again.
+
+Each rank appends to a file of its own, and reads those of all: so ranks need not talk to each other, and a run may
+resume on any number of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.checks import integer, is_integer, one_of
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import ClipError, DatasetError, InputError
+from streamvid.plan.absent import AbsentRows
+from streamvid.storage.url import given_path, is_local, local_path, redact
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["skip", "mask", "raise"]
+ON_ERROR: Final[tuple[OnError, ...]] = ("skip", "mask", "raise")
+FOLDER: Final = "quarantine"
+_LEAST: Final = 10
+_SHARE: Final = 100
+"""By default a rank may meet 10 bad clips, or one of a hundred if that is more."""
+_SHOWN: Final = 1000
+"""Bad clips that `stats` lists at most."""
+_MOST_BYTES: Final = 64 << 20
+_MOST_LINE: Final = 16 << 10
+"""Of a file, and of a line of it, that is read: anyone may have written there."""
+
+
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What a clip that is bad does to a run.
+
+    Attributes:
+        on_error: "skip", "mask" or "raise"; see `StreamLoader`.
+        max_errors: bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
+        folder: where they are written down.
+    """
+
+    on_error: OnError
+    max_errors: int | None
+    folder: Path
+
+    @classmethod
+    def of(
+        cls, on_error: OnError = "skip", max_errors: int | None = None, quarantine: str | os.PathLike[str] | None = None
+    ) -> ErrorPolicy:
+        """The user's options. Raises InputError for those that are none."""
+        one_of(on_error, ON_ERROR, "on_error")
+        if max_errors is not None:
+            max_errors = integer(max_errors, "max_errors", least=0)
+        folder = FOLDER if quarantine is None else given_path(quarantine, "quarantine")
+        if not is_local(folder):
+            raise InputError(f"quarantine must be a local folder; it is {redact(folder)}")
+        # Now: a program that changes its folder later, and its workers, mean the same one.
+        return cls(on_error, max_errors, Path(local_path(folder)).absolute())
+
+    def most(self, clips: int) -> int:
+        """Bad clips that a rank with so many clips may find."""
+        return max(_LEAST, -(-clips // _SHARE)) if self.max_errors is None else self.max_errors
+
+
+@dataclass(frozen=True)
+class BadClip:
+    """A clip that was found bad; fields as of `streamvid.ClipError`."""
+
+    key: str
+    row: int
+    shard: str
+    offset: int | None
+    packet: int | None
+    reason: str
+    suspect: str
+
+
+class Quarantine:
+    """The bad clips of a dataset, as one process knows them. Thread-safe.
+
+    Args:
+        policy: what they do to the run.
+        dataset: whose clips.
+        excluded: int64 [rows], further ones that are not delivered.
+        rank: says which rank this is.
+        clips: says how many clips it has in an epoch.
+    """
+
+    def __init__(
+        self,
+        policy: ErrorPolicy,
+        dataset: ClipSource,
+        *,
+        excluded: Int64,
+        rank: Callable[[], int],
+        clips: Callable[[], int],
+    ) -> None:
+        self.policy, self._dataset, self._excluded = policy, dataset, excluded
+        self._rank, self._clips = rank, clips
+        self._lock = threading.Lock()
+        self._known: set[int] = set()
+        self._shards: Counter[str] = Counter()
+        self._bad: list[BadClip] = []
+
+    @property
+    def found(self) -> int:
+        """How many clips were found bad here."""
+        return sum(self._shards.values())
+
+    @property
+    def bad(self) -> tuple[BadClip, ...]:
+        """The first of them."""
+        return tuple(self._bad)
+
+    def absent(self) -> AbsentRows:
+        """What is not delivered, as of now: excluded clips, and those that any rank has found bad."""
+        if self.policy.on_error != "raise":
+            with self._lock:
+                before = len(self._known)
+                self._known |= set(read_folder(self.policy.folder, self._dataset).tolist())
+                if len(self._known) > before:
+                    log.warning(
+                        "%d clips of %s are in quarantine by the files in %s, and are left out",
+                        len(self._known), redact(self._dataset.path), self.policy.folder,
+                    )  # fmt: skip
+        known = np.fromiter(self._known, dtype=np.int64, count=len(self._known))
+        return AbsentRows(np.concatenate([self._excluded, known]))
+
+    def add(self, error: ClipError) -> None:
+        """Tell of a bad clip, once: in the log, in `bad`, and in the rank's file.
+
+        Raises:
+            DatasetError: there are more than the policy allows.
+        """
+        with self._lock:
+            if error.row in self._known or error.row in read_folder(self.policy.folder, self._dataset):
+                self._known.add(error.row)
+                return
+            self._known.add(error.row)
+            self._shards[error.shard] += 1
+            clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)
+            if len(self._bad) < _SHOWN:
+                self._bad.append(clip)
+            count, most, rank = self.found, self.policy.most(self._clips()), self._rank()
+            file = self.policy.folder / f"{rank}.jsonl"
+            log.warning(
+                "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",
+                count, most, rank, error, error.suspect, self.policy.on_error, file,
+            )  # fmt: skip
+            self._write(file, clip)
+            if count > most:
+                (worst, many), *_ = self._shards.most_common(1)
+                raise DatasetError(
+                    f"{count} clips are bad on rank {rank}, more than max_errors={most}; {many} of them are in shard "
+                    f"{worst}: check them with `streamvid verify --quarantine {file} {redact(self._dataset.path)}` and "
+                    "restore or pack again what is damaged, or give a larger max_errors; a state saved now goes on "
+                    "behind them"
+                ) from error
+
+    def _write(self, file: Path, clip: BadClip) -> None:
+        entry = self._dataset.shards[shard := int(self._dataset.clips.shard[clip.row])]
+        line = {
+            "dataset": redact(self._dataset.path),
+            "sha256": entry.sha256,
+            "number": clip.row - self._dataset.rows(shard).start,
+            **asdict(clip),
+            "file": None if clip.suspect == "source" else _signature(self._dataset, shard),
+            "rank": self._rank(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _append(file, (json.dumps(line) + "\n").encode("ascii"))
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s), a resumed run will meet clip %r again: give quarantine another folder",
+                file, error.strerror, clip.key,
+            )  # fmt: skip
+
+
+def _append(file: Path, line: bytes) -> None:
+    """One write, which no other process' comes into, on the disk when this returns."""
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        # A line that a killed process left unfinished is ended first.
+        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_folder(folder: Path, dataset: ClipSource) -> Int64:
+    """int64 [rows], rising: the clips of a dataset that the files of a quarantine name. Other lines, of other datasets
+    or none at all, are left out."""
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
+    except OSError:
+        return np.empty(0, dtype=np.int64)
+    return np.array(sorted({row for file in files for row in read_file(file, dataset)}), dtype=np.int64)
+
+
+def read_file(file: Path, dataset: ClipSource) -> Iterator[int]:
+    """The rows of a dataset that a file of a quarantine names; those of other datasets are left out."""
+    shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
+    for number, entry in enumerate(dataset.shards):
+        shards.setdefault(entry.sha256, []).append(number)
+    for line in _lines(file):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield from _rows(found, dataset, shards)
+
+
+def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
+    """The clip that a line is of, by the checksum of its shard and its place there; the key must fit, too."""
+    sha256, number, key = (entry.get(name) for name in ("sha256", "number", "key"))
+    if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
+        return
+    for shard in shards.get(sha256, ()):
+        if entry.get("file") not in (None, _signature(dataset, shard)):
+            continue  # it has been restored since, or this is another copy of it
+        rows = dataset.rows(shard)
+        if 0 <= number < rows.stop - rows.start:
+            # In a concatenated dataset, a key that two parts have has the part's name before it.
+            ours = dataset.key(row := rows.start + number)
+            if ours == key or ours.endswith(f"/{key}") or key.endswith(f"/{ours}"):
+                yield row
+
+
+def _signature(dataset: ClipSource, shard: int) -> list[int] | None:
+    """Size in bytes and modification time in ns of a local shard; None if it is remote, or gone."""
+    path = dataset.shard_path(shard)
+    try:
+        found = os.stat(local_path(path)) if is_local(path) else None
+    except OSError:
+        return None
+    return found and [found.st_size, found.st_mtime_ns]
+
+
+def _lines(file: Path) -> list[bytes]:
+    """The lines of a file, without one that is not finished, or too long."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return []
+            content = opened.read(_MOST_BYTES)
+    except OSError as error:
+        log.warning("%s cannot be read (%s): bad clips that it names are met again", file, error.strerror)
+        return []
+    return [line for line in content.split(b"\n")[:-1] if len(line) <= _MOST_LINE]

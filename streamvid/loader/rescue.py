@@ -1,0 +1,198 @@
+"""A batch that cannot be read or decoded is looked at clip by clip, and made anew without those that are bad.
+
+Before a clip is called bad, its bytes are read once more where they are stored, past the cache, and decoded on a core,
+in a process that may crash or hang. Only what fails there, too, is bad: not what a cache or a driver has spoiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.decode.apart import Failure, decode_apart
+from streamvid.errors import ClipError
+from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.shard_access import ShardAccess
+from streamvid.loader.quarantine import Quarantine
+from streamvid.plan.absent import AbsentRows
+from streamvid.plan.epoch import Epoch, Step
+from streamvid.plan.sample_id import rows_of
+from streamvid.sampling.padding import Pad
+from streamvid.storage.range_reader import FileTooShort, RangeReader
+from streamvid.video.packet_selection import EncodedSlice
+
+log = logging.getLogger(__name__)
+
+_PROCESSES: Final = 4
+"""Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A place in a batch.
+
+    Attributes:
+        row: the clip.
+        sample: what of the clip, and whether it counts: equal for what is read and decoded alike.
+        read: reads its packets, past the cache.
+        valid, absent: as of `SamplePlan`.
+    """
+
+    row: int
+    sample: tuple[int, int]
+    read: Callable[[], tuple[SamplePlan, EncodedSlice]]
+    valid: bool
+    absent: int
+
+
+class Rescuer:
+    """Makes batches anew; see `streamvid.fetch.epoch_reader.Rescue`.
+
+    Args:
+        dataset: where clips come from.
+        quarantine: is told of bad clips.
+        absent: what is not delivered in the epoch; bad clips are added.
+        members: the places of the batch of a number, as `absent` has them now.
+        pad: how samples are padded to the longest.
+        threads: processes at most.
+        distrust: has cached shards checked.
+    """
+
+    def __init__(
+        self,
+        dataset: ClipSource,
+        quarantine: Quarantine,
+        absent: AbsentRows,
+        members: Callable[[int], Sequence[Member]],
+        *,
+        pad: Pad,
+        threads: int,
+        distrust: Callable[[Sequence[int]], None] = lambda shards: None,
+    ) -> None:
+        self._dataset, self._quarantine, self._absent, self._members = dataset, quarantine, absent, members
+        self._pad, self._processes, self._distrust = pad, min(_PROCESSES, threads), distrust
+
+    def is_stale(self, batch: EncodedBatch) -> bool:
+        """See `Rescue`."""
+        return bool(self._absent.among(batch.clips, batch.number).any())
+
+    def __call__(self, number: int, cause: Exception | None = None) -> EncodedBatch:
+        """See `Rescue`."""
+        good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
+        damaged = False
+        while True:
+            members = self._members(number)
+            errors = self._examine([one for one in members if one.sample not in good], good)
+            for error in errors:
+                self._absent.add(error.row, number)
+            for error in errors:
+                self._quarantine.add(error)
+            if not errors:
+                break
+            damaged = True
+        if cause is not None and not damaged:
+            shards = sorted({int(self._dataset.clips.shard[one.row]) for one in members})
+            self._distrust(shards)
+            log.warning("read again and decoded on a core, all clips of the batch are good; what failed: %s", cause)
+        made = [good[one.sample] for one in members]
+        plans = [
+            replace(plan, valid=one.valid, absent=one.absent) for one, (plan, _) in zip(members, made, strict=True)
+        ]
+        slices = [encoded for _, encoded in made]
+        return encoded_batch(self._dataset, pad_to_longest(plans, self._pad), slices, number=number)
+
+    def _examine(
+        self, members: Sequence[Member], good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]]
+    ) -> list[ClipError]:
+        """Read and decode; what is good is added to `good`. The others' errors, one for each clip."""
+        errors: dict[int, ClipError] = {}
+        read: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
+        for one in members:
+            try:
+                read[one.sample] = one.read()
+            except ClipError as error:
+                errors.setdefault(one.row, error)
+            except FileTooShort:
+                errors.setdefault(one.row, self._error(one.row, "its shard ends before it does", None))
+        outcomes = decode_apart([encoded for _, encoded in read.values()], processes=self._processes)
+        for (sample, (plan, encoded)), failure in zip(read.items(), outcomes, strict=True):
+            if failure is None:
+                good[sample] = plan, encoded
+            else:
+                errors.setdefault(plan.clip, self._undecodable(plan, failure))
+        return list(errors.values())
+
+    def _undecodable(self, plan: SamplePlan, failure: Failure) -> ClipError:
+        """The bytes are those that were packed: so it is the video."""
+        if failure.frame is None:
+            return self._error(plan.clip, failure.reason, None, source=True)
+        frame = int(plan.packets.frames[failure.frame])
+        at = int(plan.packets.offsets[np.flatnonzero(plan.packets.display_order == frame)[0]])
+        packet = int(np.flatnonzero(self._dataset.index(plan.clip).offset == at)[0])
+        return self._error(plan.clip, failure.reason, packet, offset=at, source=True)
+
+    def _error(self, row: int, reason: str, packet: int | None, *, offset: int = 0, source: bool = False) -> ClipError:
+        clips = self._dataset.clips
+        return ClipError(
+            reason,
+            row=row,
+            key=self._dataset.key(row),
+            shard=self._dataset.shards[int(clips.shard[row])].name,
+            packet=packet,
+            offset=None if packet is None else int(clips.mp4_offset[row]) + offset,
+            suspect="source" if source else "shard",
+        )
+
+
+def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:
+    """The places of a step.
+
+    Args:
+        dataset: where clips come from.
+        spec: how samples are drawn from clips.
+        step: with repeats in the place of absent clips.
+        reader: reads where the shards are stored.
+    """
+
+    def read(one: Step) -> tuple[SamplePlan, EncodedSlice]:
+        planned = plan_samples(dataset, one, spec, reader=reader, path_of=dataset.shard_path)
+        return planned[0], read_slices(dataset, planned, reader, dataset.shard_path)[0]
+
+    members = []
+    for n, row in enumerate(rows_of(step.sample_ids).tolist()):
+        one = Step(step.sample_ids[n : n + 1], step.passes[n : n + 1], step.valid[n : n + 1])
+        sample = (int(one.sample_ids[0]), int(one.passes[0]))
+        members.append(Member(row, sample, partial(read, one), bool(one.valid[0]), int(step.stands_for[n])))
+    return members
+
+
+def epoch_rescuer(
+    dataset: ClipSource,
+    access: ShardAccess,
+    spec: SampleSpec,
+    quarantine: Quarantine,
+    threads: int,
+    epoch: Epoch,
+    stop: threading.Event,
+) -> Rescuer | None:
+    """What makes the batches of an epoch anew; None if errors of clips are to be raised."""
+    if quarantine.policy.on_error == "raise":
+        return None
+    reader = RangeReader(dataset.reader.retry.until(stop), like=dataset.reader)
+    return Rescuer(
+        dataset,
+        quarantine,
+        epoch.absent,
+        lambda number: step_members(dataset, spec, epoch.step(number), reader),
+        pad=spec.sampling.pad,
+        threads=threads,
+        distrust=access.distrust,
+    )

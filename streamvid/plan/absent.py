@@ -1,0 +1,95 @@
+"""Clips that are not delivered: found bad, excluded by the user, or forgotten by the dataset.
+
+They keep their place in the order of an epoch, so that no other clip moves and a saved state stays legal; something
+else stands there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Bool, Int64
+from streamvid.errors import DatasetError
+from streamvid.plan.rng import REPEAT, draws
+from streamvid.plan.sample_id import rows_of
+
+_DRAWS: Final = 32
+"""Samples that are drawn before those that are left are counted: as many absent ones in a row hardly happen."""
+
+
+class AbsentRows:
+    """Rows that are not delivered: those known before the epoch, and those found bad during it.
+
+    Of the latter it knows the step in which each was found. Stages run ahead of each other, and until that step a clip
+    counts as good, whichever stage looks first. May be read by other threads while `add` is called.
+
+    Args:
+        known: int64 [rows], in any order.
+    """
+
+    def __init__(self, known: Int64 | None = None) -> None:
+        self._known = np.empty(0, dtype=np.int64) if known is None else np.unique(known)
+        self._found: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(len(self._known) or self._found)
+
+    def add(self, row: int, step: int) -> None:
+        """A clip was found bad in that step of the epoch."""
+        self._found[row] = min(step, self._found.get(row, step))
+
+    def among(self, rows: Int64, step: int) -> Bool:
+        """bool [rows]: which of the rows are absent in a step."""
+        place = np.searchsorted(self._known, rows)
+        here: Bool = np.append(self._known, -1)[place] == rows
+        found = [row for row, since in dict(self._found).items() if since <= step]
+        return here | np.isin(rows, found) if found else here
+
+
+def repeats(
+    sample_ids: Int64,
+    passes: Int64,
+    pools: Sequence[Callable[[], Int64]],
+    absent: AbsentRows,
+    *,
+    seed: int,
+    step: int,
+) -> Int64:
+    """What stands in the place of absent samples: present ones, which so come once more.
+
+    Which one depends on the seed, the pass and the absent sample alone, by a generator for each: so a clip that is
+    found bad now and one that was known as bad are replaced alike, and no rank needs to ask another.
+
+    Args:
+        sample_ids: int64 [absent], the samples that are replaced.
+        passes: int64 [absent], in which pass over its dataset each comes.
+        pools: int64 [samples] each, what may stand there: of the first in which a sample is present.
+        absent: what may not.
+        seed: of the loader.
+        step: of the epoch.
+
+    Returns:
+        int64 [absent], sample ids.
+
+    Raises:
+        DatasetError: all of the pools are absent.
+    """
+    drawn = [
+        draws(seed, *one, _DRAWS + 1, purpose=REPEAT) for one in zip(passes.tolist(), sample_ids.tolist(), strict=True)
+    ]
+    for pool in (made() for made in pools):
+        drawn_here = [pool[(numbers[:_DRAWS] * len(pool)).astype(np.int64)] for numbers in drawn]
+        candidates = [some[~absent.among(rows_of(some), step)] for some in drawn_here]
+        if not all(map(len, candidates)):
+            present = pool[~absent.among(rows_of(pool), step)]
+            if not len(present):
+                continue
+            last = [present[int(numbers[_DRAWS] * len(present)) :] for numbers in drawn]
+            candidates = [some if len(some) else other for some, other in zip(candidates, last, strict=True)]
+        return np.array([some[0] for some in candidates], dtype=np.int64)
+    raise DatasetError(
+        "all clips are bad or excluded: check the dataset with `streamvid verify --decode`, and the quarantine folder"
+    )

@@ -1,0 +1,318 @@
+"""Bad clips cost themselves, not the run: all loaders, on damaged datasets, against the same dataset undamaged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.loader.quarantine import OnError
+from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
+from tests.support.packed import reseal
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+CODECS = [("h264", "mp4"), ("vp9", "webm"), ("hevc", "mp4"), ("mjpeg", "avi")] * 5
+BAD = (3, 8, 13)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("whole"), CODECS)
+
+
+@pytest.fixture(scope="module")
+def damaged(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_zeroed(whole, tmp_path_factory.mktemp("damaged") / "set", *BAD)
+
+
+def loader(path: Path, folder: Path, **options: Any) -> sv.StreamLoader:
+    given = {"batch_size": 4, "sampling": sv.Window(3), "device": "cpu", "num_threads": 2, "seed": 5}
+    return sv.StreamLoader(path, **{**given, "quarantine": folder / "quarantine", **options})
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in sorted((folder / "quarantine").iterdir()) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def epochs(one: sv.StreamLoader, count: int = 1) -> list[Batch]:
+    return [batch for _ in range(count) for batch in one]
+
+
+@pytest.mark.parametrize("transform", [None, sv.Transform(resize=(32, 32), rotate=10)], ids=["plain", "dali"])
+@pytest.mark.parametrize("on_error", ["skip", "mask"])
+def test_they_are_replaced(
+    whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, transform: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = samples(epochs(loader(whole, tmp_path, transform=transform), 2))
+    with loader(damaged, tmp_path, transform=transform, on_error=on_error) as one:
+        batches = epochs(one, 2)
+        stats = one.stats()
+        assert len(batches) == 2 * len(one)
+    assert_good_ones(samples(batches), expected, set(BAD))
+    assert {len(batch["clip"]) for batch in batches} == {4}
+    for batch in batches:
+        for n in (~batch["valid"]).nonzero().flatten().tolist():
+            row = int(batch["clip"][n])
+            assert batch["key"][n] == one.dataset.key(row)
+            if on_error == "mask":
+                assert row in BAD
+                assert not batch["video"][n].any()
+                assert not batch["mask"][n].any()
+                assert (batch["pts"][n] == -1).all()
+            else:
+                assert row not in BAD
+                assert batch["video"][n].any()
+                assert torch.equal(batch["video"][n], expected[int(batch["epoch"][n]), row]["video"])
+    assert sum(int((~batch["valid"]).sum()) for batch in batches) == 2 * len(BAD)
+    assert stats.clips == 2 * (len(CODECS) - len(BAD))
+    assert stats.frames == 3 * stats.clips
+    # Told once each: in the log, in the statistics, in the folder.
+    assert sorted(clip.row for clip in stats.bad) == sorted(BAD)
+    assert stats.bad_clips == len(BAD)
+    told = [record for record in caplog.records if "bad clip" in record.message]
+    assert len(told) == len(BAD)
+    assert all(record.levelno == logging.WARNING and "\n" not in record.message for record in told)
+    written = entries(tmp_path)
+    assert sorted(entry["row"] for entry in written) == sorted(BAD)
+    for entry in written:
+        tar = Path(one.dataset.shard_path(int(one.dataset.clips.shard[entry["row"]])))
+        assert (entry["key"], entry["shard"]) == (one.dataset.key(entry["row"]), tar.stem)
+        # The place that is named is one of a packet.
+        packets = one.dataset.index(entry["row"]).offset + one.dataset.clips.mp4_offset[entry["row"]]
+        assert entry["offset"] == packets[entry["packet"]]
+        assert entry["reason"]
+        assert entry["suspect"] in ("source", "shard")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "mask"])
+def test_known_beforehand_they_give_the_same_batches(damaged: Path, tmp_path: Path, on_error: OnError) -> None:
+    """That is: a run that is started again gives what the first one gave, without decoding them again."""
+    with loader(damaged, tmp_path, on_error=on_error) as one:
+        first = epochs(one)
+    with loader(damaged, tmp_path, on_error=on_error) as one:
+        again = epochs(one)
+        assert one.stats().bad_clips == 0
+    assert len(first) == len(again)
+    assert all(map(same, first, again))
+    assert len(entries(tmp_path)) == len(BAD)
+    # So does a rank that reads what others found, and an excluded clip.
+    keys = [one.dataset.key(row) for row in BAD]
+    subset = sv.Subset(damaged, exclude=keys)
+    with sv.StreamLoader(
+        subset, batch_size=4, sampling=sv.Window(3), device="cpu", seed=5, on_error=on_error, quarantine=tmp_path / "no"
+    ) as one:
+        assert all(map(same, first, epochs(one)))
+    assert not (tmp_path / "no").exists()
+
+
+def test_raise_is_as_ever(damaged: Path, tmp_path: Path) -> None:
+    with loader(damaged, tmp_path, on_error="raise", shuffle=False) as one:
+        with pytest.raises(StreamvidError, match=one.dataset.key(3)):
+            epochs(one)
+        assert one.stats().bad_clips == 0
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_several_samples_of_a_bad_clip(whole: Path, tmp_path: Path) -> None:
+    """From the step in which it is found, none of them comes, however far the stages run ahead: the same every time."""
+    path = with_zeroed(whole, tmp_path / "set", 8)
+    opened = sv.Dataset.open(path)
+    index, tar = opened.index(8), opened.shard_path(int(opened.clips.shard[8]))
+    original = sv.Dataset.open(whole)
+    # Its first half is whole again: only the later windows fail.
+    with open(original.shard_path(int(original.clips.shard[8])), "rb") as good, open(tar, "r+b") as file:
+        for offset, size in zip(index.offset[:6].tolist(), index.size[:6].tolist(), strict=True):
+            for one in (good, file):
+                one.seek(int(opened.clips.mp4_offset[8]) + offset)
+            file.write(good.read(size))
+    reseal(path)
+    runs = []
+    for n in range(3):
+        with loader(path, tmp_path / str(n), sampling=sv.TiledWindows(3), batch_size=3) as one:
+            runs.append(epochs(one))
+        assert len(entries(tmp_path / str(n))) == 1
+    assert all(map(same, runs[0], runs[1]))
+    assert all(map(same, runs[0], runs[2]))
+    found = min(n for n, batch in enumerate(runs[0]) if not batch["valid"].all())
+    for batch in runs[0][found:]:
+        assert 8 not in batch["clip"][batch["valid"]].tolist()
+
+
+def test_more_than_max_errors(damaged: Path, tmp_path: Path) -> None:
+    with loader(damaged, tmp_path, max_errors=1) as one:
+        batches, error = [], ""
+        try:
+            for batch in one:
+                batches.append(batch)
+        except DatasetError as raised:
+            state, error = one.state_dict(), str(raised)
+        assert re.match("2 clips are bad on rank 0, more than max_errors=1; 1 of them .*streamvid verify", error)
+        assert one.stats().bad_clips == 2
+    assert len(entries(tmp_path)) == 2
+    with loader(damaged, tmp_path, max_errors=1) as again:
+        again.load_state_dict(state)
+        batches += epochs(again)
+    with loader(damaged, tmp_path / "other") as one:
+        assert all(map(same, batches, epochs(one)))
+    assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
+
+
+def test_all_bad(whole: Path, tmp_path: Path) -> None:
+    path = with_zeroed(whole, tmp_path / "set", *range(len(CODECS)))
+    with (
+        loader(path, tmp_path, max_errors=1000) as one,
+        pytest.raises(DatasetError, match="all clips are bad"),
+    ):
+        epochs(one)
+    with loader(path, tmp_path / "ten") as one, pytest.raises(DatasetError, match="more than max_errors=10"):
+        epochs(one)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_resumed_on_other_ranks(whole: Path, damaged: Path, tmp_path: Path, ranks: int) -> None:
+    """Begun on two ranks, left in the middle of an epoch, resumed on others: the union of what they found is enough."""
+    expected = samples(epochs(loader(whole, tmp_path)))
+    batches: list[Batch] = []
+    states = []
+    for rank in range(2):
+        with loader(damaged, tmp_path, batch_size=2, rank=rank, world_size=2) as one:
+            for n, batch in enumerate(one):
+                batches.append(batch)
+                if n == 2:
+                    states.append(one.state_dict())
+                    break
+    assert states[0] == states[1]
+    for rank in range(ranks):
+        with loader(damaged, tmp_path, batch_size=2, rank=rank, world_size=ranks) as one:
+            one.load_state_dict(states[0])
+            batches += epochs(one)
+    assert_good_ones(samples(batches), expected, set(BAD))
+    assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
+
+
+def test_a_damaged_index_and_a_short_shard(whole: Path, tmp_path: Path) -> None:
+    path = with_zeroed(whole, tmp_path / "set")
+    opened = sv.Dataset.open(path)
+    with open(opened.shard_path(int(opened.clips.shard[5])), "r+b") as file:
+        file.seek(int(opened.clips.npy_offset[5]) + 128)
+        file.write(b"\xff" * 64)
+    reseal(path)
+    expected = samples(epochs(loader(whole, tmp_path)))
+    with loader(path, tmp_path) as one:
+        last = int(one.dataset.clips.shard[-1])
+        os.truncate(one.dataset.shard_path(last), int(one.dataset.clips.mp4_offset[-1]) + 10)
+        rows = set(range(len(CODECS)))
+        gone = {row for row in rows if one.dataset.clips.shard[row] == last}
+        gone = {row for row in gone if one.dataset.clips.npy_offset[row] > one.dataset.clips.mp4_offset[-1]} | {19}
+        got = samples(epochs(one))
+    assert_good_ones(got, expected, {5} | gone)
+    suspects = {entry["row"]: entry["suspect"] for entry in entries(tmp_path)}
+    assert suspects == {5: "index"} | dict.fromkeys(gone, "shard")
+    # A shard that is restored is read again.
+    reference = sv.Dataset.open(whole)
+    with open(reference.shard_path(last), "rb") as good:
+        Path(one.dataset.shard_path(last)).write_bytes(good.read())
+    with loader(path, tmp_path) as one:
+        assert_good_ones(samples(epochs(one)), expected, {5})
+
+
+def test_the_folder_is_not_trusted(damaged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with loader(damaged, tmp_path) as one:
+        first = epochs(one)
+    (file,) = (tmp_path / "quarantine").iterdir()
+    good = file.read_text()
+    line = json.loads(good.splitlines()[0])
+    wrong: list[Any] = [
+        {**line, "number": 10**9}, {**line, "number": -1}, {**line, "number": "0"}, {**line, "number": True},
+        {**line, "key": "another"}, {**line, "key": None}, {**line, "sha256": "0" * 64}, {**line, "sha256": []},
+        [], 1, None, {}, "text",
+    ]  # fmt: skip
+    text = "\n".join(["not JSON", "[" * 10_000, *map(json.dumps, wrong), "x" * 100_000])
+    torn = good.splitlines()[-1][:-5]
+    file.write_text(f"{text}\n{good.splitlines()[0]}\n\n{good.splitlines()[1]}\n{torn}")
+    (tmp_path / "quarantine" / "1.jsonl").mkdir()
+    os.mkfifo(tmp_path / "quarantine" / "2.jsonl")
+    with loader(damaged, tmp_path) as one:
+        assert all(map(same, first, epochs(one)))
+        # Only the clip of the line that was torn off was met again, and its line follows on one of its own.
+        assert one.stats().bad_clips == 1
+    assert json.loads(file.read_text().splitlines()[-1])["row"] == json.loads(good.splitlines()[-1])["row"]
+
+
+def test_a_folder_that_cannot_be_written(damaged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "quarantine").write_text("a file")
+    with loader(damaged, tmp_path) as one:
+        epochs(one, 2)
+        assert one.stats().bad_clips == len(BAD)
+    assert "cannot be written" in caplog.text
+
+
+def test_a_state_stays_legal(damaged: Path, tmp_path: Path) -> None:
+    """Whatever is excluded or found bad since."""
+    with loader(damaged, tmp_path) as one:
+        batches = iter(one)
+        head = [next(batches)]
+        state = one.state_dict()
+        rest = list(batches)
+    coming = [key for batch in rest for key, valid in zip(batch["key"], batch["valid"], strict=True) if valid]
+    excluded = coming[:3]
+    (tmp_path / "keys.txt").write_text("\n".join(excluded))
+    options: dict[str, Any] = {"batch_size": 4, "sampling": sv.Window(3), "device": "cpu", "seed": 5}
+    with sv.StreamLoader(
+        sv.Subset(damaged, exclude=tmp_path / "keys.txt"), **options, quarantine=tmp_path / "quarantine"
+    ) as one:
+        one.load_state_dict(state)
+        without = epochs(one)
+    assert len(without) == len(rest)
+    got, expected = samples([*head, *without]), samples([*head, *rest])
+    assert set(expected) - set(got) == {place for place, sample in expected.items() if sample["key"] in excluded}
+    assert all(same(sample, expected[place]) for place, sample in got.items())
+    # The others stay where they were.
+    for before, after in zip(rest, without, strict=True):
+        stay = [n for n, key in enumerate(before["key"]) if before["valid"][n] and key not in excluded]
+        assert [after["key"][n] for n in stay] == [before["key"][n] for n in stay]
+
+
+def test_options_that_cannot_be(whole: Path, tmp_path: Path) -> None:
+    for name, value in {"on_error": "ignore", "max_errors": -1, "quarantine": "s3://bucket/folder"}.items():
+        with pytest.raises(InputError, match=name):
+            loader(whole, tmp_path, **{name: value})
+    with pytest.raises(InputError, match="not in the dataset"):
+        sv.StreamLoader(sv.Subset(whole, exclude=["no such clip"]), batch_size=1, sampling=sv.Window(2), device="cpu")
+    everything = list(sv.Dataset.open(whole).clips.key)
+    with pytest.raises(InputError, match="exclude names all"):
+        sv.StreamLoader(sv.Subset(whole, exclude=everything), batch_size=1, sampling=sv.Window(2), device="cpu")
+
+
+def test_a_clip_that_hangs_or_crashes_a_decoder(whole: Path, tmp_path: Path) -> None:
+    """See tests/decode/test_apart.py: here, that a decoder that fails once has not damaged a clip."""
+    from streamvid.decode.cpu import CpuDecoder
+    from streamvid.errors import VideoError
+
+    failed: list[str] = []
+    write = CpuDecoder.write
+
+    def fail_once(self: CpuDecoder, slices: Any, sinks: Any) -> Any:
+        if not failed:
+            failed.append("once")
+            raise VideoError("a driver error")
+        return write(self, slices, sinks)
+
+    with pytest.MonkeyPatch.context() as patch, loader(whole, tmp_path) as one:
+        patch.setattr(CpuDecoder, "write", fail_once)
+        got = epochs(one)
+        assert one.stats().bad_clips == 0
+    with loader(whole, tmp_path) as one:
+        assert all(map(same, got, epochs(one)))
+    assert not (tmp_path / "quarantine").exists()
+    assert failed

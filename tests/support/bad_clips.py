@@ -1,0 +1,76 @@
+"""Datasets with damaged clips, and what loaders give of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tests.support.clips import write
+from tests.support.packed import reseal
+from tools.clips import Recipe
+
+FRAMES = 12
+Batch = Mapping[str, Any]
+
+
+def make_dataset(folder: Path, codecs: Iterable[tuple[str, str]], *, shard_size: int = 20_000) -> Path:
+    """Packed clips of one size, in several shards; codec and container of each."""
+    (folder / "videos").mkdir()
+    for n, (codec, container) in enumerate(codecs):
+        gop = 1 if codec == "mjpeg" else 6
+        recipe = Recipe(
+            codec=codec, container=container, width=160, height=144, frames=FRAMES, gop=gop, b_frames=0, seed=n
+        )
+        write(recipe, folder / "videos" / f"{n:02}.{container}")
+    pack([folder / "videos"], folder / "set", shard_size=shard_size, options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+def with_zeroed(dataset: Path, target: Path, *rows: int) -> Path:
+    """A copy in which all packets of these clips are zeros."""
+    shutil.copytree(dataset, target)
+    opened = sv.Dataset.open(target)
+    for row in rows:
+        index = opened.index(row)
+        with open(opened.shard_path(int(opened.clips.shard[row])), "r+b") as file:
+            for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
+                file.seek(int(opened.clips.mp4_offset[row]) + offset)
+                file.write(bytes(size))
+    reseal(target)
+    return target
+
+
+def samples(batches: Iterable[Batch]) -> dict[tuple[int, int], dict[str, Any]]:
+    """What of a batch counts, by pass and row. No sample may come twice."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for batch in batches:
+        for n in range(len(batch["clip"])):
+            if batch["valid"][n]:
+                place = int(batch["epoch"][n]), int(batch["clip"][n])
+                assert place not in found, place
+                found[place] = {name: value[n] for name, value in batch.items()}
+    return found
+
+
+def same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether two samples or batches are equal, bit for bit."""
+    return one.keys() == two.keys() and all(
+        torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name]
+        for name, value in one.items()
+    )
+
+
+def assert_good_ones(
+    got: Mapping[tuple[int, int], Mapping[str, Any]], whole: Mapping[tuple[int, int], Mapping[str, Any]], bad: set[int]
+) -> None:
+    """Every good clip came once in each pass, with the frames of the dataset before it was damaged."""
+    assert set(got) == {place for place in whole if place[1] not in bad}
+    for place, sample in got.items():
+        assert same(sample, whole[place]), place
