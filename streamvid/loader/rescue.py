@@ -6,6 +6,7 @@ in a process that may crash or hang. Only what fails there, too, is bad: not wha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from typing import Final
 import numpy as np
 
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.apart import Failure, decode_apart
-from streamvid.errors import ClipError
+from streamvid.decode.cpu import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
+from streamvid.decode.isolated import decode_isolated
+from streamvid.errors import ClipError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _PROCESSES: Final = 4
 """Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
+_OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
+"""Signals by which a decoder ends its own process."""
 
 
 @dataclass(frozen=True)
@@ -122,22 +126,34 @@ class Rescuer:
                 errors.setdefault(one.row, error)
             except FileTooShort:
                 errors.setdefault(one.row, self._error(one.row, "its shard ends before it does", None))
-        outcomes = decode_apart([encoded for _, encoded in read.values()], processes=self._processes)
+        outcomes = decode_isolated([encoded for _, encoded in read.values()], processes=self._processes)
         for (sample, (plan, encoded)), failure in zip(read.items(), outcomes, strict=True):
-            if failure is None:
+            if failure is None or _is_from_outside(failure):
                 good[sample] = plan, encoded
             else:
-                errors.setdefault(plan.clip, self._undecodable(plan, failure))
+                errors.setdefault(plan.clip, self._undecodable(plan, encoded, failure))
         return list(errors.values())
 
-    def _undecodable(self, plan: SamplePlan, failure: Failure) -> ClipError:
+    def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: VideoError) -> ClipError:
         """The bytes are those that were packed: so it is the video."""
-        if failure.frame is None:
-            return self._error(plan.clip, failure.reason, None, source=True)
-        frame = int(plan.packets.frames[failure.frame])
-        at = int(plan.packets.offsets[np.flatnonzero(plan.packets.display_order == frame)[0]])
+        reason = failure.reason if isinstance(failure, DamagedClipError) else str(failure)
+        if isinstance(failure, StuckDecoderError | CrashedDecoderError):
+            what = "hangs" if isinstance(failure, StuckDecoderError) else "crashes"
+            reason = f"its decoder {what}: {reason}"
+        missing = set(range(len(encoded.frames)))
+        if type(failure) is DamagedClipError:
+            # It neither hangs nor crashes: here, too, it can be decoded up to where it fails.
+            with contextlib.suppress(VideoError):
+                for frame, _ in decode_frames(encoded):
+                    missing.discard(frame)
+        else:
+            missing.clear()
+        if not missing:
+            return self._error(plan.clip, reason, None, source=True)
+        rank = int(encoded.frames[min(missing)])
+        at = int(plan.packets.offsets[np.flatnonzero(plan.packets.display_order == rank)[0]])
         packet = int(np.flatnonzero(self._dataset.index(plan.clip).offset == at)[0])
-        return self._error(plan.clip, failure.reason, packet, offset=at, source=True)
+        return self._error(plan.clip, reason, packet, offset=at, source=True)
 
     def _error(self, row: int, reason: str, packet: int | None, *, offset: int = 0, source: bool = False) -> ClipError:
         clips = self._dataset.clips
@@ -150,6 +166,11 @@ class Rescuer:
             offset=None if packet is None else int(clips.mp4_offset[row]) + offset,
             suspect="source" if source else "shard",
         )
+
+
+def _is_from_outside(failure: VideoError) -> bool:
+    """Whether the process that tried a clip was ended by somebody else, such as a kernel that is out of memory."""
+    return isinstance(failure, CrashedDecoderError) and failure.reason not in _OWN_FAULTS
 
 
 def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:

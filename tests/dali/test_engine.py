@@ -389,7 +389,7 @@ def test_a_shard_that_is_cut_short_meanwhile_is_an_error_and_no_crash(
 ) -> None:
     shutil.copytree(packed.path, tmp_path / "set")
     shard = sorted((tmp_path / "set" / "shards").glob("*.tar"))[1]
-    with loader(tmp_path / "set", engine) as one:
+    with loader(tmp_path / "set", engine, on_error="raise") as one:
         with shard.open("r+b") as file:
             file.truncate(4096)
         with pytest.raises(DatasetError, match=shard.name) as error:
@@ -408,7 +408,7 @@ def test_a_clip_that_is_damaged_is_an_error(second: Packed, engine: EngineName, 
             file.seek(int(dataset.clips.mp4_offset[2]) + offset)
             file.write(bytes(size))
     with (
-        loader(tmp_path / "set", engine, shuffle=False, batch_size=1) as one,
+        loader(tmp_path / "set", engine, shuffle=False, batch_size=1, on_error="raise") as one,
         pytest.raises(StreamvidError, match=dataset.key(2)) as error,
     ):
         list(one)

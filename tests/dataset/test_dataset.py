@@ -201,7 +201,7 @@ def test_many_clips_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     dataset = Dataset.open(tmp_path / "ds")
     assert len(dataset) == shards * clips
     assert dataset.key(shards * clips - 1) == f"clip-{shards - 1}-{clips - 1}"
-    with pytest.raises(DatasetError, match=r"clip 'clip-0-0' in shard 00000000\.tar of .*header is not that of int64"):
+    with pytest.raises(DatasetError, match=r"clip 'clip-0-0' \(shard 00000000\): .*header is not that of int64"):
         dataset.index(0)
 
 
