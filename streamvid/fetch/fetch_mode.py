@@ -11,7 +11,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
-from streamvid.plan.epoch_plan import Step
+from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.url import is_local
 

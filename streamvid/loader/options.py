@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+import logging
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import numpy as np
 
 from streamvid.checks import integer, one_of
 from streamvid.errors import InputError
-from streamvid.plan.epoch_plan import LAST_BATCH, LastBatch, Plan
+from streamvid.fetch.fetch_mode import Fetch, choose_fetch
+from streamvid.loader.sample_set import SampleSet
+from streamvid.plan.epoch import LAST_BATCH, LastBatch
+from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.permutation import SHUFFLES, Shuffle
+from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.url import redact
 
 if TYPE_CHECKING:
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+
+log = logging.getLogger(__name__)
 
 _BUCKET_STEPS: Final = 64
 """Steps with group_by_size=True: of 30 decoder configurations, a batch then holds at most 1.5 on average."""
@@ -52,3 +62,25 @@ def shuffle_order(shuffle: bool | Shuffle) -> Shuffle:
         return "full" if shuffle else "none"
     one_of(shuffle, SHUFFLES, "shuffle")
     return shuffle
+
+
+def fetched_as(
+    fetch: Fetch, plan: Plan, samples: SampleSet, cache: ShardCache | None, cache_bytes: int
+) -> Literal["local", "ranges", "shards"]:
+    """What of the dataset is read; `cache` is None where it is local."""
+    if cache is None:
+        return "local"
+    if fetch != "auto":
+        return fetch
+    fetched = choose_fetch(
+        samples.dataset,
+        np.concatenate([pool.sample_ids for pool in samples.pools.pools]),
+        samples.spec,
+        samples=len(plan) * plan.batch_size * plan.world.size // plan.world.nodes,
+        cache_bytes=cache_bytes,
+        cached=cache.holds,
+        in_order=plan.stream.shuffle != "full",
+    )
+    what = {"ranges": "Byte ranges"}.get(fetched, "Whole shards")
+    log.info("%s are fetched from %s.", what, redact(samples.dataset.path))
+    return fetched

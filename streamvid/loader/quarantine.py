@@ -25,6 +25,7 @@ from streamvid.checks import integer, is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
+from streamvid.plan.world import World
 from streamvid.storage.url import given_path, is_local, local_path, redact
 
 log = logging.getLogger(__name__)
@@ -95,21 +96,21 @@ class Quarantine:
         policy: what they do to the run.
         dataset: whose clips.
         excluded: int64 [rows], further ones that are not delivered.
-        rank: says which rank this is.
-        clips: says how many clips it has in an epoch.
+        clips: how many of them all ranks share.
+        world: says which rank this is, of how many.
     """
 
     def __init__(
         self,
         policy: ErrorPolicy,
         dataset: ClipSource,
-        *,
         excluded: Int64,
-        rank: Callable[[], int],
-        clips: Callable[[], int],
+        *,
+        clips: int,
+        world: Callable[[], World],
     ) -> None:
         self.policy, self._dataset, self._excluded = policy, dataset, excluded
-        self._rank, self._clips = rank, clips
+        self._clips, self._world = clips, world
         self._lock = threading.Lock()
         self._known: set[int] = set()
         self._shards: Counter[str] = Counter()
@@ -154,13 +155,14 @@ class Quarantine:
             clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)
             if len(self._bad) < _SHOWN:
                 self._bad.append(clip)
-            count, most, rank = self.found, self.policy.most(self._clips()), self._rank()
+            world = self._world()
+            rank, count, most = world.rank, self.found, self.policy.most(-(-self._clips // world.size))
             file = self.policy.folder / f"{rank}.jsonl"
             log.warning(
                 "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",
                 count, most, rank, error, error.suspect, self.policy.on_error, file,
             )  # fmt: skip
-            self._write(file, clip)
+            self._write(file, clip, rank)
             if count > most:
                 (worst, many), *_ = self._shards.most_common(1)
                 raise DatasetError(
@@ -170,7 +172,7 @@ class Quarantine:
                     "behind them"
                 ) from error
 
-    def _write(self, file: Path, clip: BadClip) -> None:
+    def _write(self, file: Path, clip: BadClip, rank: int) -> None:
         entry = self._dataset.shards[shard := int(self._dataset.clips.shard[clip.row])]
         line = {
             "dataset": redact(self._dataset.path),
@@ -178,7 +180,7 @@ class Quarantine:
             "number": clip.row - self._dataset.rows(shard).start,
             **asdict(clip),
             "file": None if clip.suspect == "source" else _signature(self._dataset, shard),
-            "rank": self._rank(),
+            "rank": rank,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         try:

@@ -11,16 +11,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-import numpy as np
-
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.fetch.fetch_mode import FETCHES, Fetch, choose_fetch
+from streamvid.fetch.fetch_mode import FETCHES, Fetch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
-from streamvid.loader.options import bucket_steps, check_steps, last_batch_policy, shuffle_order
+from streamvid.loader.options import bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_position import Delivery, RunPosition
@@ -37,7 +35,7 @@ from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import given_path, is_local, redact
+from streamvid.storage.url import given_path, is_local
 from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views
 
@@ -195,14 +193,12 @@ class StreamLoader:
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
         check_steps(plan)
-        self._fetch = self._choose_fetch("shards" if engine == "dali" else fetch, plan, cache_bytes)
+        self._fetch = fetched_as(
+            "shards" if engine == "dali" else fetch, plan, samples, self._cache_for(self.dataset.is_local), cache_bytes
+        )
         shards = None if self._fetch == "ranges" else self._cache_for(self.dataset.is_local)
         self._quarantine = Quarantine(
-            policy,
-            self.dataset,
-            excluded=samples.pools.excluded,
-            rank=lambda: self._schedule.plan.world.rank,
-            clips=lambda: -(-self._schedule.plan.size // self._schedule.plan.world.size),
+            policy, self.dataset, samples.pools.excluded, clips=len(rows), world=lambda: self._schedule.plan.world
         )
         self._engine = make_engine(
             engine,
@@ -394,27 +390,6 @@ class StreamLoader:
 
     def _open_cached(self, path: str) -> Dataset:
         return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry)
-
-    def _choose_fetch(self, fetch: Fetch, plan: Plan, cache_bytes: int) -> Literal["local", "ranges", "shards"]:
-        cache = self._cache_for(self.dataset.is_local)
-        if cache is None:
-            return "local"
-        if fetch != "auto":
-            return fetch
-        ids = np.concatenate([pool.sample_ids for pool in self._samples.pools.pools])
-        fetched = choose_fetch(
-            self.dataset,
-            ids,
-            self._samples.spec,
-            samples=len(plan) * plan.batch_size * plan.world.size // plan.world.nodes,
-            cache_bytes=cache_bytes,
-            cached=cache.holds,
-            in_order=plan.stream.shuffle != "full",
-        )
-        log.info(
-            "%s are fetched from %s.", {"ranges": "Byte ranges"}.get(fetched, "Whole shards"), redact(self.dataset.path)
-        )
-        return fetched
 
     def _cache_for(self, local: bool) -> ShardCache | None:
         """The cache of shards, which is opened for the first dataset that is not local."""
