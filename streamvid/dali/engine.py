@@ -17,7 +17,7 @@ from typing import Final
 
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
-from streamvid.dataset.clip_source import ClipSource, shard_errors
+from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.fetch.encoded_batch import encoded_batch
 from streamvid.fetch.epoch_reader import upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
@@ -40,7 +40,7 @@ class _OpenChunk:
     """The pipeline of some steps, and the leases that keep its shards in the cache."""
 
     batches: list[ChunkBatch]
-    paths: dict[int, str]
+    shard_of: dict[str, int]
     pipeline: ChunkPipeline
     leases: ExitStack
 
@@ -95,7 +95,7 @@ class DaliEngine:
                 working.append(pool.submit(self._open, chunks, stopped))
                 while (chunk := working[0].result()) is not None:
                     working.append(pool.submit(self._open, chunks, stopped))
-                    with shard_errors(self._dataset, chunk.paths, chunk.paths.__getitem__):
+                    with shard_errors(self._dataset, chunk.shard_of):
                         for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
                             yield RenderedBatch(batch.encoded, tensors)
                     working.pop(0)
@@ -142,22 +142,23 @@ class DaliEngine:
             return None
         shards = sorted(set().union(*(self._shards(step) for step in steps)))
         with ExitStack() as leases:
-            paths = dict(zip(shards, leases.enter_context(self._access.open(shards, stopped, local=True)), strict=True))
-            batches = [self._batch(step, paths) for step in steps]
-            with shard_errors(self._dataset, paths, paths.__getitem__):
+            path_of = leases.enter_context(self._access.open(shards, stopped, local=True))
+            batches = [self._batch(step, path_of) for step in steps]
+            shard_of = {path_of(number): number for number in shards}
+            with shard_errors(self._dataset, shard_of):
                 pipeline = ChunkPipeline(
                     batches, self._transform, device_id=self._device_id, num_threads=self._num_threads
                 )
-            return _OpenChunk(batches, paths, pipeline, leases.pop_all())
+            return _OpenChunk(batches, shard_of, pipeline, leases.pop_all())
 
-    def _batch(self, step: Step, paths: dict[int, str]) -> ChunkBatch:
+    def _batch(self, step: Step, path_of: ShardPaths) -> ChunkBatch:
         """Plan a step's samples, and find the byte ranges to read for them."""
         rows = self._dataset.clips
-        planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=paths.__getitem__)
+        planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=path_of)
         samples = pad_to_longest(planned, self._spec.sampling.pad)
         sources = [
             video_source(
-                paths[int(rows.shard[one.clip])],
+                self._dataset.location(one.clip, path_of),
                 int(rows.mp4_offset[one.clip]),
                 one.packets,
                 one.spans,

@@ -30,6 +30,8 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
         InputError: there are some. Names them, why, and the remedy.
     """
     clips = dataset.clips
+    if not all(dataset.shards[s].has_tar for s in np.unique(clips.shard[rows]).tolist()):
+        raise InputError('engine="dali" reads shards alone, and this dataset has clips outside: give engine="default"')
     non_displayed = clips.frames < clips.packets
     problems: list[str] = []
     decodable: list[Int64] = []

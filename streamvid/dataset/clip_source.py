@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +19,22 @@ from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
-from streamvid.errors import ClipError, DatasetError, InputError
+from streamvid.errors import ClipError, DatasetError, InputError, Suspect
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_reader import ByteRange, RangeReader
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import is_local, redact
+from streamvid.storage.url import is_local, join, redact
 from streamvid.video.frame_index import FrameIndex
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+class ShardPaths(Protocol):
+    """Gives the path or URL of a shard's ``tar``, ``packets``, ``idx`` or ``parquet``, by the shard's number."""
+
+    def __call__(self, s: int, extension: str = "tar", /) -> str: ...
 
 
 class ClipSource:
@@ -40,6 +46,8 @@ class ClipSource:
         columns: the clips' columns by name.
         classes: names of the class numbers, if the labels were given as text.
         shards: the shards' entries in dataset.json; `ClipTable.shard` counts in this order.
+        shard_files: the shards' files by path.
+        forgotten: int64 [clips], rows that are never delivered, ascending.
         reader: reads byte ranges of shards where they are, and keeps local ones open.
     """
 
@@ -51,14 +59,16 @@ class ClipSource:
         classes: tuple[str, ...] | None,
         shards: Sequence[ShardFiles],
         retry: Retry | None = None,
+        forgotten: Int64 | None = None,
     ) -> None:
         self.path = path
         self.clips = clips
         self.columns = columns
         self.classes = classes
         self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
-        self._files = shards
+        self.shard_files = shards
         self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
+        self.forgotten = np.empty(0, dtype=np.int64) if forgotten is None else forgotten
         self.reader = RangeReader(retry)
         self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
         self._by_key: Int64 | None = None
@@ -74,8 +84,9 @@ class ClipSource:
 
     @property
     def is_local(self) -> bool:
-        """Whether every shard is a local file."""
-        return all(map(is_local, {shard.dataset for shard in self._files}))
+        """Whether every file that holds clips is a local one."""
+        places = {place for shard in self.shard_files for place in (shard.dataset, *shard.roots)}
+        return all(map(is_local, places))
 
     def key(self, i: int) -> str:
         """The key of clip *i*; no other clip has it."""
@@ -111,8 +122,22 @@ class ClipSource:
         return None
 
     def shard_path(self, s: int, extension: str = "tar") -> str:
-        """Path or URL of a file of shard *s*: its ``tar``, ``idx`` or ``parquet``."""
-        return self._files[s].path(extension)
+        """Path or URL of a file of shard *s*: its ``tar``, ``idx``, ``packets`` or ``parquet``."""
+        return self.shard_files[s].path(extension)
+
+    def location(self, row: int, path_of: ShardPaths | None = None) -> str:
+        """Path or URL of the file that holds a clip's MP4, at `mp4_offset`.
+
+        Args:
+            row: the clip.
+            path_of: gives the shards' files; default: where they are.
+        """
+        s = int(self.clips.shard[row])
+        if self.shards[s].has_tar:
+            return (path_of or self.shard_path)(s)
+        files = self.clips.files
+        assert files is not None
+        return join(self.shard_files[s].roots[int(files.root[row])], files.file[row])
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
@@ -122,7 +147,7 @@ class ClipSource:
             else "restore it (streamvid verify checks all), and "
         )
         return type(error)(
-            f"shard {self.shards[s].name} of the dataset {redact(self._files[s].dataset)} cannot be read: "
+            f"shard {self.shards[s].name} of the dataset {redact(self.shard_files[s].dataset)} cannot be read: "
             f"{str(error).rstrip('.')}; {restore}go on from the last checkpoint"
         )
 
@@ -137,47 +162,68 @@ class ClipSource:
         return self.indexes([i])[0]
 
     def indexes(
-        self,
-        rows: Sequence[int],
-        *,
-        reader: RangeReader | None = None,
-        path_of: Callable[[int], str] | None = None,
+        self, rows: Sequence[int], *, reader: RangeReader | None = None, path_of: ShardPaths | None = None
     ) -> list[FrameIndex]:
-        """The frame indexes of clips. Those used last are kept, the others are read from the shards' tars together.
+        """The frame indexes of clips. Those used last are kept, the others are read together.
 
         Args:
             rows: the clips.
-            reader: reads the tars; default: the dataset's own.
-            path_of: gives the path or URL of a shard's tar by its number; default: where it is.
+            reader: reads the shards' .packets files; default: the dataset's own.
+            path_of: gives the shards' files; default: where they are.
 
         Raises:
-            DatasetError: a shard cannot be read, or an index is damaged. Names the clip.
+            DatasetError: a shard cannot be read.
+            ClipError: an index is damaged.
         """
         found = {row: self._indexes.get(row) for row in rows}
         missing = [row for row, index in found.items() if index is None]
         if missing:
-            path_of = path_of or self.shard_path
-            starts, sizes = self.clips.npy_offset[missing], self.clips.npy_size[missing]
-            shards = self.clips.shard[missing].tolist()
-            ends = (starts + sizes).tolist()
-            wanted = [ByteRange(path_of(s), a, b) for s, a, b in zip(shards, starts.tolist(), ends, strict=True)]
-            with shard_errors(self, shards, path_of):
+            shard_of = self.clips.shard[missing].tolist()
+            paths = [(path_of or self.shard_path)(s, "packets") for s in shard_of]
+            starts = self.clips.index_offset[missing]
+            ends = (starts + self.clips.index_size[missing]).tolist()
+            wanted = [ByteRange(path, a, b) for path, a, b in zip(paths, starts.tolist(), ends, strict=True)]
+            with shard_errors(self, dict(zip(paths, shard_of, strict=True))):
                 blocks = (reader or self.reader).read(wanted)
-            for row, data in zip(missing, blocks, strict=True):
-                found[row] = self._indexes.put(row, self._parse(row, data))
+            for row, path, data in zip(missing, paths, blocks, strict=True):
+                found[row] = self._indexes.put(row, self._parse(row, path, data))
         return [index for row in rows if (index := found[row]) is not None]
 
-    def _parse(self, row: int, data: UInt8) -> FrameIndex:
+    def _parse(self, row: int, path: str, data: UInt8) -> FrameIndex:
         try:
             return parse_index(data, self.clips, row)
         except ValueError as error:
-            raise ClipError(
-                f"its frame index is damaged: {error}",
-                row=row,
-                key=self.key(row),
-                shard=self.shards[int(self.clips.shard[row])].name,
-                suspect="index",
+            at = int(self.clips.index_offset[row])
+            raise self.clip_error(
+                row, f"its frame index is damaged: {error}", path, offset=at, suspect="index"
             ) from error
+
+    def clip_error(
+        self, row: int, reason: str, path: str, *, offset: int, packet: int | None = None, suspect: Suspect
+    ) -> ClipError:
+        """An error of a clip's bytes, as they were read.
+
+        Args:
+            row: the clip.
+            reason: what is wrong.
+            path: the file that was read; elsewhere than the dataset's own it is a copy in the cache.
+            offset: byte of that file.
+            packet: number of the packet.
+            suspect: what is damaged, if it is not the copy.
+        """
+        s = int(self.clips.shard[row])
+        own = {self.location(row), self.shard_path(s, "packets")}
+        error = ClipError(
+            f"{reason} ({redact(path)})",
+            row=row,
+            key=self.key(row),
+            shard=self.shards[s].name,
+            offset=offset,
+            packet=packet,
+            suspect=suspect if path in own else "cache",
+        )
+        error.path = redact(path)
+        return error
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Columns of all clips, one row per clip in the order of row numbers, null where a clip has no value.
@@ -203,20 +249,19 @@ class ClipSource:
 
 
 @contextlib.contextmanager
-def shard_errors(
-    dataset: ClipSource, shards: Iterable[int], path_of: Callable[[int], str] | None = None
-) -> Iterator[None]:
+def shard_errors(dataset: ClipSource, shard_of: Mapping[str, int]) -> Iterator[None]:
     """Let a DatasetError of the block name the shard and its dataset.
 
     Args:
         dataset: whose shards are read.
-        shards: their numbers.
-        path_of: where they are. Of several shards, it is the one at the error's path.
+        shard_of: their numbers, by path. Of several shards, it is the one at the error's path.
     """
     try:
         yield
+    except ClipError:
+        raise
     except DatasetError as error:
-        for number in shards:
-            if path_of is None or redact(path_of(number)) == error.path:
+        for path, number in shard_of.items():
+            if redact(path) == error.path:
                 raise dataset.shard_error(number, error) from error
         raise

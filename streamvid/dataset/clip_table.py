@@ -13,6 +13,7 @@ from streamvid.arrays import Float64, Int64
 from streamvid.dataset.string_column import BinaryColumn, StringColumn
 
 Int32 = npt.NDArray[np.int32]
+UInt32 = npt.NDArray[np.uint32]
 
 CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 """Columns of strings that many clips share."""
@@ -40,6 +41,24 @@ class Categories(Sequence[str]):
 
 
 @dataclass(frozen=True)
+class FileColumns:
+    """Files outside of shards that hold clips. docs/format.md describes the columns.
+
+    Attributes:
+        root: int32 [clips], which of the dataset's roots; -1 for a clip of a shard.
+        file: the path below it; "" likewise.
+        size, mtime_ns: int64 [clips], the file's when it was indexed; -1 if unknown.
+        etag: likewise; "" if unknown.
+    """
+
+    root: Int32
+    file: StringColumn
+    size: Int64
+    mtime_ns: Int64
+    etag: StringColumn
+
+
+@dataclass(frozen=True)
 class ClipTable:
     """One row per clip, over all shards in order. docs/format.md describes the columns.
 
@@ -51,11 +70,16 @@ class ClipTable:
         rotation: int32 [clips], degrees clockwise, plus 360 if mirrored before.
         time_base_num, time_base_den: int32 [clips], seconds per tick as a fraction.
         duration: int64 [clips], ticks.
-        mp4_offset, mp4_size, npy_offset, npy_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar.
+        mp4_offset, mp4_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar. Of a clip outside of
+            shards, the first two are in its file, and the others 0.
+        index_offset: int64 [clips], where the clip's frame index begins in the shard's .packets file.
+        index_size: int32 [clips], its bytes.
+        index_crc32c: uint32 [clips], of its directory.
         codec, profile, pix_fmt, color_space, color_range, traits: strings that many clips share.
         key, source, meta: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
         stsd_id: int32 [clips], the clip's sample description is ``stsds[stsd_id]``. Nearly every clip may have its own.
         stsds: the sample description boxes (stsd) that `stsd_id` names; what else it holds is of no meaning.
+        files: where the clips outside of shards are; None if there are none.
     """
 
     shard: Int32
@@ -71,10 +95,11 @@ class ClipTable:
     duration: Int64
     mp4_offset: Int64
     mp4_size: Int64
-    npy_offset: Int64
-    npy_size: Int64
     json_offset: Int64
     json_size: Int64
+    index_offset: Int64
+    index_size: Int32
+    index_crc32c: UInt32
     codec: Categories
     profile: Categories
     pix_fmt: Categories
@@ -86,6 +111,7 @@ class ClipTable:
     meta: StringColumn
     stsd_id: Int32
     stsds: BinaryColumn
+    files: FileColumns | None = None
 
     def __len__(self) -> int:
         return len(self.shard)

@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import TEXTS, Categories, ClipTable, Int32
+from streamvid.dataset.clip_table import TEXTS, Categories, ClipTable, FileColumns, Int32
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, hashes, repeated
 from streamvid.errors import InputError
 from streamvid.storage.retry import Retry
@@ -95,11 +94,12 @@ class ConcatDataset(ClipSource):
         part_of = np.repeat(np.arange(len(parts), dtype=np.int32), [part.rows for part in parts])
         names = tuple(part.name for part in parts)
         columns = Columns(clips, classes, meta=self._meta_columns, extra={"dataset": Categories(part_of, names)})
-        shards = [
-            ShardFiles(dataset.path, entry, dataset.cache) for dataset in self.datasets for entry in dataset.shards
-        ]
+        shards = [shard for dataset in self.datasets for shard in dataset.shard_files]
+        forgotten = np.concatenate(
+            [data.forgotten + part.first for part, data in zip(parts, self.datasets, strict=True)]
+        )
         retry = max((dataset.reader.retry for dataset in self.datasets), key=lambda one: one.seconds)
-        super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards, retry)
+        super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards, retry, forgotten)
 
     @classmethod
     def open(
@@ -199,8 +199,36 @@ def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
     firsts = np.cumsum([0, *(len(table.stsds) for table in tables)]).astype(np.int32)
     columns["stsd_id"] = np.concatenate([table.stsd_id + n for table, n in zip(tables, firsts, strict=False)])
     columns["stsds"] = BinaryColumn(_chunks([table.stsds.array for table in tables]))
+    if any(table.files is not None for table in tables):
+        columns["files"] = _concat_files(tables)
     columns["key"] = _unique_keys([table.key for table in tables], [part.name for part in parts])
     return ClipTable(**columns)
+
+
+def _concat_files(tables: Sequence[ClipTable]) -> FileColumns:
+    """The places of all clips. Their roots are still those of the dataset that has the clip's shard."""
+
+    def numbers(name: str) -> list[Any]:
+        return [np.full(len(t), -1) if t.files is None else getattr(t.files, name) for t in tables]
+
+    def texts(name: str) -> StringColumn:
+        none = pa.scalar("", pa.large_string())
+        return StringColumn(
+            _chunks(
+                [
+                    pa.chunked_array([pa.repeat(none, len(t))]) if t.files is None else getattr(t.files, name).array
+                    for t in tables
+                ]
+            )
+        )
+
+    return FileColumns(
+        np.concatenate(numbers("root")).astype(np.int32),
+        texts("file"),
+        np.concatenate(numbers("size")),
+        np.concatenate(numbers("mtime_ns")),
+        texts("etag"),
+    )
 
 
 def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
@@ -213,7 +241,14 @@ def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
     }
     rows_of_part = replace(dataset.clips, **same)
     return Dataset(
-        dataset.path, dataset.manifest, rows_of_part, meta=dataset.meta, cache=dataset.cache, retry=dataset.reader.retry
+        dataset.path,
+        dataset.manifest,
+        rows_of_part,
+        meta=dataset.meta,
+        cache=dataset.cache,
+        retry=dataset.reader.retry,
+        roots=dataset.roots,
+        forgotten=dataset.forgotten,
     )
 
 

@@ -17,18 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable
+from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.schema import FIELD_PREFIX, SCALAR_SCHEMA
+from streamvid.dataset.schema import FIELD_PREFIX, NUMBERS
 from streamvid.dataset.shard_rows import RowBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import DatasetError
 
-_LAYOUT: Final = b"streamvid rows 4\n"
+_LAYOUT: Final = b"streamvid rows 5\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
 _METADATA_KEY: Final = b"streamvid"
 _STSD: Final = "stsd"
+_FILE_NUMBERS: Final = {"root": "int32", "file_size": "int64", "file_mtime_ns": "int64"}
+_FILE_TEXTS: Final = ("file", "file_etag")
+"""Columns of clips outside of shards, which only datasets with such clips have."""
 _KNOWN: Final = 4096
 """Sample descriptions that are recognised wherever they come again; others only within a block."""
 
@@ -95,6 +98,10 @@ def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTa
     for name in TEXTS:
         columns[name] = StringColumn(_chunks(texts, name, pa.large_string()))
     columns["stsds"] = BinaryColumn(_chunks(texts, _STSD, pa.large_binary()))
+    if "root" in columns:
+        numbers = [columns.pop(name) for name in _FILE_NUMBERS]
+        file, etag = (StringColumn(_chunks(texts, name, pa.large_string())) for name in _FILE_TEXTS)
+        columns["files"] = FileColumns(numbers[0], file, numbers[1], numbers[2], etag)
     return ClipTable(**columns), _metadata(texts, entries)
 
 
@@ -105,11 +112,7 @@ class _Joined:
     """
 
     def __init__(self, clips: int) -> None:
-        self._numbers = {
-            field.name: np.empty(clips, dtype=str(field.type))
-            for field in SCALAR_SCHEMA
-            if pa.types.is_integer(field.type)
-        }
+        self._numbers = {name: np.empty(clips, dtype=dtype) for name, dtype in NUMBERS.items()}
         self._codes = {name: np.empty(clips, dtype=np.int32) for name in CATEGORIES}
         self._names: dict[str, dict[str, int]] = {name: {} for name in CATEGORIES}
         self._stsd_id = np.empty(clips, dtype=np.int32)
@@ -132,8 +135,17 @@ class _Joined:
         meta = block.meta
         columns = {**block.texts, _STSD: self._sample_descriptions(block, rows)}
         columns |= {FIELD_PREFIX + name: array for name, array in meta.arrays.items()}
+        if block.files is not None:
+            columns |= self._files(block.files, rows)
         about = {"errors": dict(meta.errors), "parquet_types": dict(meta.parquet_types)}
         return pa.record_batch(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
+
+    def _files(self, files: pa.Table, rows: slice) -> dict[str, pa.Array]:
+        """The texts of clips outside of shards; their numbers are kept, -1 for all other clips."""
+        for name, dtype in _FILE_NUMBERS.items():
+            every = self._numbers.setdefault(name, np.full(len(self._stsd_id), -1, dtype=dtype))
+            every[rows] = pc.fill_null(files[name], -1).to_numpy()
+        return {name: pc.fill_null(files[name], "").cast(pa.large_string()).combine_chunks() for name in _FILE_TEXTS}
 
     def numbers(self) -> pa.RecordBatch:
         """The numbers of all clips."""
@@ -159,7 +171,15 @@ class _Joined:
 
 
 def _chunks(tables: Sequence[pa.Table], name: str, kind: pa.DataType) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk for table in tables for chunk in table[name].chunks], type=kind)
+    """A column of all tables, empty texts where one lacks it."""
+    chunks = [
+        chunk
+        for table in tables
+        for chunk in (
+            table[name].chunks if name in table.column_names else [pa.repeat(pa.scalar("", kind), len(table))]
+        )
+    ]
+    return pa.chunked_array(chunks, type=kind)
 
 
 def _metadata(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> MetaColumns:

@@ -10,12 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final
 
+from streamvid.arrays import Int64
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
+from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.roots import resolve_roots
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError, InputError
@@ -38,6 +41,7 @@ class Dataset(ClipSource):
         manifest: dataset.json.
         meta: the metadata columns of the clips.
         cache: keeps copies of a remote dataset's Parquet files. It belongs to one process: pickling leaves it behind.
+        roots: where clips outside of shards may lie.
     """
 
     def __init__(
@@ -49,20 +53,30 @@ class Dataset(ClipSource):
         meta: MetaColumns | None = None,
         cache: ShardCache | None = None,
         retry: Retry | None = None,
+        roots: Sequence[str] = (),
+        forgotten: Int64 | None = None,
     ) -> None:
         if manifest is None or clips is None:
             raise InputError(f"Dataset({path!r}) does not open a dataset: write Dataset.open({path!r})")
         self.manifest = manifest
         self.meta = meta = meta or MetaColumns()
         self.cache = cache
-        shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
-        super().__init__(
-            path, clips, Columns(clips, manifest.classes, meta=lambda: meta), manifest.classes, shards, retry
-        )
+        self.roots = tuple(roots)
+        resolved = resolve_roots(path, manifest.roots, self.roots)
+        if clips.files is not None and clips.files.root.max() >= len(resolved):
+            raise DatasetError(f"the dataset at {redact(path)} has clips of a root that {FILE_NAME} does not name")
+        shards = [ShardFiles(path, entry, cache, resolved) for entry in manifest.shards]
+        columns = Columns(clips, manifest.classes, meta=lambda: meta)
+        super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, cache: ShardCache | None = None, retry_for: float | Retry = 600.0
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        cache: ShardCache | None = None,
+        retry_for: float | Retry = 600.0,
+        roots: Sequence[str] = (),
     ) -> Dataset:
         """Open a dataset, and check all but the content of the tars and the frame indexes.
 
@@ -74,11 +88,12 @@ class Dataset(ClipSource):
             cache: keeps copies of a remote dataset's Parquet files. Without it they are fetched whenever needed.
             retry_for: seconds for which a storage that does not answer is asked again, now and when clips are read;
                 docs/reliability.md says what is tried again.
+            roots: folders and URLs, other than its own, of which the dataset may read files.
 
         Raises:
             DatasetError: there is no dataset, it has another format version, or it is damaged: a shard is missing,
                 truncated, or contradicts itself.
-            InputError: the path is none.
+            InputError: the path is none; the dataset reads files of other roots.
         """
         path, retry = dataset_path(path), Retry.of(retry_for)
         document = _read_document(path, retry)
@@ -88,6 +103,8 @@ class Dataset(ClipSource):
         if is_local(path):
             path = local_path(path)
             check_sizes(path, manifest.shards)
+        resolve_roots(path, manifest.roots, roots)
+        forgotten = read_forgotten(path, manifest, retry)
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
@@ -106,7 +123,7 @@ class Dataset(ClipSource):
         else:
             content = table_cache.in_memory(build)
         clips, meta = consolidated.read_rows(content, manifest.shards)
-        return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry)
+        return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -115,6 +132,8 @@ class Dataset(ClipSource):
             "clips": self.clips,
             "meta": self.meta,
             "retry": self.reader.retry,
+            "roots": self.roots,
+            "forgotten": self.forgotten,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -231,23 +250,22 @@ _FILES_SEEN: Final = 1000
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
-    """Check that the tars of a local dataset exist and have the sizes in dataset.json.
-
-    A reader that maps a truncated file into memory crashes, so this comes before any reading.
+    """Check that the files of a local dataset exist and have the sizes in dataset.json, as far as it has them.
 
     Raises:
         DatasetError: names the first that is missing or has another size.
     """
     for entry in entries:
-        try:
-            size = os.stat(os.path.join(folder, entry.file("tar"))).st_size
-        except OSError as error:
-            raise DatasetError(
-                f"shard {entry.name}.tar cannot be opened ({error.strerror}): copy it again or run streamvid verify"
-            ) from error
-        if size != entry.bytes:
-            state = "truncated" if size < entry.bytes else "too long"
-            raise DatasetError(
-                f"shard {entry.name}.tar is {state}: {size} of {entry.bytes} bytes; "
-                "copy it again or run streamvid verify"
-            )
+        for extension, wanted in entry.sizes.items():
+            try:
+                size = os.stat(os.path.join(folder, entry.file(extension))).st_size
+            except OSError as error:
+                raise DatasetError(
+                    f"shard {entry.name}.{extension} cannot be opened ({error.strerror}): "
+                    "copy it again or run streamvid verify"
+                ) from error
+            if size != wanted:
+                raise DatasetError(
+                    f"shard {entry.name}.{extension} is {'truncated' if size < wanted else 'too long'}: {size} of "
+                    f"{wanted} bytes; copy it again or run streamvid verify"
+                )

@@ -10,14 +10,16 @@ from typing import Any, Final
 from streamvid.errors import DatasetError
 
 FORMAT: Final = "streamvid"
-VERSION: Final = 1
+VERSION: Final = 2
 FILE_NAME: Final = "dataset.json"
 UNFINISHED_FILE: Final = "unfinished.txt"
 """Exists in a destination while packing has begun and dataset.json is not written: the next pack may clean up."""
 SHARD_FOLDER: Final = "shards"
-SHARD_EXTENSIONS: Final = ("tar", "idx", "parquet")
+SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
+"""A shard's files, in the order in which they are written."""
+_OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
 MAX_BYTES: Final = 128 << 20
-"""A larger dataset.json is refused: some 300,000 shards would fit."""
+"""A larger dataset.json is refused: some 250,000 shards would fit."""
 MAX_CLIPS: Final = (1 << 31) - 1
 """Rows are numbered with 32 bits."""
 _TOKENS: Final = 1_000_000
@@ -30,10 +32,12 @@ class ShardEntry:
     """One shard as dataset.json names it.
 
     Attributes:
-        name: eight digits; the files are ``shards/<name>.tar``, ``.idx`` and ``.parquet``.
+        name: eight digits; the files are ``shards/<name>.tar``, ``.idx``, ``.packets`` and ``.parquet``.
         clips, frames: how many clips and visible frames it holds.
-        bytes: size of the tar.
-        sha256, idx_sha256, parquet_sha256: SHA-256 of the three files in lower-case hexadecimal.
+        bytes: size of the tar; 0 if the shard has none, as its clips lie in files outside of shards.
+        sha256, idx_sha256: SHA-256 of tar and idx in lower-case hexadecimal; "" if the shard has no tar.
+        packets_bytes: size of the .packets file.
+        packets_sha256, parquet_sha256: SHA-256 of the other two files.
     """
 
     name: str
@@ -42,7 +46,29 @@ class ShardEntry:
     bytes: int
     sha256: str
     idx_sha256: str
+    packets_bytes: int
+    packets_sha256: str
     parquet_sha256: str
+
+    @property
+    def has_tar(self) -> bool:
+        """Whether it holds its clips itself."""
+        return bool(self.sha256)
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of its files by extension, in the order of `SHARD_EXTENSIONS`."""
+        sums = (self.sha256, self.idx_sha256, self.packets_sha256, self.parquet_sha256)
+        return {extension: one for extension, one in zip(SHARD_EXTENSIONS, sums, strict=True) if one}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of its files by extension, as far as dataset.json has them."""
+        return {**({"tar": self.bytes} if self.has_tar else {}), "packets": self.packets_bytes}
+
+    def to_json(self) -> dict[str, str | int]:
+        """Its object in dataset.json."""
+        return {field: value for field, value in asdict(self).items() if self.has_tar or field not in _OF_THE_TAR}
 
     def file(self, extension: str) -> str:
         """Path of one of its files relative to the dataset."""
@@ -50,15 +76,27 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
+class Forgotten:
+    """The table of clips that are never delivered, as dataset.json names it: a Parquet file beside it, its SHA-256, and
+    the number of its rows."""
+
+    file: str
+    sha256: str
+    clips: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of dataset.json. `seconds` is the sum of the clips' durations; `classes` names label numbers;
-    `revision` counts how often the dataset has been added to."""
+    `revision` counts how often the dataset has been added to; `roots` are where clips outside of shards lie."""
 
     name: str
     seconds: float
     classes: tuple[str, ...] | None
     shards: tuple[ShardEntry, ...]
     revision: int = 0
+    roots: tuple[str, ...] = ()
+    forgotten: Forgotten | None = None
 
     @property
     def clips(self) -> int:
@@ -88,7 +126,9 @@ class Manifest:
             "bytes": self.tar_bytes,
             "seconds": self.seconds,
             "classes": None if self.classes is None else list(self.classes),
-            "shards": [asdict(shard) for shard in self.shards],
+            **({"roots": list(self.roots)} if self.roots else {}),
+            **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
+            "shards": [shard.to_json() for shard in self.shards],
         }
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
 
@@ -120,7 +160,7 @@ class Manifest:
                     "update streamvid"
                 )
             shown = repr(version)[:40]
-            raise DatasetError(f"{path} has the version {shown}, which no streamvid writes: pack the dataset again")
+            raise DatasetError(f"{path} has the version {shown}, which this streamvid does not read: pack it again")
         try:
             manifest = cls(
                 name=_checked(document, "name", str),
@@ -128,6 +168,8 @@ class Manifest:
                 classes=_classes(document.get("classes")),
                 shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
                 revision=_count(document, "revision") if "revision" in document else 0,
+                roots=_texts(document.get("roots", []), "roots"),
+                forgotten=_forgotten(document["forgotten"]) if "forgotten" in document else None,
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
             for field, total in totals.items():
@@ -138,7 +180,7 @@ class Manifest:
             names = [shard.name for shard in manifest.shards]
             if len(set(names)) != len(names):
                 raise ValueError("it names a shard twice")
-            for text in (manifest.name, *(manifest.classes or ())):
+            for text in (manifest.name, *manifest.roots, *(manifest.classes or ())):
                 text.encode()  # JSON may hold halves of UTF-16 pairs, which no output takes
         except ValueError as error:
             raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
@@ -169,11 +211,29 @@ _MAX_SECONDS: Final = 1e18
 
 
 def _classes(value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+    return None if value is None else _texts(value, "classes")
+
+
+def _texts(value: object, field: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError("'classes' is not a list of names")
+        raise ValueError(f"{field!r} is not a list of texts")
     return tuple(value)
+
+
+def _sum(entry: dict[str, Any], field: str) -> str:
+    checksum: str = _checked(entry, field, str)
+    if not re.fullmatch(r"[0-9a-f]{64}", checksum):
+        raise ValueError(f"{field!r} is not 64 hexadecimal digits")
+    return checksum
+
+
+def _forgotten(entry: object) -> Forgotten:
+    if not isinstance(entry, dict):
+        raise ValueError("'forgotten' is not an object")
+    file = _checked(entry, "file", str)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}\.parquet", file):
+        raise ValueError(f"'forgotten' names the file {file[:100]!r}, which is no Parquet file beside dataset.json")
+    return Forgotten(file, _sum(entry, "sha256"), _count(entry, "clips"))
 
 
 def _shard(entry: object) -> ShardEntry:
@@ -183,9 +243,16 @@ def _shard(entry: object) -> ShardEntry:
     # It becomes part of a path: nothing but digits, or "../../etc/passwd" would be a shard.
     if not re.fullmatch(r"[0-9]{8}", name):
         raise ValueError(f"the shard name {name[:40]!r} is not eight digits")
-    sums = [_checked(entry, field, str) for field in ("sha256", "idx_sha256", "parquet_sha256")]
-    for checksum in sums:
-        if not re.fullmatch(r"[0-9a-f]{64}", checksum):
-            raise ValueError(f"shard {name} has a checksum that is not 64 hexadecimal digits")
-    clips, frames, size = (_count(entry, field) for field in ("clips", "frames", "bytes"))
-    return ShardEntry(name, clips, frames, size, *sums)
+    try:
+        return _parsed_entry(name, entry)
+    except ValueError as error:
+        raise ValueError(f"shard {name}: {error}") from error
+
+
+def _parsed_entry(name: str, entry: dict[str, Any]) -> ShardEntry:
+    clips, frames, packets_bytes = (_count(entry, field) for field in ("clips", "frames", "packets_bytes"))
+    packets, parquet = _sum(entry, "packets_sha256"), _sum(entry, "parquet_sha256")
+    if "sha256" not in entry:  # its clips lie elsewhere
+        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet)
+    tar, idx = _sum(entry, "sha256"), _sum(entry, "idx_sha256")
+    return ShardEntry(name, clips, frames, _count(entry, "bytes"), tar, idx, packets_bytes, packets, parquet)

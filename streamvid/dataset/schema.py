@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-EXTENSIONS: Final = ("mp4", "frames.npy", "json")
+EXTENSIONS: Final = ("mp4", "json")
 """A clip's files, in tar order."""
-KINDS: Final = ("mp4", "npy", "json")
-"""The same three files in column names: ``mp4_offset`` …"""
+KINDS: Final = EXTENSIONS
+"""The same files in column names: ``mp4_offset`` …"""
 BLOCK: Final = 512
 """Bytes of a tar header; a file's data take whole blocks."""
 
@@ -20,44 +20,46 @@ MAX_FILE_BYTES: Final = (8 << 30) - 1
 FIELD_PREFIX: Final = "meta_"
 """Prefix of the metadata columns in Parquet; no other column's name begins with it."""
 
-_FILE_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
-    (f"{kind}_{what}", pa.int64()) for kind in KINDS for what in ("offset", "size")
-]
-_SCALARS: Final[list[pa.Field[Any]]] = [
-    pa.field("key", pa.string(), nullable=False),
-    pa.field("source", pa.string(), nullable=False),
-    pa.field("label", pa.int64()),
-    pa.field("meta", pa.string(), nullable=False),
-    *[
-        pa.field(name, pa.string(), nullable=False)
-        for name in ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
-    ],
-    *[
-        pa.field(name, pa.int32(), nullable=False)
-        for name in ("width", "height", "rotation", "time_base_num", "time_base_den")
-    ],
-    pa.field("duration", pa.int64(), nullable=False),
-    *[pa.field(name, pa.int32(), nullable=False) for name in ("frames", "packets", "random_access")],
-    *[pa.field(name, kind, nullable=False) for name, kind in _FILE_COLUMNS],
-    pa.field("sha256", pa.string(), nullable=False),
-    pa.field("stsd", pa.binary(), nullable=False),
-]
-SCALAR_SCHEMA: Final = pa.schema(_SCALARS)
-"""The columns that hold one value per clip."""
-
-INDEX_TYPES: Final = {"pts": pa.int64(), "offset": pa.int64(), "size": pa.int32(), "flags": pa.uint8()}
-"""The columns that hold a list per clip, one value per packet, and the types of the values."""
+_TEXT_COLUMNS: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
+_INT32_COLUMNS: Final = ("width", "height", "rotation", "time_base_num", "time_base_den")
+_FILE_COLUMNS: Final = [f"{kind}_{what}" for kind in KINDS for what in ("offset", "size")]
 
 SCHEMA: Final = pa.schema(
     [
-        *_SCALARS,
-        *[
-            pa.field(name, pa.list_(pa.field("element", kind, nullable=False)), nullable=False)
-            for name, kind in INDEX_TYPES.items()
-        ],
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("label", pa.int64()),
+        pa.field("meta", pa.string(), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in _TEXT_COLUMNS),
+        *(pa.field(name, pa.int32(), nullable=False) for name in _INT32_COLUMNS),
+        pa.field("duration", pa.int64(), nullable=False),
+        *(pa.field(name, pa.int32(), nullable=False) for name in ("frames", "packets", "random_access")),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _FILE_COLUMNS),
+        pa.field("index_offset", pa.int64(), nullable=False),
+        pa.field("index_size", pa.int32(), nullable=False),
+        pa.field("index_blocks", pa.int32(), nullable=False),
+        pa.field("index_crc32c", pa.uint32(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("stsd", pa.binary(), nullable=False),
     ]
 )
 """The columns of a shard's Parquet file, without the metadata columns."""
+
+PLACE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("root", pa.int32(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("file_size", pa.int64(), nullable=False),
+        pa.field("file_mtime_ns", pa.int64()),
+        pa.field("file_etag", pa.string()),
+    ]
+)
+"""Further columns of a shard without a tar: where the bytes of each clip are."""
+
+NUMBERS: Final = {
+    field.name: str(field.type) for field in SCHEMA if pa.types.is_integer(field.type) and field.name != "index_blocks"
+}
+"""The columns of numbers that are kept in memory, and their dtypes; `index_blocks` follows from others."""
 
 
 def idx_text(rows: Sequence[Mapping[str, object]]) -> str:

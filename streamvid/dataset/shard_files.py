@@ -27,14 +27,16 @@ class ShardFiles:
         dataset: folder or URL of the dataset.
         entry: the shard's entry in dataset.json.
         cache: a remote Parquet file is read through it, if there is one.
+        roots: where clips outside of shards lie.
     """
 
     dataset: str
     entry: ShardEntry
     cache: ShardCache | None
+    roots: tuple[str, ...] = ()
 
     def path(self, extension: str) -> str:
-        """Path or URL of the shard's ``tar``, ``idx`` or ``parquet``."""
+        """Path or URL of the shard's ``tar``, ``idx``, ``packets`` or ``parquet``."""
         return join(self.dataset, self.entry.file(extension))
 
     def signature(self) -> tuple[int, int]:

@@ -12,15 +12,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamvid.arrays import Bool
 from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, Int32
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns, from_parquet
-from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, SCALAR_SCHEMA
+from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, KINDS, NUMBERS, PLACE_SCHEMA, SCHEMA
 from streamvid.dataset.string_column import UInt64, hashes
 from streamvid.errors import DatasetError
 from streamvid.mp4.boxes import ROTATIONS
 from streamvid.storage.parquet import TooLargeError, read_parquet
 from streamvid.storage.regular_file import NotAFileError
+from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES
 
 MAX_SIDE: Final = 32768
 MAX_TICKS: Final = 1 << 53
@@ -28,6 +30,9 @@ MAX_TICKS: Final = 1 << 53
 _TYPE_SHOWN: Final = 100
 REMEDY: Final = "copy the shard again or run streamvid verify"
 _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
+_FILE_PATTERN: Final = r"\A[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*\z"
+_DOTS_PATTERN: Final = r"(\A|/)\.\.?(/|\z)"
+_MAX_FILE_NAME: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class RowBlock:
             same.
         stsd_row: int32 [clips], the number in the block of the first clip that has the clip's sample description.
         meta: the metadata columns.
+        files: columns of `PLACE_SCHEMA`, of shards without tars; None: they have tars.
     """
 
     numbers: dict[str, npt.NDArray[Any]]
@@ -52,14 +58,15 @@ class RowBlock:
     stsd: pa.Array
     stsd_row: Int32
     meta: MetaColumns
+    files: pa.Table | None = None
 
     def __len__(self) -> int:
         return len(self.key_hashes)
 
 
 def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool = False) -> pa.Table:
-    """The columns of a shard's Parquet file that hold one value per clip: `SCALAR_SCHEMA`, and the metadata columns,
-    whose names begin with `FIELD_PREFIX`.
+    """The columns of a shard's Parquet file: `SCHEMA`, for a shard without a tar also `PLACE_SCHEMA`, and the metadata
+    columns, whose names begin with `FIELD_PREFIX`.
 
     Args:
         source: path of a local file, or its bytes.
@@ -69,7 +76,8 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool 
     Raises:
         DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
     """
-    return read_columns(source, entry, SCALAR_SCHEMA, FIELD_PREFIX, leave_out=() if checksums else ("sha256",))
+    schema = SCHEMA if entry.has_tar else pa.schema([*SCHEMA, *PLACE_SCHEMA])
+    return read_columns(source, entry, schema, FIELD_PREFIX, leave_out=() if checksums else ("sha256",))
 
 
 def read_columns(
@@ -84,7 +92,7 @@ def read_columns(
             raise DatasetError(f"shard {file} has {rows} rows for {entry.clips} clips: {REMEDY}")
         for field in schema:
             at = found.get_field_index(field.name)
-            if at < 0 or not _same_type(found.field(at).type, field.type):
+            if at < 0 or found.field(at).type != field.type:
                 kind = "no such column" if at < 0 else str(found.field(at).type)[:_TYPE_SHOWN]
                 raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
         typed = [name for name in found.names if prefix and name.startswith(prefix)]
@@ -101,9 +109,9 @@ def read_columns(
         raise DatasetError(f"shard {file} cannot be read: {what}; {REMEDY}") from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"shard {file} cannot be read as Parquet: {REMEDY}") from error
-    for name in schema.names:
-        if name != "label" and name not in leave_out and table[name].null_count:
-            raise DatasetError(f"shard {file}: column {name!r} has empty cells: {REMEDY}")
+    for field in schema:
+        if not field.nullable and field.name not in leave_out and table[field.name].null_count:
+            raise DatasetError(f"shard {file}: column {field.name!r} has empty cells: {REMEDY}")
     return table
 
 
@@ -118,7 +126,7 @@ def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> lis
         DatasetError: a value out of range, such as a clip beyond the end of its shard's tar. Names shard and clip.
     """
     # Shards differ in their metadata columns only where videos were appended.
-    groups = groupby(zip(tables, entries, strict=True), key=lambda item: _meta_schema(item[0]))
+    groups = groupby(zip(tables, entries, strict=True), key=lambda item: (item[1].has_tar, _meta_schema(item[0])))
     return [_block(*zip(*group, strict=True)) for _, group in groups]
 
 
@@ -134,11 +142,7 @@ def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
 
 def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBlock:
     table = pa.concat_tables(tables).combine_chunks()
-    numbers = {
-        field.name: _numbers(table[field.name], field.type)
-        for field in SCALAR_SCHEMA
-        if pa.types.is_integer(field.type)
-    }
+    numbers = {name: _numbers(table[name], dtype) for name, dtype in NUMBERS.items()}
     try:
         texts = {name: _text(table[name]) for name in TEXTS}
         categories = {}
@@ -163,17 +167,12 @@ def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBloc
         stsd=stsds.cast(pa.large_binary()).take(pa.array(stsd_codes, mask=stsd_row != np.arange(len(table)))),
         stsd_row=stsd_row,
         meta=from_parquet(meta.rename_columns(names)),
+        files=None if entries[0].has_tar else table.select(PLACE_SCHEMA.names),
     )
 
 
-def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_list(wanted):  # the elements' name and nullability may differ
-        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
-    return bool(found == wanted)
-
-
-def _numbers(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
-    return np.asarray(pc.fill_null(column, -1).to_numpy(), dtype=str(kind))
+def _numbers(column: pa.ChunkedArray, dtype: str) -> npt.NDArray[Any]:
+    return np.asarray((pc.fill_null(column, -1) if column.null_count else column).to_numpy(), dtype=dtype)
 
 
 def _text(column: pa.ChunkedArray) -> pa.Array:
@@ -193,7 +192,7 @@ def _check(
     numbers: dict[str, npt.NDArray[Any]], table: pa.Table, stsd_sizes: npt.NDArray[Any], entries: Sequence[ShardEntry]
 ) -> None:
     shard = shard_numbers(entries)
-    tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
+    packets_bytes = np.array([entry.packets_bytes for entry in entries], dtype=np.int64)[shard]
     width, height, frames, packets = (numbers[name] for name in ("width", "height", "frames", "packets"))
     keys = pc.match_substring_regex(table["key"], _KEY_PATTERN).to_numpy()
     rules = {
@@ -210,13 +209,23 @@ def _check(
             (numbers["random_access"] >= 0) & (numbers["random_access"] <= packets)
         ),
         "it has no sample description": stsd_sizes >= 16,
-    }
-    for name in ("mp4", "npy", "json"):
-        offset, size = numbers[f"{name}_offset"], numbers[f"{name}_size"]
-        # Not offset + size, which may overflow int64.
-        rules[f"its {name} does not lie within the tar"] = (
-            (offset >= BLOCK) & (size >= 1) & (offset <= tar_size) & (size <= tar_size - np.minimum(offset, tar_size))
+        "its frame index has not the size of its packets and blocks": (
+            (blocks := table["index_blocks"].to_numpy().astype(np.int64)) >= 1
         )
+        & (numbers["index_size"] == PACKET_BYTES * packets.astype(np.int64) + ENTRY_BYTES * blocks),
+        "its frame index does not lie within the .packets file": _within(
+            numbers["index_offset"], numbers["index_size"], packets_bytes
+        ),
+    }
+    if entries[0].has_tar:
+        tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
+        for name in KINDS:
+            offset = numbers[f"{name}_offset"]
+            rules[f"its {name} does not lie within the tar"] = (offset >= BLOCK) & _within(
+                offset, numbers[f"{name}_size"], tar_size
+            )
+    else:
+        rules |= _place_rules(numbers, table)
     for what, good in rules.items():
         if not good.all():
             row = int(np.argmin(good))
@@ -225,6 +234,28 @@ def _check(
     for entry, count in zip(entries, counts.tolist(), strict=True):
         if count != entry.frames:
             raise DatasetError(f"shard {entry.name}.parquet has {count} frames instead of {entry.frames}: {REMEDY}")
+
+
+def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Bool:
+    """bool [clips]: whether bytes lie within a file. Not offset + size, which may overflow int64."""
+    return np.asarray((offset >= 0) & (size >= 1) & (offset <= whole) & (size <= whole - np.minimum(offset, whole)))
+
+
+def _place_rules(numbers: dict[str, npt.NDArray[Any]], table: pa.Table) -> dict[str, Bool]:
+    """The rules for clips outside of shards, as in `_check`. The dataset's roots are checked where they are known."""
+    file = table["file"]
+    return {
+        "its file is not a relative path without '.' and '..'": (
+            pc.match_substring_regex(file, _FILE_PATTERN).to_numpy()
+            & ~pc.match_substring_regex(file, _DOTS_PATTERN).to_numpy()
+            & (pc.binary_length(file).to_numpy() <= _MAX_FILE_NAME)
+        ),
+        "its root is negative": table["root"].to_numpy() >= 0,
+        "its mp4 does not lie within its file": _within(
+            numbers["mp4_offset"], numbers["mp4_size"], table["file_size"].to_numpy()
+        ),
+        "its modification time is negative": pc.fill_null(table["file_mtime_ns"], 0).to_numpy() >= 0,
+    }
 
 
 def _meta_schema(table: pa.Table) -> tuple[tuple[str, str], ...]:

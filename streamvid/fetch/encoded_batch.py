@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Bool, Float64, Int64, UInt8
-from streamvid.dataset.clip_source import ClipSource, shard_errors
+from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import ByteRange, RangeReader
-from streamvid.video.packet_selection import EncodedSlice, PacketSelection, extract_packets
+from streamvid.video.packet_selection import EncodedSlice, PacketSelection, damaged_packet, extract_packets
 from streamvid.video.stored_clip import UNORDERED
 
 BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
@@ -105,8 +105,7 @@ def read_batches(
     slices: dict[int, EncodedSlice] = {}
     for group in access.groups(np.unique(shards).tolist()):
         members = np.flatnonzero(np.isin(shards, group))
-        with access.open(group, stop) as paths:
-            path_of = dict(zip(group, paths, strict=True)).__getitem__
+        with access.open(group, stop) as path_of:
             # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
             retry = dataset.reader.retry
             reader = RangeReader(retry if stop is None else retry.until(stop), like=dataset.reader)
@@ -125,7 +124,7 @@ def read_batches(
 
 
 def read_slices(
-    dataset: ClipSource, samples: Sequence[SamplePlan], reader: RangeReader, path_of: Callable[[int], str]
+    dataset: ClipSource, samples: Sequence[SamplePlan], reader: RangeReader, path_of: ShardPaths
 ) -> list[EncodedSlice]:
     """Read the byte ranges of samples in one call of the reader, and cut their packets out.
 
@@ -133,22 +132,36 @@ def read_slices(
         dataset: whose clips they are.
         samples: in any order; their shards may differ.
         reader: reads local paths and URLs.
-        path_of: gives the path or URL of a shard's tar by its number.
+        path_of: gives the shards' files.
 
     Raises:
         DatasetError: a shard cannot be read. Names the shard and its dataset.
+        ClipError: the bytes of a packet are not those that the index was made of.
     """
-    wanted = []
-    for sample in samples:
-        path, origin = path_of(int(dataset.clips.shard[sample.clip])), int(dataset.clips.mp4_offset[sample.clip])
-        wanted += [ByteRange(path, origin + start, origin + end) for start, end in sample.spans.tolist()]
-    with shard_errors(dataset, dataset.clips.shard[[sample.clip for sample in samples]].tolist(), path_of):
+    paths = [dataset.location(sample.clip, path_of) for sample in samples]
+    origins = dataset.clips.mp4_offset[[sample.clip for sample in samples]].tolist()
+    wanted = [
+        ByteRange(path, origin + start, origin + end)
+        for sample, path, origin in zip(samples, paths, origins, strict=True)
+        for start, end in sample.spans.tolist()
+    ]
+    shards = dataset.clips.shard[[sample.clip for sample in samples]].tolist()
+    with shard_errors(dataset, dict(zip(paths, shards, strict=True))):
         blocks = iter(reader.read(wanted))
     slices = []
-    for sample in samples:
-        own = [next(blocks) for _ in range(len(sample.spans))]
-        data = extract_packets(sample.packets, sample.spans, own)
-        slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
+    for sample, path, origin in zip(samples, paths, origins, strict=True):
+        part = sample.packets
+        data = extract_packets(part, sample.spans, [next(blocks) for _ in range(len(sample.spans))])
+        if (bad := damaged_packet(part, data)) is not None:
+            raise dataset.clip_error(
+                sample.clip,
+                "the bytes of a packet are not those that were indexed, by their CRC-32C",
+                path,
+                offset=origin + int(part.offsets[bad]),
+                packet=int(part.numbers[bad]),
+                suspect="shard" if dataset.shards[int(dataset.clips.shard[sample.clip])].has_tar else "source",
+            )
+        slices.append(encoded_slice(dataset.clips, sample.clip, part, data))
     return slices
 
 

@@ -102,6 +102,8 @@ def choose_fetch(
     Raises:
         DatasetError: an index cannot be read.
     """
+    if not all(entry.has_tar for entry in dataset.shards):
+        return "ranges"
     fits = cost_of_shards(dataset, sample_ids, samples=samples).bytes <= cache_bytes
     if not fits and not in_order:
         return "ranges"

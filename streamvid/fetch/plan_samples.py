@@ -6,7 +6,7 @@ Nothing of a clip is read here but its frame index. `streamvid.fetch.encoded_bat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from streamvid.arrays import Float64, Int64
-from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.clip_source import ClipSource, ShardPaths
 from streamvid.errors import ClipError
 from streamvid.plan.epoch import Step
 from streamvid.plan.rng import AUGMENT, draws
@@ -73,7 +73,7 @@ def plan_samples(
     spec: SampleSpec,
     *,
     reader: RangeReader | None = None,
-    path_of: Callable[[int], str] | None = None,
+    path_of: ShardPaths | None = None,
 ) -> list[SamplePlan]:
     """Choose the frames of a step's clips, or of some of them, and find their packets.
 
@@ -134,11 +134,11 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
 
 
 def remote_gap(
-    dataset: ClipSource, clip: int, reader: RangeReader | None = None, path_of: Callable[[int], str] | None = None
+    dataset: ClipSource, clip: int, reader: RangeReader | None = None, path_of: ShardPaths | None = None
 ) -> int | None:
     """Up to how many bytes between two ranges of a clip cost less than another request; None if it is a local file.
     Arguments as of `plan_samples`."""
-    if is_local((path_of or dataset.shard_path)(int(dataset.clips.shard[clip]))):
+    if is_local(dataset.location(clip, path_of)):
         return None
     return (reader or dataset.reader).remote.link.gap
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from streamvid.dataset.clip_source import ClipSource, shard_errors
+from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from streamvid.storage.url import is_local
 
@@ -47,8 +47,9 @@ class ShardAccess:
     @contextlib.contextmanager
     def open(
         self, shards: Sequence[int], stop: threading.Event | None = None, *, local: bool = False
-    ) -> Iterator[list[str]]:
-        """Local paths of the shards, valid inside the `with` block; their URLs while the cache cannot be used.
+    ) -> Iterator[ShardPaths]:
+        """The tars and frame indexes of shards as local files, valid inside the `with` block; as URLs while the cache
+        cannot be used.
 
         Args:
             shards: their numbers.
@@ -59,20 +60,23 @@ class ShardAccess:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
         """
         with contextlib.ExitStack() as leases:
-            paths = []
+            cached: dict[tuple[int, str], str] = {}
             for number in shards:
-                path, entry = self._dataset.shard_path(number), self._dataset.shards[number]
-                if self._cache is not None and not is_local(path):
+                for extension, url, size, sha256 in self._fetched(number):
+                    assert self._cache is not None
                     try:
-                        with shard_errors(self._dataset, [number]):
-                            lease = self._cache.lease(path, size=entry.bytes, sha256=entry.sha256, stop=stop)
-                        path = str(leases.enter_context(lease).path)
+                        with shard_errors(self._dataset, {url: number}):
+                            lease = self._cache.lease(url, size=size, sha256=sha256, stop=stop)
+                        cached[number, extension] = str(leases.enter_context(lease).path)
                     except CacheUnusable as error:
                         if local:
                             raise
                         self._cache.warn("without", "%s Until then shards are read where they are.", error)
-                paths.append(path)
-            yield paths
+
+            def path_of(s: int, extension: str = "tar", /) -> str:
+                return cached.get((s, extension)) or self._dataset.shard_path(s, extension)
+
+            yield path_of
 
     def distrust(self, shards: Iterable[int]) -> None:
         """Have the cache check its copies of shards before it uses them again."""
@@ -82,19 +86,23 @@ class ShardAccess:
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Start to download shards, given in the order of need, as many as this rank's share of the cache holds."""
-        if self._cache is None:
-            return
         taken = 0
         for number in dict.fromkeys(shards):
-            entry = self._dataset.shards[number]
-            size = self._fetched_bytes(number)
-            taken += size
+            taken += self._fetched_bytes(number)
             if taken > self._share:
                 return
-            if size:
-                self._cache.prefetch(self._dataset.shard_path(number), size=size, sha256=entry.sha256)
+            for _, url, size, sha256 in self._fetched(number):
+                assert self._cache is not None
+                self._cache.prefetch(url, size=size, sha256=sha256)
+
+    def _fetched(self, number: int) -> list[tuple[str, str, int, str]]:
+        """The files of a shard that are read through the cache: extension, URL, size and SHA-256 of each."""
+        entry = self._dataset.shards[number]
+        if self._cache is None or is_local(self._dataset.shard_path(number)):
+            return []
+        sums = entry.checksums
+        return [(one, self._dataset.shard_path(number, one), size, sums[one]) for one, size in entry.sizes.items()]
 
     def _fetched_bytes(self, number: int) -> int:
         """Bytes of the cache that opening a shard takes; 0 for a local one."""
-        local = self._cache is None or is_local(self._dataset.shard_path(number))
-        return 0 if local else self._dataset.shards[number].bytes
+        return sum(size for _, _, size, _ in self._fetched(number))

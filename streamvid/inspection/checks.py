@@ -17,13 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
+from streamvid.checksum import crc32c
 from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.frame_indexes import parse_index
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
 from streamvid.decode.damage import find_damage
 from streamvid.fetch.encoded_batch import encoded_slice
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json
 from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_file import encode_index
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 
 Finding = tuple[str, int | None]
@@ -87,7 +90,7 @@ def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
         yield f"the tar holds {count} files instead of {len(wanted)}", None
     for number, (found, right) in enumerate(zip(there, wanted, strict=False)):
         if found != right:
-            yield f"the tar has {_member(*found)} where {_member(*right)} should be", number // 3
+            yield f"the tar has {_member(*found)} where {_member(*right)} should be", number // len(KINDS)
 
 
 def _member(name: str, offset: int, size: int) -> str:
@@ -137,6 +140,24 @@ def _agrees(stored: Any, value: Any) -> bool:
     return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
 
 
+def check_packets_file(clips: ClipTable, size: int) -> list[int]:
+    """The rows whose frame index is not where the one before ends, or at the end where the file ends."""
+    ends = np.cumsum(clips.index_size, dtype=np.int64)
+    rows = np.flatnonzero(clips.index_offset != ends - clips.index_size).tolist()
+    return rows or ([len(clips) - 1] if len(clips) and ends[-1] != size else [])
+
+
+def check_index(stored: bytes, clips: ClipTable, row: int) -> tuple[FrameIndex | None, list[str]]:
+    """A clip's frame index, None if it is damaged, and what is wrong with it."""
+    try:
+        index = parse_index(np.frombuffer(stored, dtype=np.uint8), clips, row)
+    except ValueError as error:
+        return None, [f"its frame index is damaged: {error}"]
+    return index, [] if encode_index(index).data == stored else [
+        "its frame index is not divided into blocks as it should"
+    ]
+
+
 def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
     """Compare the tar headers of one clip's files with its row, as `check_tar` does for all clips."""
     for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
@@ -159,8 +180,8 @@ def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
 def check_clip(
     read: Read, clips: ClipTable, row: int, index: FrameIndex | None, *, sha256: str, decode: bool
 ) -> Iterator[str]:
-    """Compare one clip's three files with its row; `index` is the frame index of the Parquet file, None if damaged, and
-    `sha256` that of the mp4 there."""
+    """Compare one clip's files with its row; `index` is its frame index, None if damaged, and `sha256` that of the mp4
+    in the Parquet file."""
     files: dict[str, bytes] = {}
     for kind in KINDS:
         size = int(getattr(clips, f"{kind}_size")[row])
@@ -169,8 +190,6 @@ def check_clip(
             yield f"its {kind} lies beyond the end of the tar"
             return
     yield from _check_json(files["json"], clips, row)
-    if index is not None and files["npy"] != index.to_npy():
-        yield "its frames.npy does not agree with the parquet"
     if hashlib.sha256(files["mp4"]).hexdigest() != sha256:
         yield "the SHA-256 of its mp4 is not the one in the parquet"
         return  # all other problems follow from that
@@ -215,6 +234,11 @@ def _check_packets(data: bytes, clips: ClipTable, row: int, index: FrameIndex, *
         same = (pts - shift == index.pts) & (offset == index.offset) & (size == index.size)
         if not same.all():
             yield f"packet {int(np.argmin(same))} of its mp4 is not where, or when, the index says"
+            return
+    view = memoryview(data)
+    for number, (start, length, known) in enumerate(zip(offset, size, index.crc32c.tolist(), strict=True)):
+        if known < 0 or crc32c(view[start : start + length]) != known:
+            yield f"packet {number} of its mp4 has not the CRC-32C of the index"
             return
     if decode:
         damage = find_damage(index, np.arange(len(index.visible)), partial(_encode, data, clips, row, index))

@@ -28,8 +28,16 @@ from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection.checks import Read, check_clip, check_fields, check_headers, check_idx, check_tar
-from streamvid.inspection.index_columns import ShardIndex, read_index
+from streamvid.inspection.checks import (
+    Read,
+    check_clip,
+    check_fields,
+    check_headers,
+    check_idx,
+    check_index,
+    check_packets_file,
+    check_tar,
+)
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
@@ -259,30 +267,37 @@ def _check_shard(task: _Task) -> _Checked:
         opened = _open_rows(files, entry, report)
         if opened is None:
             return _Checked(problems, [], 0.0, foreign)
-        clips, checksums, index = opened
+        clips, checksums = opened
+        for at in check_packets_file(clips, entry.packets_bytes):
+            report("the frame indexes in the .packets file are not one after the other", clips.key[at])
         if "idx" in files:
             for what, row in check_idx(read_file(files["idx"], MAX_BYTES), clips):
                 report(what, clips.key[row] if row is not None else "")
         if task.rows is None and "tar" in files:
             for what, row in check_tar(files["tar"], clips):
                 report(what, clips.key[row] if row is not None else "")
-        if "tar" in files or (task.rows and "tar" not in wrong):
+        if {"tar", "packets"} & set(files) and not (task.rows is not None and "tar" in wrong):
             rows = range(len(clips)) if task.rows is None else task.rows
             with ThreadPoolExecutor(task.threads) as threads:
-                check = partial(_check_row, task, files, clips, checksums, index)
+                check = partial(_check_row, task, files, clips, checksums)
                 for row, found in zip(rows, threads.map(check, rows), strict=True):
                     for what in found:
                         report(what, clips.key[row])
     return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
 
 
-def _check_row(
-    task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], index: ShardIndex | None, row: int
-) -> list[str]:
-    read = _reader(task, files, clips, row)
-    found = [] if task.rows is None else list(check_headers(read, clips, row))
-    own = None if index is None else index.clip(row)
-    return found + list(check_clip(read, clips, row, own, sha256=checksums[row], decode=task.decode))
+def _check_row(task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], row: int) -> list[str]:
+    found: list[str] = []
+    index = None
+    if "packets" in files:
+        stored = _read_local(files["packets"], int(clips.index_offset[row]), int(clips.index_size[row]))
+        index, found = check_index(stored, clips, row)
+    if "tar" in files or (task.rows is not None and task.entry.has_tar):
+        read = _reader(task, files, clips, row)
+        if task.rows is not None:
+            found += check_headers(read, clips, row)
+        found += check_clip(read, clips, row, index, sha256=checksums[row], decode=task.decode)
+    return found
 
 
 def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
@@ -315,7 +330,7 @@ def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
     entry = task.entry
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         files: dict[str, Path] = {}
-        for extension in SHARD_EXTENSIONS:
+        for extension in entry.checksums:
             source = join(task.path, entry.file(extension))
             if is_local(source):
                 files[extension] = Path(local_path(source))
@@ -338,14 +353,13 @@ def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
 def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
     """Problems of size and checksum, by extension. The checksum of a tar that is only sampled is not computed."""
     entry = task.entry
-    wanted = {"tar": entry.sha256, "idx": entry.idx_sha256, "parquet": entry.parquet_sha256}
     wrong: dict[str, str] = {}
-    for extension, checksum in wanted.items():
+    for extension, checksum in entry.checksums.items():
         size = _size(files, task, extension)
         if size is None:
             wrong[extension] = "missing"
-        elif extension == "tar" and size != entry.bytes:
-            wrong[extension] = f"{size} bytes instead of {entry.bytes}"
+        elif size != entry.sizes.get(extension, size):
+            wrong[extension] = f"{size} bytes instead of {entry.sizes[extension]}"
         elif extension != "tar" and size > MAX_BYTES:
             wrong[extension] = f"{size} bytes, more than any shard needs"
             files.pop(extension)
@@ -358,8 +372,8 @@ def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
 
 def _open_rows(
     files: dict[str, Path], entry: ShardEntry, report: Callable[..., None]
-) -> tuple[ClipTable, list[str], ShardIndex | None] | None:
-    """The rows of the shard, the SHA-256 of its clips, and its frame indexes; None where they cannot be read."""
+) -> tuple[ClipTable, list[str]] | None:
+    """The rows of the shard, and the SHA-256 of its clips; None where they cannot be read."""
     if "parquet" not in files:
         return None
     source = os.fspath(files["parquet"])
@@ -372,9 +386,4 @@ def _open_rows(
         return None
     for what, row in check_fields(table, clips):
         report(what, clips.key[row] if row is not None else "")
-    checksums = table["sha256"].to_pylist()
-    try:
-        return clips, checksums, read_index(source, entry, clips, 0)
-    except DatasetError as error:
-        report(str(error))
-        return clips, checksums, None
+    return clips, table["sha256"].to_pylist()

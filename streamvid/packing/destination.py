@@ -32,6 +32,7 @@ from streamvid.packing.journal import (
     FinishedElsewhereError,
     Journal,
     Rejected,
+    is_complete,
     read_claim,
     read_if_there,
     unfinished_text,
@@ -194,11 +195,10 @@ def publish(
         InputError: as from there, or shards are missing or of another size.
     """
     Journal(destination, fingerprint).check()
-    named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in SHARD_EXTENSIONS}
+    named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in shard.checksums}
     there = filesystem.list_details(join(destination, SHARD_FOLDER))
     # A pack that lost its claim may still upload a shard, or may have removed some while this pack began.
-    sizes_agree = all(there[f"{s.name}.tar"].size == s.bytes for s in manifest.shards if f"{s.name}.tar" in there)
-    if not (named <= there.keys() and sizes_agree):
+    if not all(is_complete(shard, lambda file: there.get(file.rpartition("/")[2])) for shard in manifest.shards):
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]

@@ -1,8 +1,8 @@
 """The journal of a pack: a record at the destination for every finished shard, from which a killed pack resumes.
 
-A shard's files are written in this order: tar, idx, parquet, record. The shards of a group are written one after the
-other, and each record holds the position at which the next shard begins. All content follows from the job, so two
-processes that pack the same group write identical files.
+A shard's files are written in this order: tar, idx, packets, parquet, record. The shards of a group are written
+one after the other, and each record holds the position at which the next shard begins. All content follows from the
+job, so two processes that pack the same group write identical files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
+from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.fingerprints import differing_parts, map_in_threads
 from streamvid.packing.partition import Group, GroupCursor
@@ -198,11 +198,16 @@ class Journal:
         record = None if data is None else _parse(data, number, self._fingerprint)
         if record is None or record.entry is None:
             return record
-        tar, *others = (details(record.entry.file(kind)) for kind in SHARD_EXTENSIONS)
-        return record if tar is not None and tar.size == record.entry.bytes and None not in others else None
+        return record if is_complete(record.entry, details) else None
 
     def _path(self, number: int) -> str:
         return join(self._destination, PROGRESS_FOLDER, f"{number:08d}.json")
+
+
+def is_complete(entry: ShardEntry, details: Callable[[str], Details | None]) -> bool:
+    """Whether all files of a shard are there, as large as its entry says; `details` tells it of a file."""
+    there = {extension: details(entry.file(extension)) for extension in entry.checksums}
+    return all(one is not None and one.size == entry.sizes.get(name, one.size) for name, one in there.items())
 
 
 def finished_records(

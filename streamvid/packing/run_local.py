@@ -64,7 +64,8 @@ def pack_groups(
             with _GroupWriter(job, task, journal, destination, folder) as writer:
                 for source, outcome in group:
                     yield from writer.add(source.number, source.video, outcome)
-                    advance(1, source.video.size, *_counts(outcome))
+                    resumed = task.cursor.clip if source.number == task.cursor.source else 0
+                    advance(1, source.video.size, *_counts(outcome, resumed))
                 yield writer.commit(None)
 
 
@@ -135,10 +136,11 @@ class _GroupWriter:
             self._writer.close()
 
 
-def _counts(outcome: Outcome) -> tuple[int, int, int]:
-    """Number of clips, their bytes, and number of rejected cuts or videos."""
+def _counts(outcome: Outcome, resumed: int) -> tuple[int, int, int]:
+    """Number of clips, their bytes, and number of rejected cuts or videos, but for those of finished shards."""
     if isinstance(outcome, str):
         return 0, 0, 1
+    outcome = outcome[resumed:]
     made = [prepared for prepared in outcome if isinstance(prepared, PreparedClip)]
     return len(made), sum(prepared.clip.mp4_bytes for prepared in made), len(outcome) - len(made)
 

@@ -1,4 +1,4 @@
-"""Writes shards: clips → tar, DALI index (idx) and Parquet. docs/format.md specifies all three."""
+"""Writes shards: clips → tar, DALI index (idx), frame indexes (packets) and Parquet. docs/format.md specifies all."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, ShardEntr
 from streamvid.dataset.schema import (
     BLOCK,
     EXTENSIONS,
-    INDEX_TYPES,
     KINDS,
     MAX_FILE_BYTES,
-    SCALAR_SCHEMA,
     SCHEMA,
     idx_text,
 )
@@ -31,7 +29,8 @@ from streamvid.packing.options import PreparedClip
 from streamvid.packing.typed_columns import dump_json
 from streamvid.storage import filesystem
 from streamvid.storage.url import join
-from streamvid.video.frame_index import NPY_HEADER_BYTES, RANDOM_ACCESS, FrameIndex
+from streamvid.video.frame_index import RANDOM_ACCESS
+from streamvid.video.index_file import encode_index
 from streamvid.video.stored_clip import StoredClip
 
 _OWNER: Final = "streamvid"
@@ -59,20 +58,14 @@ def _tar_size(content: int) -> int:
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def _small_members(key: str, files: dict[str, bytes]) -> bytes:
-    """A clip's files but the MP4 as members of a tar.
-
-    Args:
-        key: the clip's.
-        files: by extension, in alphabetical order, which TarWriter sorts them into.
-    """
+def _json_member(key: str, data: bytes) -> bytes:
+    """A clip's JSON as a member of a tar."""
     tar = io.BytesIO()
     with TarWriter(tar, user=_OWNER, group=_OWNER, mode=_MODE, encoder=False, mtime=0) as writer:
-        writer.write({"__key__": key, **files})
-    size = sum(_member_bytes(len(data)) for data in files.values())
-    if len(tar.getbuffer()) != _tar_size(size):
+        writer.write({"__key__": key, EXTENSIONS[1]: data})
+    if len(tar.getbuffer()) != _tar_size(_member_bytes(len(data))):
         raise AssertionError("a tar header of more than one block: not USTAR")
-    return tar.getvalue()[:size]
+    return tar.getvalue()[: _member_bytes(len(data))]
 
 
 class ShardWriter:
@@ -94,9 +87,10 @@ class ShardWriter:
         self._folder = folder
         self._path = folder / f"{self.name}.tar"
         self._hashed = _HashingFile(self._path.open("wb", buffering=1 << 20))
+        self._packets = _HashingFile(self._path.with_suffix(".packets").open("wb", buffering=1 << 20))
         self._content = 0
         self._rows: list[dict[str, int | str | bytes | None]] = []
-        self._indexes: list[FrameIndex] = []
+        self._frames = 0
         self._metadata_of: list[tuple[tuple[int, ...], Mapping[str, float | int]]] = []
 
     @property
@@ -107,8 +101,7 @@ class ShardWriter:
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
         """Bytes of the tar if it ended with this clip; arguments as of `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
-        sizes = prepared.clip.mp4_bytes, NPY_HEADER_BYTES + 32 * len(prepared.clip.index), len(text)
-        return _tar_size(self._content + sum(map(_member_bytes, sizes)))
+        return _tar_size(self._content + sum(map(_member_bytes, (prepared.clip.mp4_bytes, len(text)))))
 
     def add(self, key: str, source: str, prepared: PreparedClip) -> None:
         """Append a clip.
@@ -125,14 +118,16 @@ class ShardWriter:
         if clip.mp4_bytes > MAX_FILE_BYTES:
             raise ValueError("the mp4 is larger than a tar can hold")
         meta = self._metadata.json(prepared.rows, prepared.span)
-        files = {EXTENSIONS[1]: clip.index.to_npy(), EXTENSIONS[2]: _clip_json(key, source, prepared.label, meta)}
-        sizes = [clip.mp4_bytes, *map(len, files.values())]
+        text = _clip_json(key, source, prepared.label, meta)
+        sizes = [clip.mp4_bytes, len(text)]
         ends = self._content + np.cumsum([_member_bytes(size) for size in sizes])
         offsets = [int(end) - _member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
         sha256 = self._add_video(clip, key)
-        self._hashed.write(_small_members(key, files))
+        self._hashed.write(_json_member(key, text))
         self._content = int(ends[-1])
-        self._indexes.append(clip.index)
+        index, index_offset = encode_index(clip.index), self._packets.written
+        self._packets.write(index.data)
+        self._frames += len(clip.index.visible)
         self._metadata_of.append((prepared.rows, prepared.span))
         self._rows.append(
             {
@@ -151,6 +146,10 @@ class ShardWriter:
                     for kind, offset, size in zip(KINDS, offsets, sizes, strict=True)
                     for name, value in ((f"{kind}_offset", offset), (f"{kind}_size", size))
                 },
+                "index_offset": index_offset,
+                "index_size": len(index.data),
+                "index_blocks": index.blocks,
+                "index_crc32c": index.crc32c,
                 "sha256": sha256,
             }
         )
@@ -173,7 +172,7 @@ class ShardWriter:
         return clip.sha256 or checksum.hexdigest()
 
     def commit(self, destination: str) -> ShardEntry:
-        """Finish the shard and move its files to `destination`: tar, idx, parquet, in this order, each atomically.
+        """Finish the shard and move its files to `destination`, in the order of `SHARD_EXTENSIONS`, each atomically.
 
         Raises:
             StreamvidError: the destination cannot be written.
@@ -184,26 +183,28 @@ class ShardWriter:
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         paths["idx"].write_bytes(index.encode())
         fields = self._metadata.columns(self._metadata_of)
-        write_parquet(self._rows, self._indexes, paths["parquet"], fields)
+        write_parquet(self._rows, paths["parquet"], fields)
         sums = {kind: hashlib.sha256(paths[kind].read_bytes()).hexdigest() for kind in ("idx", "parquet")}
-        size = self._hashed.written
         for kind, path in paths.items():
             filesystem.move_file(path, join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
         return ShardEntry(
             name=self.name,
             clips=len(self._rows),
-            frames=sum(len(index.visible) for index in self._indexes),
-            bytes=size,
+            frames=self._frames,
+            bytes=self._hashed.written,
             sha256=self._hashed.hexdigest(),
             idx_sha256=sums["idx"],
+            packets_bytes=self._packets.written,
+            packets_sha256=self._packets.hexdigest(),
             parquet_sha256=sums["parquet"],
         )
 
     def close(self) -> None:
-        """End the tar and close its file."""
+        """End the tar, and close the files."""
         if not self._hashed.closed:
             self._hashed.write(bytes(_tar_size(self._content) - self._content))
             self._hashed.close()
+            self._packets.close()
 
     def _check(self) -> None:
         """Check the offsets by the size of the tar and the headers of the last clip."""
@@ -226,23 +227,15 @@ class ShardWriter:
         self.close()
 
 
-def write_parquet(
-    rows: Sequence[dict[str, int | str | bytes | None]], indexes: Sequence[FrameIndex], path: Path, fields: pa.Table
-) -> None:
+def write_parquet(rows: Sequence[dict[str, int | str | bytes | None]], path: Path, fields: pa.Table) -> None:
     """Write the Parquet file of a shard.
 
     Args:
-        rows: the scalar columns of each clip.
-        indexes: the frame index of each clip, which become list columns.
+        rows: the columns of each clip.
         path: of the file.
         fields: the metadata columns, see `streamvid.packing.metadata.Metadata.columns`.
     """
-    columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCALAR_SCHEMA]
-    ends = pa.array(np.concatenate([[0], np.cumsum([len(index) for index in indexes])]), type=pa.int32())
-    for name in INDEX_TYPES:
-        field = SCHEMA.field(name)
-        values = np.concatenate([getattr(index, name) for index in indexes])
-        columns.append(pa.ListArray.from_arrays(ends, pa.array(values).cast(INDEX_TYPES[name]), type=field.type))
+    columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in SCHEMA]
     table = pa.Table.from_arrays(columns, schema=SCHEMA)
     for name in fields.column_names:
         table = table.append_column(fields.schema.field(name), fields[name])

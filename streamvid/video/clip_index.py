@@ -10,6 +10,7 @@ import numpy as np
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
 from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.checksum import crc32c
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
@@ -61,13 +62,23 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
     ):
         raise CannotCopyError("its timestamps cannot be kept in an MP4")
 
-    kinds = packet_info.classify(codec, stsd, [data[o : o + s] for o, s in zip(offset, size, strict=True)])
+    packets = [data[o : o + s] for o, s in zip(offset, size, strict=True)]
+    kinds = packet_info.classify(codec, stsd, packets)
     if not kinds[0].random_access:
         hidden = hidden | before_first_decodable(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
     times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
     return build_clip(
-        target, codec, profile, frame_format, stsd=stsd, kinds=kinds, times=times, offset=offset, size=size
+        target,
+        codec,
+        profile,
+        frame_format,
+        stsd=stsd,
+        kinds=kinds,
+        times=times,
+        offset=offset,
+        size=size,
+        crcs=[*map(crc32c, packets)],
     )
 
 
@@ -82,6 +93,7 @@ def build_clip(
     times: ClipTimes,
     offset: Int64,
     size: Int64,
+    crcs: list[int],
 ) -> StoredClip:
     """Derive the index, the traits and the duration of a clip.
 
@@ -92,6 +104,7 @@ def build_clip(
         kinds: of its packets, in decode order.
         times: when they are shown.
         offset, size: int64 [packets], where they lie in the file, in bytes.
+        crcs: the CRC-32C of each.
 
     Raises:
         ValueError: no frame of it can be decoded, or a packet is broken.
@@ -105,7 +118,7 @@ def build_clip(
     flags = _flags(kinds, times.pts, times.hidden, codec)
     if bool(np.all(flags & HIDDEN)):
         raise ValueError("no frame of it can be decoded from where it starts")
-    index = FrameIndex(times.pts, offset, size, flags)
+    index = FrameIndex(times.pts, offset, size, flags, np.array(crcs, dtype=np.int64))
     shown = index.frame_pts
     return StoredClip(
         mp4=file,

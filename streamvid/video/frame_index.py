@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -20,8 +19,6 @@ LEADING: Final = 4
 HIDDEN: Final = 8
 """Not displayed."""
 
-NPY_HEADER_BYTES: Final = 128
-
 
 @dataclass(frozen=True)
 class FrameIndex:
@@ -31,16 +28,20 @@ class FrameIndex:
         pts: int64 [packets], presentation time in ticks of the clip's time base; 0 is the first visible frame.
         offset: int64 [packets], position of the packet in the clip's mp4, in bytes.
         size: int64 [packets], in bytes.
-        flags: int64 [packets], a sum of RANDOM_ACCESS, DISPOSABLE, LEADING and HIDDEN.
+        flags: int64 [packets], a sum of RANDOM_ACCESS, DISPOSABLE, LEADING and HIDDEN; further bits are of no meaning.
+        crc32c: int64 [packets], of the packet's bytes; -1, the default, if it is not known.
     """
 
     pts: Int64
     offset: Int64
     size: Int64
     flags: Int64
+    crc32c: Int64 = field(default_factory=lambda: np.full(0, -1, dtype=np.int64))
 
     def __post_init__(self) -> None:
-        for name in ("pts", "offset", "size", "flags"):
+        if not len(self.crc32c):
+            object.__setattr__(self, "crc32c", np.full(len(self.pts), -1, dtype=np.int64))
+        for name in ("pts", "offset", "size", "flags", "crc32c"):
             column = np.asarray(getattr(self, name), dtype=np.int64)
             if column.shape != (len(self.pts),):
                 raise ValueError(f"frame index: {name} has shape {column.shape}, pts has {len(self.pts)} rows")
@@ -72,13 +73,3 @@ class FrameIndex:
     def starts(self) -> Int64:
         """int64 [random access packets]: their positions in decode order."""
         return np.flatnonzero((self.flags & RANDOM_ACCESS) != 0)
-
-    def to_npy(self) -> bytes:
-        """The index as a .npy file: int64 [packets, 4] after a header of 128 bytes."""
-        table = np.stack([self.pts, self.offset, self.size, self.flags], axis=1).astype("<i8")
-        buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, table, version=(1, 0))
-        data = buffer.getvalue()
-        if len(data) != NPY_HEADER_BYTES + table.nbytes:
-            raise AssertionError("NumPy wrote a header of another size than docs/format.md specifies")
-        return data

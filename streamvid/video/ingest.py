@@ -18,6 +18,7 @@ import numpy as np
 
 from streamvid.bitstream import hevc, packet_info
 from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.checksum import crc32c
 from streamvid.mp4.reader import NeedsDemuxerError, VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.writer import clip_header
@@ -62,10 +63,12 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     times = _clip_times(track)
     of = packet_info.classifier(track.codec, stsd)
     kinds: list[PacketKind] = []
+    crcs: list[int] = []
     offset, sha256, unwritten = track.offset, "", None
     if cut_only:
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
+            crcs.extend(map(crc32c, block.ranges))
     else:
         head = clip_header(
             stsd,
@@ -81,6 +84,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         checksum = hashlib.sha256(head)
         for block in read_blocks(file, track.offset, track.size):
             kinds.extend(map(of, block.ranges))
+            crcs.extend(map(crc32c, block.ranges))
             for run in block.runs:
                 checksum.update(run)
         offset, sha256 = len(head) + np.cumsum(track.size) - track.size, checksum.hexdigest()
@@ -95,6 +99,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         times=times,
         offset=offset,
         size=track.size,
+        crcs=crcs,
     )
     if clip.has_trait(UNORDERED):
         raise NeedsDemuxerError("times in another order than that of its pictures")

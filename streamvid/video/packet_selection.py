@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.checksum import crc32c
 from streamvid.mp4.sample_entry import coded_size
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
@@ -34,6 +35,8 @@ class PacketSelection:
         gops: int64 [packets], the number of the clip's group of pictures (GOP) that each packet belongs to, ascending.
         starts: int64 [n], packets at which decoding may start, as numbers within the selection, ascending; the first
             is 0.
+        numbers: int64 [packets], their numbers in the clip, in decode order.
+        crc32c: int64 [packets], of their bytes; -1 where it is not known.
     """
 
     offsets: Int64
@@ -42,6 +45,8 @@ class PacketSelection:
     frames: Int64
     gops: Int64
     starts: Int64
+    numbers: Int64
+    crc32c: Int64
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,8 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
         frames=np.sort(display_order[wanted[kept]]),
         gops=np.repeat(gops, counts)[kept],
         starts=starts,
+        numbers=chosen,
+        crc32c=index.crc32c[chosen],
     )
 
 
@@ -269,3 +276,18 @@ def extract_packets(packets: PacketSelection, spans: Int64, blocks: list[UInt8])
     views = [one.data for one in blocks]
     runs = zip(block[firsts].tolist(), starts[firsts].tolist(), (starts + packets.sizes)[lasts].tolist(), strict=True)
     return np.frombuffer(bytearray().join([views[number][start:end] for number, start, end in runs]), dtype=np.uint8)
+
+
+def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
+    """Which packet of a selection is the first whose bytes have not the CRC-32C of the index; None if all have.
+
+    Args:
+        packets: the selection.
+        data: uint8 [bytes], as `extract_packets` returns it.
+    """
+    view, start = data.data, 0
+    for number, (size, wanted) in enumerate(zip(packets.sizes.tolist(), packets.crc32c.tolist(), strict=True)):
+        if wanted >= 0 and crc32c(view[start : start + size]) != wanted:
+            return number
+        start += size
+    return None

@@ -80,7 +80,8 @@ def cut_index(index: FrameIndex, first: int, end: int) -> FrameIndex:
     flags = index.flags[packets] | HIDDEN
     flags[np.isin(packets, index.visible[first:end])] &= ~np.int64(HIDDEN)
     origin = index.frame_pts[first]
-    return FrameIndex(index.pts[packets] - origin, index.offset[packets], index.size[packets], flags)
+    crcs = index.crc32c[packets]
+    return FrameIndex(index.pts[packets] - origin, index.offset[packets], index.size[packets], flags, crcs)
 
 
 def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredClip:

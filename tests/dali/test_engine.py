@@ -29,6 +29,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from tests.support.clips import write
+from tests.support.packed import replace_packets
 from tools.clips import Recipe, read_frame_number
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -402,11 +403,7 @@ def test_a_shard_that_is_cut_short_meanwhile_is_an_error_and_no_crash(
 def test_a_clip_that_is_damaged_is_an_error(second: Packed, engine: EngineName, tmp_path: Path) -> None:
     shutil.copytree(second.path, tmp_path / "set")
     dataset = sv.Dataset.open(tmp_path / "set")
-    index = dataset.index(2)
-    with open(dataset.shard_path(int(dataset.clips.shard[2])), "r+b") as file:
-        for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
-            file.seek(int(dataset.clips.mp4_offset[2]) + offset)
-            file.write(bytes(size))
+    replace_packets(tmp_path / "set", 2, bytes)
     with (
         loader(tmp_path / "set", engine, shuffle=False, batch_size=1, on_error="raise") as one,
         pytest.raises(StreamvidError, match=dataset.key(2)) as error,

@@ -49,7 +49,9 @@ def make_clip(sizes: list[int], gaps: list[int], origin: int, seed: int = 0) -> 
     offsets = np.cumsum(size + gaps[: len(sizes)]) - size
     data = rng.integers(0, 256, origin + int(offsets[-1] + size[-1]) + 700, dtype=np.uint8)
     zeros: Int64 = np.zeros(len(size), dtype=np.int64)
-    packets = PacketSelection(offsets, size, rng.permutation(len(size)), zeros[:1], gops=zeros, starts=zeros[:1])
+    packets = PacketSelection(
+        offsets, size, rng.permutation(len(size)), zeros[:1], gops=zeros, starts=zeros[:1], numbers=zeros, crc32c=zeros
+    )
     return Clip(data, origin, packets)
 
 

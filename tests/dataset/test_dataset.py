@@ -21,13 +21,12 @@ import pytest
 from streamvid.dataset import clip_source
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.frame_indexes import memory_of
-from streamvid.dataset.schema import SCALAR_SCHEMA
+from streamvid.dataset.schema import SCHEMA
 from streamvid.dataset.selection import select_rows
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import write_parquet
 from streamvid.storage.range_reader import ByteRange, RangeReader
-from streamvid.video.frame_index import FrameIndex
 from tests.support.packed import edit_parquet, make_videos
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -58,14 +57,13 @@ def test_rows_and_indexes(packed: Path) -> None:
         assert dataset.key(i) == row["key"]
         assert dataset.row(row["key"]) == i
         assert dataset.clips.stsds[dataset.clips.stsd_id[i]] == row["stsd"]
-        for name in SCALAR_SCHEMA.names:
-            if name not in ("stsd", "label", "sha256"):
+        for name in SCHEMA.names:
+            if name not in ("stsd", "label", "sha256", "index_blocks"):
                 assert getattr(dataset.clips, name)[i] == row[name]
         index = dataset.index(i)
-        for name in ("pts", "offset", "size", "flags"):
-            column = getattr(index, name)
-            assert column.dtype == np.int64
-            assert column.tolist() == row[name]
+        for name in ("pts", "offset", "size", "flags", "crc32c"):
+            assert getattr(index, name).dtype == np.int64
+        assert len(index) == row["packets"]
         assert len(index.visible) == row["frames"]
         assert dataset.shard_path(i) == str(packed / f"shards/{100 * i:08d}.tar")
     assert dataset.clips.label.tolist() == [-1] * 6
@@ -170,38 +168,38 @@ def test_many_clips_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     shards, clips = 20, 1000
     folder = tmp_path / "ds/shards"
     folder.mkdir(parents=True)
-    pts, offset, size, flags = (np.tile(c, 10) for c in ([0, 2, 1], [99, 9, 7], [1, 1, 1], [1, 0, 2]))
-    index = FrameIndex(pts, offset, size, flags)
     entries = []
     for shard in range(shards):
         rows: list[dict[str, Any]] = []
         for clip in range(clips):
-            row: dict[str, Any] = {field.name: 1 for field in SCALAR_SCHEMA if pa.types.is_integer(field.type)}
-            row |= {field.name: "x" for field in SCALAR_SCHEMA if pa.types.is_string(field.type)}
+            row: dict[str, Any] = {field.name: 1 for field in SCHEMA if pa.types.is_integer(field.type)}
+            row |= {field.name: "x" for field in SCHEMA if pa.types.is_string(field.type)}
             row |= {"key": f"clip-{shard}-{clip}", "source": f"videos/some/folder/clip-{shard}-{clip}.mp4"}
             row |= {"sha256": f"{shard * clips + clip:064x}", "stsd": b"\0" * 160, "rotation": 0, "frames": 30}
             row |= {
                 "packets": 30,
                 "mp4_offset": 512,
-                "npy_offset": 512,
                 "json_offset": 512,
                 "mp4_size": 1000,
-                "npy_size": 1088,
+                "index_offset": clip * 864,
+                "index_size": 864,
             }
             rows.append(row)
-        write_parquet(rows, [index] * clips, folder / f"{shard:08d}.parquet", pa.table({}))
+        write_parquet(rows, folder / f"{shard:08d}.parquet", pa.table({}))
         with (folder / f"{shard:08d}.tar").open("wb") as tar:
             tar.truncate(10240)
+        (folder / f"{shard:08d}.packets").write_bytes(bytes(864 * clips))
         zeros = "0" * 64
         entries.append({"name": f"{shard:08d}", "clips": clips, "frames": 30 * clips, "bytes": 10240,
-                        "sha256": zeros, "idx_sha256": zeros, "parquet_sha256": zeros})  # fmt: skip
-    document = {"format": "streamvid", "version": 1, "name": "big", "clips": shards * clips, "classes": None}
+                        "sha256": zeros, "idx_sha256": zeros, "parquet_sha256": zeros,
+                        "packets_bytes": 864 * clips, "packets_sha256": zeros})  # fmt: skip
+    document = {"format": "streamvid", "version": 2, "name": "big", "clips": shards * clips, "classes": None}
     document |= {"frames": 30 * shards * clips, "bytes": 10240 * shards, "seconds": 1.0, "shards": entries}
     (tmp_path / "ds/dataset.json").write_text(json.dumps(document))
     dataset = Dataset.open(tmp_path / "ds")
     assert len(dataset) == shards * clips
     assert dataset.key(shards * clips - 1) == f"clip-{shards - 1}-{clips - 1}"
-    with pytest.raises(DatasetError, match=r"clip 'clip-0-0' \(shard 00000000\): .*header is not that of int64"):
+    with pytest.raises(DatasetError, match=r"clip 'clip-0-0' \(shard 00000000, byte 0\).*checksum of its directory"):
         dataset.index(0)
 
 
@@ -225,7 +223,8 @@ def truncate(path: Path, size: int) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "version 2": (lambda d: edit_json(d, version=2), "version 2 dataset.*update streamvid"),
+    "version 3": (lambda d: edit_json(d, version=3), "version 3 dataset.*update streamvid"),
+    "version 1": (lambda d: edit_json(d, version=1), "version 1, which this streamvid does not read: pack it again"),
     "version true": (lambda d: edit_json(d, version=True), "version True"),
     "no version": (lambda d: edit_json(d, version=None), "version None"),
     "another format": (lambda d: edit_json(d, format="x"), "does not describe a streamvid dataset"),
@@ -243,7 +242,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "name of other digits": (lambda d: edit_shard(d, name="٠٠٠٠٠٠٠١"), "not eight digits"),
     "name with newline": (lambda d: edit_shard(d, name="00000100\n"), "not eight digits"),
     "name twice": (lambda d: edit_shard(d, name="00000000"), "names a shard twice"),
-    "checksum": (lambda d: edit_shard(d, sha256="x"), "checksum"),
+    "checksum": (lambda d: edit_shard(d, sha256="x"), "shard 00000100.*'sha256' is not 64 hexadecimal digits"),
+    "truncated indexes": (
+        lambda d: truncate(d / "shards/00000100.packets", 100),
+        r"shard 00000100\.packets is truncated: 100 of \d+ bytes; copy it again or run streamvid verify",
+    ),
+    "missing indexes": (lambda d: (d / "shards/00000100.packets").unlink(), r"00000100\.packets cannot be opened"),
+    "an index beyond its file": (lambda d: edit_parquet(d / PARQUET, 0, index_offset=1), "within the .packets file"),
+    "blocks of an index": (lambda d: edit_parquet(d / PARQUET, 0, index_blocks=2), "size of its packets and blocks"),
+    "no blocks": (lambda d: edit_parquet(d / PARQUET, 0, index_blocks=0, index_size=336), "packets and blocks"),
     "seconds": (lambda d: edit_json(d, seconds=-1), "'seconds' is -1"),
     "infinity": (lambda d: edit_json(d, seconds=float("inf")), "'seconds' is inf"),
     "classes": (lambda d: edit_json(d, classes=[1]), "'classes'"),
@@ -255,7 +262,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing tar": (lambda d: (d / "shards/00000100.tar").unlink(), r"00000100\.tar cannot be opened"),
     "missing parquet": (lambda d: (d / PARQUET).unlink(), r"00000100\.parquet is missing"),
     "truncated parquet": (lambda d: truncate(d / PARQUET, 1000), r"00000100\.parquet cannot be read as Parquet"),
-    "parquet of another": (lambda d: shutil.copy(d / "shards/00000200.parquet", d / PARQUET), "frames instead of|tar"),
+    "parquet of another": (
+        lambda d: shutil.copy(d / "shards/00000200.parquet", d / PARQUET),
+        "frames instead of|lie within",
+    ),
     "no column": (lambda d: drop_column(d / PARQUET, "stsd"), "'stsd' is not binary.*no such column"),
     "column of another type": (lambda d: cast_column(d / PARQUET, "width"), "'width' is not int32"),
     "null": (lambda d: make_null(d / PARQUET, "codec"), "'codec' has empty cells"),

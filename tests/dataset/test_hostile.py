@@ -99,10 +99,10 @@ def test_what_is_no_file_does_not_hold_up_a_dataset(packed: Path, tmp_path: Path
         assert "\n" not in text
 
 
-def test_a_tar_that_becomes_a_pipe_after_the_opening(copy: Path) -> None:
+def test_an_index_that_becomes_a_pipe_after_the_opening(copy: Path) -> None:
     dataset = Dataset.open(copy)
-    (copy / f"{SHARD}.tar").unlink()
-    os.mkfifo(copy / f"{SHARD}.tar")
+    (copy / f"{SHARD}.packets").unlink()
+    os.mkfifo(copy / f"{SHARD}.packets")
     with pytest.raises(DatasetError, match="named pipe"):
         dataset.index(0)
 

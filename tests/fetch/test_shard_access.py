@@ -29,15 +29,16 @@ def test_local_shards_are_one_group_where_they_lie() -> None:
     dataset = dataset_at("/made", [10**12] * 3)
     access = ShardAccess(dataset, cache=None, limit_bytes=16)
     assert access.groups([0, 1, 2]) == [[0, 1, 2]]
-    with access.open([2, 0]) as paths:
-        assert paths == ["/made/shards/00000002.tar", "/made/shards/00000000.tar"]
+    with access.open([2, 0]) as path_of:
+        assert path_of(2) == "/made/shards/00000002.tar"
+        assert path_of(0, "packets") == "/made/shards/00000000.packets"
     access.prefetch([0, 1])
 
 
 def test_remote_shards_are_grouped_by_this_ranks_share_of_the_cache(tmp_path: Path) -> None:
     with ShardCache(tmp_path / "cache", limit_bytes=1600) as cache:
         access = ShardAccess(dataset_at("memory://made", [40, 40, 40, 200, 1]), cache=cache, limit_bytes=1600)
-        assert access.groups(range(5)) == [[0, 1], [2], [3], [4]]
+        assert access.groups(range(5)) == [[0, 1], [2], [3], [4]], "with a byte of indexes each"
         assert access.groups([]) == []
 
 
@@ -47,7 +48,7 @@ def test_prefetching_stops_at_the_share(tmp_path: Path, monkeypatch: pytest.Monk
     with ShardCache(tmp_path / "cache", limit_bytes=1600) as cache:
         access = ShardAccess(dataset_at("memory://made", [40] * 5), cache=cache, limit_bytes=1600)
         access.prefetch([3, 3, 1, 0, 2])
-    assert asked == ["memory://made/shards/00000003.tar", "memory://made/shards/00000001.tar"]
+    assert asked == [f"memory://made/shards/0000000{n}.{kind}" for n in (3, 1) for kind in ("tar", "packets")]
 
 
 def test_a_remote_shard_that_is_another_is_refused(tmp_path: Path) -> None:

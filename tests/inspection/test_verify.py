@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid.inspection.verify as verify_module
+from streamvid.checksum import crc32c
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset, read_manifest
+from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
-from streamvid.video.frame_index import FrameIndex
 from streamvid.workers import Workers
-from tests.support.packed import VIDEOS, edit_parquet, make_videos, reseal
+from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, reseal
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -78,6 +79,19 @@ def _tar(folder: Path, shard: int = 0) -> Path:
 
 def _parquet(folder: Path) -> Path:
     return folder / "shards/00000000.parquet"
+
+
+def _flip_in_index(folder: Path) -> None:
+    clips = Dataset.open(folder).clips
+    flip(folder / "shards/00000000.packets", int(clips.index_offset[1] + clips.index_size[1]) - 2)
+
+
+def _edit_index(**columns: Callable[[list[int]], list[int]]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        index = Dataset.open(folder).index(1)
+        edit_index(folder, 1, **{name: edit(getattr(index, name).tolist()) for name, edit in columns.items()})
+
+    return change
 
 
 def _flip_in(kind: str) -> Callable[[Path], None]:
@@ -146,7 +160,7 @@ def _drop(column: str) -> Callable[[Path], None]:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "json": (_flip_in("json"), "its json (cannot be read|does not agree)"),
-    "npy": (_flip_in("npy"), r"its frames\.npy does not agree with the parquet"),
+    "index": (_flip_in_index, "its frame index is damaged: the checksum of block 0 is not the stored one"),
     "truncated": (_truncate, r"00000001\.tar: 2000 bytes instead of"),
     "swapped idx": (_swap("idx"), r"00000000\.idx: its SHA-256"),
     "swapped parquet": (_swap("parquet"), r"00000000\.parquet: its SHA-256"),
@@ -163,7 +177,8 @@ DEEP_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a name in the tar": (_header(0), "tar"),
     "the magic in the tar": (_header(258), "tar"),
     "a tar that is not USTAR": (_gnu, "the first header of the tar is not USTAR"),
-    "npy": (_flip_in("npy"), r"frames\.npy does not agree"),
+    "index": (_flip_in_index, "its frame index is damaged"),
+    "swapped indexes": (_swap("packets"), "its frame index is damaged|instead of|does not lie within"),
     "json": (_flip_in("json"), "its json"),
     "mp4": (_flip_in("mp4"), "SHA-256 of its mp4"),
     "source": (_edit(source="elsewhere.mp4"), "its json does not agree with the parquet"),
@@ -174,16 +189,22 @@ DEEP_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "key": (_edit(key="other"), "the tar has"),
     "stsd": (_edit(stsd=lambda row: row["stsd"][:-1] + b"\xff"), "sample description in its mp4"),
     "time base": (_edit(time_base_den=lambda row: row["time_base_den"] + 1), "time base"),
-    "pts": (_edit(pts=lambda row: [p + 1 if p else 0 for p in row["pts"]]), r"packet 1 of its mp4|frames\.npy"),
-    "offset": (_edit(offset=lambda row: [o - 1 for o in row["offset"]]), "packet 0 of its mp4 is not where"),
-    "size": (_edit(size=lambda row: [row["size"][0] - 1, *row["size"][1:]]), "packet 0 of its mp4 is not where"),
+    "pts": (_edit_index(pts=lambda column: [p + 1 if p else 0 for p in column]), "packet 1 of its mp4"),
+    "offset": (_edit_index(offset=lambda column: [o - 1 for o in column]), "packet 0 of its mp4 is not where"),
+    "size": (_edit_index(size=lambda column: [column[0] - 1, *column[1:]]), "packet 0 of its mp4 is not where"),
+    "crc32c": (_edit_index(crc32c=lambda column: [column[0], column[1] ^ 1, *column[2:]]), "packet 1 .*CRC-32C"),
+    "no crc32c": (_edit_index(crc32c=lambda column: [*column[:-1], -1]), "CRC-32C"),
+    "a gap between indexes": (
+        lambda folder: edit_parquet(_parquet(folder), 1, index_offset=0),
+        "frame indexes in the .packets file are not one after the other",
+    ),
     "mp4 range": (_edit(mp4_offset=lambda row: row["mp4_offset"] + 1), "the tar has|SHA-256 of its mp4"),
     "swapped parquet": (_swap("parquet"), "rows for|frames instead|the tar has"),
     "a typed number": (_edit(meta_score=99.0), "its 'meta_score' in the parquet does not agree with its meta"),
     "a typed text that is gone": (_edit(meta_text=None), "its 'meta_text' in the parquet does not agree"),
     "a column that the meta have alone": (_drop("meta_text"), "its 'meta_text' in the parquet does not agree"),
     "one offset": (
-        _edit(offset=lambda row: [row["offset"][0], row["offset"][1] + 1, *row["offset"][2:]]),
+        _edit_index(offset=lambda column: [column[0], column[1] + 1, *column[2:]]),
         "packet 1 of",
     ),
 }
@@ -275,7 +296,7 @@ def test_a_stale_dataset_json(copy: Path, tmp_path: Path) -> None:
 
 
 def test_shards_that_dataset_json_does_not_name(copy: Path) -> None:
-    for extension in ("tar", "idx", "parquet"):
+    for extension in SHARD_EXTENSIONS:
         shutil.copy(copy / f"shards/00000000.{extension}", copy / f"shards/00000007.{extension}")
     (copy / "shards/notes.txt").write_text("")
     (copy / "unfinished.txt").write_text("")
@@ -297,6 +318,9 @@ def test_packets_that_do_not_decode_are_found_by_decoding(copy: Path) -> None:
     data[at : start + size] = bytes(start + size - at)
     _tar(copy).write_bytes(data)
     edit_parquet(_parquet(copy), row, sha256=hashlib.sha256(data[start : start + size]).hexdigest())
+    index = dataset.index(row)
+    crcs = [crc32c(data[start + o : start + o + n]) for o, n in zip(index.offset, index.size, strict=True)]
+    edit_index(copy, row, crc32c=crcs)
     reseal(copy)
     assert verify(copy).problems == ()
     (problem,) = verify(copy, decode=True).problems
@@ -309,17 +333,13 @@ def test_packets_that_do_not_decode_are_found_by_decoding(copy: Path) -> None:
 
 
 def test_frame_counts_must_add_up(copy: Path) -> None:
-    """A frame hidden in parquet and npy alike, with a count that agrees; dataset.json alone knows better."""
+    """A frame hidden in parquet and index alike, with a count that agrees; dataset.json alone knows better."""
     dataset = Dataset.open(copy)
     index = dataset.index(0)
     flags = index.flags.copy()
     flags[int(index.visible[-1])] |= 8
-    row = pq.read_table(_parquet(copy)).to_pylist()[0]
-    edit_parquet(_parquet(copy), 0, flags=flags.tolist(), frames=row["frames"] - 1)
-    data = bytearray(_tar(copy).read_bytes())
-    changed = FrameIndex(index.pts, index.offset, index.size, flags).to_npy()
-    data[row["npy_offset"] : row["npy_offset"] + row["npy_size"]] = changed
-    _tar(copy).write_bytes(data)
+    edit_index(copy, 0, flags=flags)
+    edit_parquet(_parquet(copy), 0, frames=int(dataset.clips.frames[0]) - 1)
     reseal(copy)
     assert "frames instead of" in said(verify(copy))
 
@@ -391,11 +411,11 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
     entry = read_manifest("memory://verify/sample").shards[0]
     task = verify_module._Task("memory://verify/sample", entry, (1,), True, 1)
     assert verify_module._check_shard(task).problems == []
-    assert sorted(url.rpartition(".")[2] for url in fetched) == ["idx", "parquet"]
+    assert sorted(url.rpartition(".")[2] for url in fetched) == ["idx", "packets", "parquet"]
     clips = Dataset.open(copy).clips
     wanted = [
         (int(getattr(clips, f"{kind}_offset")[1]) - 512, int(getattr(clips, f"{kind}_size")[1]) + 512)
-        for kind in ("mp4", "npy", "json")
+        for kind in ("mp4", "json")
     ]
     assert [(start, end - start) for _, start, end in ranges] == wanted
     _flip_in("mp4")(copy)

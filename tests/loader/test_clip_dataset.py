@@ -27,7 +27,7 @@ from streamvid.packing.pack import pack
 from streamvid.storage import range_reader
 from tests.support.clips import write
 from tests.support.clock import Clock
-from tests.support.packed import edit_parquet, pack_with_columns, reseal
+from tests.support.packed import edit_index, edit_parquet, pack_with_columns, replace_packets, reseal
 from tests.support.reference import sequential
 from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
@@ -84,7 +84,7 @@ def same(one: dict[str, Any], two: dict[str, Any]) -> None:
 def open_tars() -> int:
     """How many descriptors of this process are open on shards."""
     paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    return sum(path.endswith(".tar") for path in paths)
+    return sum(path.endswith((".tar", ".packets")) for path in paths)
 
 
 def stored(opened: sv.Dataset, row: int, path: Path) -> Path:
@@ -349,8 +349,8 @@ def test_a_forked_child_uses_nothing_of_its_parent(dataset: Path) -> None:
     with files._lock, indexes._lock:
         child = context.Process(target=_in_child, args=(ds, answers))
         child.start()
-    # It opened the shard anew, and closed those that its dataset came with.
-    assert answers.get(timeout=30) == (expected, 1 - open_of_dataset)
+    # It opened the shard's two files anew, and closed those that its dataset came with.
+    assert answers.get(timeout=30) == (expected, 2 - open_of_dataset)
     child.join(30)
     assert child.exitcode == 0
 
@@ -391,8 +391,8 @@ def test_only_what_is_needed_is_read_from_an_object_store(dataset: Path, countin
     clips = local.dataset.clips
     same(remote.get("trimmed", frames=frames), local.get("trimmed", frames=frames))
     (index_path, start, end), *ranges = CountingFiles.asked
-    assert index_path.endswith(".tar")
-    assert (start, end) == (clips.npy_offset[row], clips.npy_offset[row] + clips.npy_size[row])
+    assert index_path.endswith(".packets")
+    assert (start, end) == (clips.index_offset[row], clips.index_offset[row] + clips.index_size[row])
     needed = len(local.encoded(sv.At("trimmed", frames=frames)).data)
     read = sum(end - start for _, start, end in ranges if start is not None and end is not None)
     assert len(ranges) <= 3
@@ -436,11 +436,11 @@ def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pyte
         ds.get(0, frames=[0])
 
 
-def damage(dataset: Path, target: Path, start: int, data: bytes, row: int) -> Path:
-    """A copy of the dataset with other bytes in the tar of that row's shard."""
+def damage(dataset: Path, target: Path, start: int, data: bytes, row: int, extension: str = "tar") -> Path:
+    """A copy of the dataset with other bytes in a file of that row's shard."""
     shutil.copytree(dataset, target)
     ds = sv.Dataset.open(target)
-    tar = Path(ds.shard_path(int(ds.clips.shard[row])))
+    tar = Path(ds.shard_path(int(ds.clips.shard[row]), extension))
     content = bytearray(tar.read_bytes())
     content[start : start + len(data)] = data
     tar.write_bytes(content)
@@ -462,37 +462,51 @@ def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, t
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "reason"),
+    ("columns", "reason"),
     [
-        (0, b"x" * 128, "header is not that of int64"),
-        (61, b"9999999999999999", "header is not that of int64"),
-        (128 + 8, (1 << 40).to_bytes(8, "little"), "does not lie within"),
-        (128 + 16, (-1).to_bytes(8, "little", signed=True), "does not lie within"),
-        (128 + 24, (64).to_bytes(8, "little"), "unknown flag"),
-        (128 + 24, (9).to_bytes(8, "little"), "as many visible"),
-        (128, (1 << 60).to_bytes(8, "little"), "out of range"),
+        ({"offset": 1 << 40}, "does not lie within"),
+        ({"offset": -1}, "does not lie within"),
+        ({"size": 0}, "does not lie within"),
+        ({"flags": 9}, "as many visible"),
+        ({"pts": 1 << 60}, "out of range"),
     ],
 )
-def test_a_damaged_frame_index_is_named(dataset: Path, tmp_path: Path, at: int, value: bytes, reason: str) -> None:
-    clips = sv.Dataset.open(dataset).clips
-    row = list(clips.key).index("b_frames")
-    bad = damage(dataset, tmp_path / "bad", int(clips.npy_offset[row]) + at, value, row)
-    with pytest.raises(sv.DatasetError, match=f"'b_frames'.*({reason})"):
-        sv.ClipDataset(bad).get("b_frames", frames=[0])
+def test_an_index_that_contradicts_its_row_is_named(
+    dataset: Path, tmp_path: Path, columns: dict[str, int], reason: str
+) -> None:
+    shutil.copytree(dataset, tmp_path / "set")
+    row = sv.Dataset.open(dataset).row("b_frames")
+    index = sv.Dataset.open(dataset).index(row)
+    last = int(index.visible[-1])
+    changed = {name: np.where(np.arange(len(index)) == last, n, getattr(index, name)) for name, n in columns.items()}
+    edit_index(tmp_path / "set", row, **changed)
+    with pytest.raises(sv.ClipError, match=f"'b_frames'.*({reason})") as error:
+        sv.ClipDataset(tmp_path / "set").get("b_frames", frames=[0])
+    assert (error.value.row, error.value.suspect) == (row, "index")
 
 
-def test_a_damaged_clip_is_named(dataset: Path, tmp_path: Path) -> None:
+def test_a_clip_damaged_since_it_was_packed_is_named(dataset: Path, tmp_path: Path) -> None:
     opened = sv.Dataset.open(dataset)
-    row = list(opened.clips.key).index("b_frames")
+    row = opened.row("b_frames")
     first = int(opened.clips.mp4_offset[row] + opened.index(row).offset[0])
     bad = damage(dataset, tmp_path / "bad", first, bytes(int(opened.index(row).size[0])), row)
     ds = sv.ClipDataset(bad)
-    with pytest.raises(sv.VideoError, match="b_frames"):
+    with pytest.raises(sv.ClipError, match=r"'b_frames'.*CRC-32C") as error:
         ds.get("b_frames", frames=[0])
+    found = error.value
+    assert (found.row, found.key, found.offset, found.packet, found.suspect) == (row, "b_frames", first, 0, "shard")
+    assert found.shard == opened.shards[int(opened.clips.shard[row])].name
     tar = Path(opened.shard_path(int(opened.clips.shard[row]))).name
     (bad / "shards" / tar).unlink()
     with pytest.raises(sv.DatasetError, match=tar):
         sv.ClipDataset(bad)
+
+
+def test_a_clip_of_a_damaged_video_is_named(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "set")
+    replace_packets(tmp_path / "set", sv.Dataset.open(dataset).row("b_frames"), bytes)
+    with pytest.raises(sv.VideoError, match="b_frames"):
+        sv.ClipDataset(tmp_path / "set").get("b_frames", frames=[0])
 
 
 def test_options_that_cannot_be(dataset: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import streamvid as sv
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
-from tests.support.packed import pack_with_columns
+from tests.support.packed import pack_with_columns, replace_packets
 from tests.support.sampling import padded
 from tools.clips import Recipe
 
@@ -213,7 +214,7 @@ def test_epochs(dataset: Path) -> None:
 def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num_workers: int) -> None:
     opened = sv.Dataset.open(dataset)
     row = list(opened.clips.key).index("five")
-    bad = damage(dataset, tmp_path / "bad", int(opened.clips.npy_offset[row]) + 128 + 8, b"\xff" * 8, row)
+    bad = damage(dataset, tmp_path / "bad", int(opened.clips.index_offset[row]) + 8, b"\xff" * 8, row, "packets")
     cases: list[tuple[Any, type[Exception], str]] = [
         (["b_frames", "five"], sv.DatasetError, "'five'.* damaged"),
         ([sv.At("hevc", frames=[99])], IndexError, "'hevc' has 30 frames"),
@@ -234,11 +235,9 @@ def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.usefixtures("nothing_left")
 def test_an_error_of_the_decoder_is_raised(dataset: Path, tmp_path: Path, num_workers: int) -> None:
-    opened = sv.Dataset.open(dataset)
-    row = list(opened.clips.key).index("five")
-    start, size = int(opened.index(row).offset[0]), int(opened.index(row).size[0])
-    bad = damage(dataset, tmp_path / "bad", int(opened.clips.mp4_offset[row]) + start, bytes(size), row)
-    ds = sv.ClipDataset(bad, **OPTIONS)
+    shutil.copytree(dataset, tmp_path / "bad")
+    replace_packets(tmp_path / "bad", sv.Dataset.open(dataset).row("five"), bytes)
+    ds = sv.ClipDataset(tmp_path / "bad", **OPTIONS)
     with sv.GpuDataLoader(ds, batch_size=1, num_workers=num_workers, device="cpu") as proxy:
         with pytest.raises(sv.VideoError, match="five") as caught:
             list(proxy)

@@ -33,7 +33,7 @@ from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from tests.support.clips import write
-from tests.support.packed import reseal
+from tests.support.packed import replace_packets
 from tests.support.sampling import padded
 from tests.support.views import upright
 from tools.clips import Recipe, read_frame_number
@@ -515,12 +515,7 @@ def damage(packed: Packed, tmp_path: Path, name: str, data: Callable[[int], byte
     path = copy(packed, tmp_path)
     dataset = Dataset.open(path)
     row = next(n for n in range(len(dataset)) if dataset.clips.source[n] == name)
-    index = dataset.index(row)
-    with open(dataset.shard_path(int(dataset.clips.shard[row])), "r+b") as file:
-        for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
-            file.seek(int(dataset.clips.mp4_offset[row]) + offset)
-            file.write(data(size))
-    reseal(path)
+    replace_packets(path, row, data)
     return path, row
 
 

@@ -14,7 +14,7 @@ from streamvid.storage import filesystem
 
 
 def record(number: int, following: tuple[int, int] | None) -> Record:
-    return Record(number, ShardEntry(f"{number:08d}", 1, 1, 1, "", "", ""), 1.0, (), following)
+    return Record(number, ShardEntry(f"{number:08d}", 1, 1, 1, "", "", 1, "", ""), 1.0, (), following)
 
 
 def test_a_chain_ends_where_a_record_is_missing_or_leads_astray() -> None:

@@ -239,7 +239,7 @@ def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     # Nor are they smaller than need be: no two neighbours would fit into one.
     for first, second in zip(dataset.shards[:-1], dataset.shards[1:], strict=True):
         next_clip = dataset.rows(dataset.shards.index(second)).start
-        content = dataset.clips.mp4_size[next_clip] + dataset.clips.npy_size[next_clip] + 4 * 512
+        content = dataset.clips.mp4_size[next_clip] + 3 * 512
         assert first.bytes + content > 30_000 - 10_240
     assert sum(entry.clips for entry in dataset.shards) == 6
 
@@ -359,7 +359,7 @@ def test_a_dataset_is_replaced_only_when_asked(videos: Path, tmp_path: Path) -> 
     (tmp_path / "ds/shards/notes.txt").write_text("mine")
     pack([videos / "slow.mp4"], tmp_path / "ds", overwrite=True)
     assert sorted(p.name for p in (tmp_path / "ds/shards").iterdir()) == [
-        "00000000.idx", "00000000.parquet", "00000000.tar", "notes.txt",
+        "00000000.idx", "00000000.packets", "00000000.parquet", "00000000.tar", "notes.txt",
     ]  # fmt: skip
     assert verify(tmp_path / "ds").ok
 
@@ -449,7 +449,7 @@ def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
     assert sorted(memory.find("/bucket/ds")) == [
         "/bucket/ds/dataset.json",
         "/bucket/ds/pack-report.json",
-        *(f"/bucket/ds/shards/00000000.{extension}" for extension in ("idx", "parquet", "tar")),
+        *(f"/bucket/ds/shards/00000000.{extension}" for extension in ("idx", "packets", "parquet", "tar")),
     ]
 
 
@@ -473,7 +473,7 @@ def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str)
     listed = pack([f"s3://{s3_bucket}/videos/list.csv"], tmp_path / "listed")
     assert [rejected.source for rejected in listed.rejected] == ["b/gone.mp4"]
     pack([videos / "slow.mp4"], url, overwrite=True)
-    assert len(filesystem.list_files(f"{url}/shards")) == 3
+    assert len(filesystem.list_files(f"{url}/shards")) == 4
     assert not filesystem.exists(f"{url}/rejected.parquet")
     with pytest.raises(InputError, match="does not exist"):
         pack([f"s3://{s3_bucket}/nothing"], tmp_path / "none")

@@ -57,9 +57,15 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(dataset: Path) -> list[dict[str, Any]]:
-    """The Parquet's rows of all shards."""
+    """The Parquet's rows of all shards, and the times and flags of their packets."""
     tables = [pq.read_table(path) for path in sorted((dataset / "shards").glob("*.parquet"))]
-    return [row for table in tables for row in table.to_pylist()]
+    found = [row for table in tables for row in table.to_pylist()]
+    opened = Dataset.open(dataset)
+    indexes = opened.indexes(range(len(opened)))
+    return [
+        row | {"pts": index.pts.tolist(), "flags": index.flags.tolist()}
+        for row, index in zip(found, indexes, strict=True)
+    ]
 
 
 def frames_of(videos: Path, row: dict[str, Any]) -> list[npt.NDArray[np.uint8]]:

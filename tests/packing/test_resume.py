@@ -324,7 +324,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
 
 def test_a_damaged_or_foreign_record_is_passed_over(videos: Path, whole: dict[str, str], tmp_path: Path) -> None:
     destination = tmp_path / "ds"
-    die_before_change(25, destination, lambda: pack([videos], destination, shard_size=SHARD, options=CUT, workers=1))
+    die_before_change(30, destination, lambda: pack([videos], destination, shard_size=SHARD, options=CUT, workers=1))
     records = sorted((destination / "progress").glob("*.json"))
     assert len(records) >= 4
     (destination / "shards" / f"{records[3].stem}.idx").unlink()  # its shard is not whole

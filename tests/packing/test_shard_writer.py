@@ -1,4 +1,4 @@
-"""A shard's three files: what others make of them, and what docs/format.md says of their bytes."""
+"""A shard's files: what others make of them, and what docs/format.md says of their bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamvid.checksum import crc32c
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.schema import SCHEMA
@@ -45,7 +46,7 @@ def members(folder: Path) -> list[tuple[str, bytes, tarfile.TarInfo]]:
 def test_the_tar_is_plain_ustar(folder: Path) -> None:
     data = (folder / "shards/00000000.tar").read_bytes()
     found = members(folder)
-    assert [name.partition(".")[2] for name, _, _ in found] == ["mp4", "frames.npy", "json"] * 6
+    assert [name.partition(".")[2] for name, _, _ in found] == ["mp4", "json"] * 6
     for name, content, info in found:
         header = data[info.offset : info.offset + 512]
         assert header[257:265] == b"ustar\x0000"
@@ -53,7 +54,7 @@ def test_the_tar_is_plain_ustar(folder: Path) -> None:
         assert info.offset_data == info.offset + 512
         assert info.mtime == 0
         assert data[info.offset_data : info.offset_data + info.size] == content
-        assert name.partition(".")[0] == found[found.index((name, content, info)) // 3 * 3][0].partition(".")[0]
+        assert name.partition(".")[0] == found[found.index((name, content, info)) // 2 * 2][0].partition(".")[0]
     content = sum(512 + -(-info.size // 512) * 512 for _, _, info in found)
     assert len(data) == -(-(content + 1024) // 10240) * 10240, "two zero blocks, padded to whole records"
 
@@ -67,7 +68,7 @@ def test_the_idx(folder: Path) -> None:
         fields = line.split(" ")
         expected = [
             text
-            for name, _, info in found[3 * row : 3 * row + 3]
+            for name, _, info in found[2 * row : 2 * row + 2]
             for text in (name.partition(".")[2], str(info.offset_data), str(info.size), name)
         ]
         assert fields == expected
@@ -79,22 +80,28 @@ def test_the_parquet_says_what_the_tar_holds(folder: Path) -> None:
     assert file.metadata.num_row_groups == 1
     assert "pandas" not in str(file.schema_arrow.metadata)
     found = members(folder)
+    packets = (folder / "shards/00000000.packets").read_bytes()
     for row, values in enumerate(file.read().to_pylist()):
-        (name, mp4, video), (_, npy, index), (_, text, meta) = found[3 * row : 3 * row + 3]
+        (name, mp4, video), (_, text, meta) = found[2 * row : 2 * row + 2]
         assert name == f"{values['key']}.mp4"
-        for kind, info in (("mp4", video), ("npy", index), ("json", meta)):
+        for kind, info in (("mp4", video), ("json", meta)):
             assert (values[f"{kind}_offset"], values[f"{kind}_size"]) == (info.offset_data, info.size)
         assert json.loads(text) == {
             "key": values["key"], "source": NATURAL_ORDER[row], "label": row, **json.loads(values["meta"]),
         }  # fmt: skip
         assert json.loads(values["meta"]) == {"text": f"é{row}"}
-        table = np.load(io.BytesIO(npy))
-        assert npy[128:] == table.tobytes()
-        for column, name_ in enumerate(("pts", "offset", "size", "flags")):
-            assert values[name_] == table[:, column].tolist()
+        rows = packets[values["index_offset"] + 24 :][: 28 * values["packets"]]
+        table = np.frombuffer(rows, "<i8,<i8,<u4,<u4,<u4")
+        for offset, size, crc in table[["f1", "f2", "f3"]].tolist():
+            assert crc32c(mp4[offset : offset + size]) == crc
+        assert values["index_size"] == 24 + len(rows)
+        assert values["index_blocks"] == 1
+        assert crc32c(packets[values["index_offset"] :][:24]) == values["index_crc32c"]
         assert values["stsd"] == sample_description(mp4)
-        assert values["frames"] == int((table[:, 3] & 8 == 0).sum())
-        assert values["random_access"] == int((table[:, 3] & 1 != 0).sum())
+        assert values["frames"] == int((table["f4"] & 8 == 0).sum())
+        assert values["random_access"] == int((table["f4"] & 1 != 0).sum())
+        assert (table["f4"] & 16 != 0).all()
+    assert len(packets) == values["index_offset"] + values["index_size"]
 
 
 def test_pyav_decodes_the_mp4s(folder: Path) -> None:
@@ -116,8 +123,6 @@ def test_webdataset_reads_them(folder: Path) -> None:
     dataset = Dataset.open(folder)
     assert [sample["__key__"] for sample in samples] == dataset.clips.key
     for i, sample in enumerate(samples):
-        index = np.load(io.BytesIO(sample["frames.npy"]))
-        assert np.array_equal(index[:, 0], dataset.index(i).pts)
         assert json.loads(sample["json"])["label"] == i
         assert len(sample["mp4"]) == dataset.clips.mp4_size[i]
 
@@ -128,26 +133,22 @@ def test_dali_reads_them_by_our_index(folder: Path) -> None:
 
     @pipeline_def(batch_size=6, num_threads=1, device_id=None)
     def read() -> object:
-        videos, indexes, texts = fn.readers.webdataset(
+        videos, texts = fn.readers.webdataset(
             paths=[str(folder / "shards/00000000.tar")],
             index_paths=[str(folder / "shards/00000000.idx")],
-            ext=["mp4", "frames.npy", "json"],
-            dtypes=[types.UINT8, types.INT64, types.UINT8],
+            ext=["mp4", "json"],
+            dtypes=[types.UINT8, types.UINT8],
             missing_component_behavior="error",
         )
-        return videos, indexes, texts
+        return videos, texts
 
     pipeline = read()
-    videos, indexes, texts = pipeline.run()
+    videos, texts = pipeline.run()
     dataset = Dataset.open(folder)
     by_name = {name: content for name, content, _ in members(folder)}
     for i, key in enumerate(dataset.clips.key):
         assert videos.at(i).tobytes() == by_name[f"{key}.mp4"]
         assert json.loads(texts.at(i).tobytes())["key"] == key
-        # 128 bytes of .npy header are 16 int64s.
-        table = indexes.at(i)[16:].reshape(-1, 4)
-        assert np.array_equal(table[:, 0], dataset.index(i).pts)
-        assert np.array_equal(table[:, 1], dataset.index(i).offset)
 
 
 def test_packets_lie_where_the_index_says(folder: Path) -> None:
@@ -195,7 +196,7 @@ def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> No
         writer.add("k" * 80, "s", PreparedClip(clip, "", (0,), {}, 1))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:
-        assert tar.getnames()[1] == "k" * 80 + ".frames.npy"
+        assert tar.getnames()[1] == "k" * 80 + ".json"
 
 
 def test_dataset_json_survives_a_round_trip(folder: Path) -> None:

@@ -7,18 +7,24 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamvid.checksum import crc32c
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.inspection import verify
 from streamvid.packing import run_local
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.video.index_file import encode_index
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -130,11 +136,12 @@ def reseal(folder: Path) -> None:
     """Make dataset.json agree with the files again, so that only what lies deeper is wrong."""
     manifest = json.loads((folder / "dataset.json").read_text())
     for shard in manifest["shards"]:
-        for extension, field in (("tar", "sha256"), ("idx", "idx_sha256"), ("parquet", "parquet_sha256")):
+        for extension in SHARD_EXTENSIONS:
             data = (folder / "shards" / f"{shard['name']}.{extension}").read_bytes()
-            shard[field] = hashlib.sha256(data).hexdigest()
-            if extension == "tar":
-                shard["bytes"] = len(data)
+            prefix = "" if extension == "tar" else f"{extension}_"
+            shard[f"{prefix}sha256"] = hashlib.sha256(data).hexdigest()
+            if extension in ("tar", "packets"):
+                shard[f"{prefix}bytes"] = len(data)
     manifest["bytes"] = sum(shard["bytes"] for shard in manifest["shards"])
     (folder / "dataset.json").write_text(json.dumps(manifest))
 
@@ -145,6 +152,33 @@ def edit_parquet(path: Path, row: int, **values: Any) -> None:
     rows = table.to_pylist()
     rows[row] |= values
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+
+
+def edit_index(folder: Path, row: int, **columns: Any) -> None:
+    """Change columns of a clip's frame index, as a writer would that has them wrong: its checksums agree."""
+    dataset = Dataset.open(folder)
+    encoded = encode_index(replace(dataset.index(row), **{k: np.asarray(v) for k, v in columns.items()}))
+    s = int(dataset.clips.shard[row])
+    with open(dataset.shard_path(s, "packets"), "r+b") as file:
+        file.seek(int(dataset.clips.index_offset[row]))
+        file.write(encoded.data)
+    edit_parquet(Path(dataset.shard_path(s, "parquet")), row - dataset.rows(s).start, index_crc32c=encoded.crc32c)
+
+
+def replace_packets(folder: Path, row: int, data: Callable[[int], bytes]) -> None:
+    """Overwrite a clip's packets by bytes of their sizes, as of a video that was damaged when it was packed: all
+    checksums agree."""
+    dataset = Dataset.open(folder)
+    index, s = dataset.index(row), int(dataset.clips.shard[row])
+    crcs = []
+    with open(dataset.shard_path(s), "r+b") as file:
+        for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
+            packet = data(size)
+            crcs.append(crc32c(packet))
+            file.seek(int(dataset.clips.mp4_offset[row]) + offset)
+            file.write(packet)
+    edit_index(folder, row, crc32c=crcs)
+    reseal(folder)
 
 
 def touch(folder: Path, *names: str) -> Path:

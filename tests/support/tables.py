@@ -35,8 +35,8 @@ def dataset_of(
     for field, kind in ClipTable.__annotations__.items():
         if kind == "Categories":
             whole[field] = Categories(np.zeros(count, dtype=np.int32), ("x",))
-        elif kind in ("Int32", "Int64"):
-            dtype = np.int32 if kind == "Int32" else np.int64
+        elif kind in ("Int32", "Int64", "UInt32"):
+            dtype = {"Int32": np.int32, "Int64": np.int64, "UInt32": np.uint32}[kind]
             whole[field] = np.asarray(columns.get(field, np.ones(count)), dtype=dtype)
     whole["stsd_id"] = np.zeros(count, dtype=np.int32)
     whole["label"] = np.array([-1 if n is None else n for n in labels or [None] * count], dtype=np.int64)
@@ -52,7 +52,8 @@ def dataset_of(
     clips = ClipTable(**whole)
     zeros = "0" * 64
     entries = tuple(
-        ShardEntry(f"{s:08d}", int((clips.shard == s).sum()), 1, 1, zeros, zeros, zeros) for s in range(shards)
+        ShardEntry(f"{s:08d}", int((clips.shard == s).sum()), 1, 1, zeros, zeros, 1, zeros, zeros)
+        for s in range(shards)
     )
     manifest = Manifest(name, 1.0, tuple(classes) if classes else None, entries)
     return Dataset(f"/made/{name}", manifest, clips, meta=MetaColumns(meta_columns(clips.meta, clips.key)))

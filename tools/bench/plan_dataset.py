@@ -18,7 +18,7 @@ import numpy as np
 
 from streamvid.dataset import clip_source
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.schema import FIELD_PREFIX, INDEX_TYPES, SCALAR_SCHEMA
+from streamvid.dataset.schema import FIELD_PREFIX, SCHEMA
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from tools.bench.plan_rows import PER_SHARD, write_rows
@@ -79,9 +79,8 @@ def rows_and_checks(clips: int) -> tuple[list[Row], list[Check]]:
         for packets in PACKETS:
             indexed = write_rows(Path(folder) / f"packets{packets}", _INDEX_CLIPS, packets=packets, with_indexes=True)
             measured = _apart(_read_indexes, indexed)[0]
-            for what, name in (("index", "index of a clip"), ("shard", "pyarrow reads its shard's")):
-                label = f"{name}, {packets} packets"
-                table.append({"": label, "seconds": measured.seconds[what], "MiB": measured.peak[what]})
+            label = f"index of a clip, {packets} packets"
+            table.append({"": label, "seconds": measured.seconds["index"], "MiB": measured.peak["index"]})
             milliseconds = measured.seconds["index"] * 1e3
             checks.append(Check.at_most(f"a clip's index, {packets} packets, ms", milliseconds, INDEX_MS))
     return table, checks
@@ -117,7 +116,7 @@ def _read_columns(rows: Path, columns: Sequence[str] | None) -> Measured:
     files = sorted(map(os.fspath, rows.glob("shards/*.parquet")))
     with _timed(measured, "read"):
         source = pyarrow.dataset.dataset(files)
-        kept = {*SCALAR_SCHEMA.names} - {"sha256"}
+        kept = {*SCHEMA.names} - {"sha256"}
         mine = [name for name in source.schema.names if name in kept or name.startswith(FIELD_PREFIX)]
         for _ in source.to_batches(columns=list(columns or mine)):  # none is kept: 10 million rows take 10 GB
             pass
@@ -151,9 +150,7 @@ def _make_loader(rows: Path, cache: Path) -> Measured:
 
 
 def _read_indexes(rows: Path) -> Measured:
-    """Read the frame indexes of clips one by one, in random order, none of them kept; and a shard's by pyarrow."""
-    import pyarrow.parquet
-
+    """Read the frame indexes of clips one by one, in random order, none of them kept."""
     clip_source.INDEX_BYTES = 1  # type: ignore[misc]
     dataset, measured = Dataset.open(rows), Measured()
     order = np.random.default_rng(0).permutation(len(dataset))[:4000].tolist()
@@ -161,11 +158,6 @@ def _read_indexes(rows: Path) -> Measured:
         for row in order:
             dataset.index(row)
     measured.seconds["index"] /= len(order)
-    paths = [dataset.shard_path(s, "parquet") for s in range(len(dataset.shards))]
-    with _timed(measured, "shard"):
-        for path in paths:
-            pyarrow.parquet.read_table(path, columns=list(INDEX_TYPES))
-    measured.seconds["shard"] /= len(paths)
     return measured
 
 

@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, Manifest, ShardEntry
-from streamvid.dataset.schema import INDEX_TYPES, SCHEMA
+from streamvid.dataset.schema import SCHEMA
 from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_file import encode_index
 
 PER_SHARD: Final = 1000
 _STSD_BYTES: Final = 180
 _MP4_BYTES: Final = 1 << 20
-_STRIDE: Final = _MP4_BYTES + (64 << 10)
-"""Bytes of a clip's files in a tar: room for an index of 2,000 packets."""
+_STRIDE: Final = _MP4_BYTES + 2048
+"""Bytes of a clip's files in a tar."""
 
 
 def write_rows(folder: Path, clips: int, *, packets: int = 2, with_indexes: bool = False) -> Path:
@@ -34,8 +35,8 @@ def write_rows(folder: Path, clips: int, *, packets: int = 2, with_indexes: bool
     Args:
         folder: where to.
         clips: how many, a multiple of `PER_SHARD`.
-        packets: of each clip, at most 2,000.
-        with_indexes: write the frame indexes into the tars, too.
+        packets: of each clip.
+        with_indexes: write the frame indexes, too; otherwise their files hold zeros.
 
     Returns:
         The folder.
@@ -56,7 +57,7 @@ def _shard(folder: Path, packets: int, with_indexes: bool, number: int) -> Shard
     start = np.arange(PER_SHARD, dtype=np.int64) * _STRIDE + 512
     places = np.arange(packets, dtype=np.int64)
     index = FrameIndex(places * 3000, 48 + places * 500, np.full(packets, 500), np.where(places % 60, 0, 1))
-    npy = index.to_npy()
+    stored = encode_index(index)
     words = random.integers(0, 10_000, (PER_SHARD, 8))
     captions = ["a video of " + " ".join(f"word{n}" for n in line) for line in words.tolist()]
     size_of = np.array([(320, 240), (640, 360), (1280, 720), (1920, 1080)])[random.integers(0, 4, PER_SHARD)]
@@ -83,13 +84,14 @@ def _shard(folder: Path, packets: int, with_indexes: bool, number: int) -> Shard
         "random_access": np.ones(PER_SHARD),
         "mp4_offset": start,
         "mp4_size": np.full(PER_SHARD, _MP4_BYTES),
-        "npy_offset": start + _MP4_BYTES + 512,
-        "npy_size": np.full(PER_SHARD, len(npy)),
         "json_offset": start - 512 + _STRIDE - 1024,
         "json_size": np.full(PER_SHARD, 200),
         "sha256": [random.bytes(32).hex() for _ in range(PER_SHARD)],
         "stsd": [stsd[n].tobytes() for n in range(PER_SHARD)],
-        **{name: [getattr(index, name)] * PER_SHARD for name in INDEX_TYPES},
+        "index_offset": np.arange(PER_SHARD) * len(stored.data),
+        "index_size": np.full(PER_SHARD, len(stored.data)),
+        "index_blocks": np.full(PER_SHARD, stored.blocks),
+        "index_crc32c": np.full(PER_SHARD, stored.crc32c),
     }
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in SCHEMA]
     table = pa.Table.from_arrays(arrays, schema=SCHEMA).append_column("meta_caption", pa.array(captions))
@@ -98,9 +100,11 @@ def _shard(folder: Path, packets: int, with_indexes: bool, number: int) -> Shard
     pq.write_table(table, path, compression="zstd", row_group_size=PER_SHARD)
     tar_bytes = PER_SHARD * _STRIDE + 10240
     with path.with_suffix(".tar").open("wb") as tar:
-        for offset in columns["npy_offset"].tolist() if with_indexes else ():
-            tar.seek(offset)
-            tar.write(npy)
         tar.truncate(tar_bytes)
+    with path.with_suffix(".packets").open("wb") as packets_file:
+        for _ in range(PER_SHARD if with_indexes else 0):
+            packets_file.write(stored.data)
+        packets_file.truncate(packets_bytes := PER_SHARD * len(stored.data))
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    return ShardEntry(path.stem, PER_SHARD, PER_SHARD * packets, tar_bytes, "0" * 64, "0" * 64, checksum)
+    none = "0" * 64
+    return ShardEntry(path.stem, PER_SHARD, PER_SHARD * packets, tar_bytes, none, none, packets_bytes, none, checksum)

@@ -1,0 +1,201 @@
+"""A clip's frame index as bytes: a directory, then blocks of about 1,000 packets. docs/format.md specifies both.
+
+A block holds a contiguous range of frame numbers, so that of an hour-long clip the directory and one or two blocks are
+enough for a window. The directory has the checksums of the blocks, and the clip's row that of the directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Bool, Int64, UInt8
+from streamvid.checksum import crc32c
+from streamvid.video.frame_index import HIDDEN, LEADING, FrameIndex
+
+BLOCK_PACKETS: Final = 1000
+"""A block has at least so many packets, unless it is the last one."""
+_CRC_KNOWN: Final = 16
+"""A packet's flag, on disk alone: its `crc32c` is of meaning."""
+_OPEN: Final = 1
+"""A block's flag: frames of its first group of pictures may depend on the block before."""
+
+_PACKET: Final = np.dtype([("pts", "<i8"), ("offset", "<i8"), ("size", "<u4"), ("crc32c", "<u4"), ("flags", "<u4")])
+_ENTRY: Final = np.dtype(
+    [("first_pts", "<i8"), ("packets", "<u4"), ("frames", "<u4"), ("crc32c", "<u4"), ("flags", "<u4")]
+)
+PACKET_BYTES: Final = _PACKET.itemsize
+ENTRY_BYTES: Final = _ENTRY.itemsize
+
+
+@dataclass(frozen=True)
+class EncodedIndex:
+    """A clip's frame index as it is stored.
+
+    Attributes:
+        data: directory and blocks.
+        blocks: how many.
+        crc32c: of the directory.
+    """
+
+    data: bytes
+    blocks: int
+    crc32c: int
+
+
+def encode_index(index: FrameIndex) -> EncodedIndex:
+    """The bytes of a frame index, the same for the same index."""
+    packets = np.empty(len(index), dtype=_PACKET)
+    known = index.crc32c >= 0
+    packets["pts"], packets["offset"], packets["size"] = index.pts, index.offset, index.size
+    packets["crc32c"] = np.where(known, index.crc32c, 0)
+    packets["flags"] = index.flags | np.where(known, _CRC_KNOWN, 0)
+    starts = _block_starts(index)
+    ends = np.append(starts[1:], len(index))
+    visible = (index.flags & HIDDEN) == 0
+    directory = np.zeros(len(starts), dtype=_ENTRY)
+    directory["first_pts"] = np.minimum.reduceat(np.where(visible, index.pts, np.iinfo(np.int64).max), starts)
+    directory["packets"] = ends - starts
+    directory["frames"] = np.add.reduceat(visible, starts, dtype=np.int64)
+    directory["crc32c"] = [crc32c(packets[start:end].tobytes()) for start, end in zip(starts, ends, strict=True)]
+    directory["flags"] = np.where(_open_starts(index, starts), _OPEN, 0)
+    head = directory.tobytes()
+    return EncodedIndex(head + packets.tobytes(), len(starts), crc32c(head))
+
+
+def _block_starts(index: FrameIndex) -> Int64:
+    """int64 [blocks]: the first packet of each block."""
+    if len(index) <= BLOCK_PACKETS:
+        return np.zeros(1, dtype=np.int64)
+    visible = (index.flags & HIDDEN) == 0
+    limits = np.iinfo(np.int64)
+    latest = np.maximum.accumulate(np.where(visible, index.pts, limits.min))
+    earliest = np.minimum.accumulate(np.where(visible, index.pts, limits.max)[::-1])[::-1]
+    access = index.starts[index.starts > 0]
+    # Behind the last visible packet none is the earliest, and before the first one none the latest.
+    cuts = access[(latest[access - 1] < earliest[access]) & (earliest[access] < limits.max)]
+    shown = np.cumsum(visible)
+    starts = [0]
+    for cut in cuts.tolist():
+        before = shown[starts[-1] - 1] if starts[-1] else 0
+        if cut - starts[-1] >= BLOCK_PACKETS and shown[cut - 1] > before:
+            starts.append(cut)
+    return np.array(starts, dtype=np.int64)
+
+
+def _open_starts(index: FrameIndex, starts: Int64) -> Bool:
+    """bool [blocks]: whether a visible packet of each block's first group of pictures is leading."""
+    shown_leading = np.cumsum((index.flags & (HIDDEN | LEADING)) == LEADING)
+    following = np.searchsorted(index.starts, starts, side="right")
+    ends = np.append(index.starts, len(index))[following]
+    return np.asarray((starts > 0) & (shown_leading[ends - 1] > shown_leading[starts - 1]))
+
+
+@dataclass(frozen=True)
+class IndexDirectory:
+    """Where the packets and frames of a clip are in its index.
+
+    Attributes:
+        first_pts: int64 [blocks], presentation time of each block's first frame, in ticks.
+        first_packet: int64 [blocks + 1], the number of each block's first packet; last, of all packets.
+        first_frame: int64 [blocks + 1], likewise of frames.
+        crc32c: int64 [blocks], of each block.
+        open: bool [blocks], whether frames of its first group of pictures may depend on the block before.
+    """
+
+    first_pts: Int64
+    first_packet: Int64
+    first_frame: Int64
+    crc32c: Int64
+    open: Bool
+
+    @classmethod
+    def parse(cls, data: UInt8 | bytes, *, packets: int, checksum: int) -> IndexDirectory:
+        """Parse and validate a directory.
+
+        Args:
+            data: its bytes.
+            packets: of the clip.
+            checksum: its CRC-32C, as the clip's row has it.
+
+        Raises:
+            ValueError: it is damaged. Says how.
+        """
+        if not len(data) or len(data) % ENTRY_BYTES:
+            raise ValueError(f"a directory has a multiple of {ENTRY_BYTES} bytes, this one {len(data)}")
+        if crc32c(data) != checksum:
+            raise ValueError("the checksum of its directory is not the stored one")
+        entries = np.frombuffer(data, dtype=_ENTRY)
+        ends = {name: np.cumsum(np.append(0, entries[name]), dtype=np.int64) for name in ("packets", "frames")}
+        if (entries["frames"] < 1).any() or (entries["packets"] < entries["frames"]).any():
+            raise ValueError("a block has no frames, or more frames than packets")
+        if ends["packets"][-1] != packets:
+            raise ValueError(f"its blocks hold {ends['packets'][-1]} packets instead of {packets}")
+        first_pts = entries["first_pts"].astype(np.int64)
+        if first_pts[0] != 0 or (first_pts[1:] <= first_pts[:-1]).any():
+            raise ValueError("its blocks are not in the order of their times, from 0")
+        return cls(
+            first_pts,
+            ends["packets"],
+            ends["frames"],
+            entries["crc32c"].astype(np.int64),
+            (entries["flags"] & _OPEN) != 0,
+        )
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.first_pts)
+
+    def block_of_frame(self, frame: int) -> int:
+        """The block that holds a frame. Raises IndexError if the clip has no such frame."""
+        if not 0 <= frame < self.first_frame[-1]:
+            raise IndexError(f"frame {frame} of {self.first_frame[-1]}")
+        return int(np.searchsorted(self.first_frame, frame, side="right")) - 1
+
+    def block_at(self, ticks: int) -> int:
+        """The block that holds the frame on screen at a time of 0 or more, in ticks."""
+        return int(np.searchsorted(self.first_pts, max(0, ticks), side="right")) - 1
+
+    def needed(self, first: int, last: int) -> tuple[int, int]:
+        """The blocks, as (begin, end), that have all packets for decoding frames of blocks `first` to `last`."""
+        return first - int(self.open[first]), last + 1
+
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """The bytes of the clip's index that blocks [begin, end) take, as (start, end)."""
+        head = len(self) * ENTRY_BYTES
+        return head + PACKET_BYTES * int(self.first_packet[begin]), head + PACKET_BYTES * int(self.first_packet[end])
+
+    def blocks(self, data: UInt8, begin: int, end: int) -> FrameIndex:
+        """The packets of blocks [begin, end); its frame 0 is frame ``first_frame[begin]`` of the clip.
+
+        Args:
+            data: uint8, the bytes of `span`.
+            begin, end: the blocks.
+
+        Raises:
+            ValueError: a block is damaged. Says how.
+        """
+        first = self.first_packet[begin : end + 1] - self.first_packet[begin]
+        if len(data) != PACKET_BYTES * first[-1]:
+            raise ValueError(f"its packets take {len(data)} bytes instead of {PACKET_BYTES * first[-1]}")
+        for block, (start, stop) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True), begin):
+            if crc32c(data[PACKET_BYTES * start : PACKET_BYTES * stop]) != self.crc32c[block]:
+                raise ValueError(f"the checksum of block {block} is not the stored one")
+        rows = data.view(_PACKET)
+        flags = rows["flags"].astype(np.int64)
+        crcs = np.where(flags & _CRC_KNOWN, rows["crc32c"].astype(np.int64), -1)
+        pts = rows["pts"].astype(np.int64)
+        visible = (flags & HIDDEN) == 0
+        frames = np.add.reduceat(visible, first[:-1], dtype=np.int64)
+        if (frames != np.diff(self.first_frame[begin : end + 1])).any():
+            raise ValueError("a block has not as many frames as the directory says")
+        limits = np.iinfo(np.int64)
+        earliest = np.minimum.reduceat(np.where(visible, pts, limits.max), first[:-1])
+        latest = np.maximum.reduceat(np.where(visible, pts, limits.min), first[:-1])
+        if (earliest != self.first_pts[begin:end]).any() or (latest[:-1] >= earliest[1:]).any():
+            raise ValueError("the times of a block are not those of the directory")
+        return FrameIndex(
+            pts, rows["offset"].astype(np.int64), rows["size"].astype(np.int64), flags & ~_CRC_KNOWN, crcs
+        )
