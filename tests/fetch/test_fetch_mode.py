@@ -55,10 +55,10 @@ def s3(server: FaultyS3) -> Iterator[FaultyS3]:
 
 
 def tars(site: FaultyS3) -> list[tuple[str, int]]:
-    """The tars' ranges that were asked for: key and bytes."""
+    """The ranges of tars and frame indexes that were asked for: key and bytes."""
     found = []
     for method, key, wanted in site.requests:
-        if method == "GET" and key.endswith(".tar"):
+        if method == "GET" and key.endswith((".tar", ".packets")):
             first, last = wanted.removeprefix("bytes=").split("-")
             found.append((key, int(last) - int(first) + 1))
     return found
@@ -92,7 +92,8 @@ def test_half_of_all_requests_for_ranges_fail(s3: FaultyS3, packed: Path, tmp_pa
     expected, _ = run(packed)
     dice = random.Random(1)
     kinds = ("503", "cut", "short", "reset")
-    s3.fault = lambda method, key, before: dice.choice(kinds) if key.endswith(".tar") and dice.random() < 0.5 else None
+    read = (".tar", ".packets")
+    s3.fault = lambda method, key, before: dice.choice(kinds) if key.endswith(read) and dice.random() < 0.5 else None
     got, _ = run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path, retry_for=Clock().retry())
     assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
 
@@ -152,7 +153,7 @@ def test_the_prediction_is_what_is_fetched(s3: FaultyS3, packed: Path, tmp_path:
     ) as loader:
         assert sum(len(batch["key"]) for batch in loader) == CLIPS
     sizes = [size for _, size in tars(s3)]
-    index = int(dataset.clips.npy_size.sum())
+    index = int(dataset.clips.index_size.sum())
     assert sum(sizes) - index == pytest.approx(cost.bytes, rel=0.3)
     assert len(sizes) <= cost.requests
     whole = cost_of_shards(dataset, np.arange(CLIPS), samples=10**6)

@@ -415,7 +415,7 @@ def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyP
     ds = sv.ClipDataset(counting, sampling=sv.Frames([0]), transform=sv.Transform(resize=(32, 32)))
     calls.clear()
     ds.__getitems__([0, 1, 2, 3])
-    assert calls == [4, 4]  # four indexes at once, then four slices
+    assert calls == [2, 4]  # the indexes, of two shards, at once, then four slices
 
 
 def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:
