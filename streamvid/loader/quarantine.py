@@ -247,13 +247,13 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
 
 
 def _signature(dataset: ClipSource, shard: int) -> list[int] | None:
-    """Size in bytes and modification time in ns of a local shard; None if it is remote, or gone."""
-    path = dataset.shard_path(shard)
+    """Sizes in bytes and modification times in ns of a local shard's files; None if it is remote, or gone."""
+    paths = [dataset.shard_path(shard, extension) for extension in dataset.shards[shard].sizes]
     try:
-        found = os.stat(local_path(path)) if is_local(path) else None
+        found = [os.stat(local_path(path)) for path in paths if is_local(path)]
     except OSError:
         return None
-    return found and [found.st_size, found.st_mtime_ns]
+    return [value for one in found for value in (one.st_size, one.st_mtime_ns)] or None
 
 
 def _lines(file: Path) -> list[bytes]:
