@@ -92,7 +92,7 @@ class WorkerProcess:
         pid: its number.
 
     Raises:
-        RuntimeError: it could not be started.
+        OSError: it could not be started.
     """
 
     def __init__(self, *, inherit: Sequence[int] = ()) -> None:
@@ -114,14 +114,14 @@ class WorkerProcess:
         """Wait until it is ready.
 
         Raises:
-            RuntimeError: it could not be started.
+            OSError: it could not be started.
         """
         try:
             self._send((os.getpid(), [os.path.abspath(entry) for entry in sys.path]))
             self._receive()
         except (EOFError, OSError, pickle.UnpicklingError, WorkerStuckError) as error:
             self.end()
-            raise RuntimeError(f"a worker process could not be started ({sys.executable})") from error
+            raise OSError(f"a worker process could not be started ({sys.executable})") from error
 
     def call(
         self,

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -16,6 +20,8 @@ from streamvid.arrays import UInt8
 from streamvid.bitstream.packet_info import classifier
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.base import FrameSink, Pending
+from streamvid.decode.deadline import Pace
+from streamvid.decode.deadline_threads import DeadlineThreads
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
@@ -50,20 +56,62 @@ class CrashedDecoderError(DamagedClipError):
     """A slice with which FFmpeg's process died."""
 
 
+class SliceDecoder(Protocol):
+    """Decodes one slice at a time, for one thread.
+
+    Attributes:
+        keeps_limit: it raises StuckDecoderError at its limit, rather than that its thread must be left behind.
+    """
+
+    keeps_limit: ClassVar[bool]
+
+    def frames(
+        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+    ) -> Iterator[tuple[int, Planes]]:
+        """The wanted frames of a slice, or of a segment of one.
+
+        Args:
+            encoded, segment: as of `decode_frames`.
+            limit_s: seconds that it may take, as `streamvid.workers.Stopwatch` counts them.
+
+        Returns:
+            not always in order, each frame's row and its planes, which are valid until the next is asked for.
+
+        Raises:
+            DamagedClipError: it does not decode to its frames.
+        """
+
+    def close(self) -> None:
+        """Free what it keeps from slice to slice."""
+
+
 class CpuDecoder:
     """Decodes with FFmpeg in threads, each on one segment of a slice at a time, so that few long slices keep all
     threads busy, too.
 
+    A slice that is not decoded by its deadline (`streamvid.decode.deadline`) fails. Its thread, if it is stuck, is left
+    behind; it has frame sinks of a batch that is never delivered.
+
     Args:
-        threads: segments decoded at once. 0: the thread that waits for a batch decodes it, one slice after the other.
+        threads: segments decoded at once; 0 is 1.
         initializer: called once in each thread before it decodes.
+        decoder: what each thread decodes with; default: FFmpeg in the thread itself.
+        pace: gives deadlines.
     """
 
-    def __init__(self, *, threads: int, initializer: Callable[[], None] | None = None) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        if threads:
-            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode", initializer=initializer)
-        self._convert, self._context = RgbConverter(), ReusableCodecContext()
+    def __init__(
+        self,
+        *,
+        threads: int,
+        initializer: Callable[[], None] | None = None,
+        decoder: type[SliceDecoder] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self._pace = Pace() if pace is None else pace
+        self._open = decoder or InThreadDecoder
+        self._threads = DeadlineThreads(
+            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer)
+        )
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[UInt8]]:
         """Begin to decode a batch.
@@ -86,19 +134,20 @@ class CpuDecoder:
         Returns:
             what waits until all frames are written; its `result` raises VideoError if a slice does not decode.
         """
-        pairs = list(zip(slices, sinks, strict=True))
         futures: list[Future[None]] = []
-        if self._pool is not None:
-            for encoded, sink in pairs:
-                for segment in split_at_keyframes(encoded):
-                    futures.append(self._pool.submit(self._decode, encoded, sink, segment))
+        for encoded, sink in zip(slices, sinks, strict=True):
+            for segment in split_at_keyframes(encoded):
+                futures.append(
+                    self._threads.submit(
+                        partial(self._decode, encoded, sink, segment),
+                        limit_s=partial(self._limit_s, encoded, segment),
+                        overdue=partial(_overdue, encoded, segment),
+                    )
+                )
 
         def wait() -> None:
             for future in futures:
                 future.result()
-            if self._pool is None:
-                for encoded, sink in pairs:
-                    self._decode(encoded, sink, None)
 
         return Pending(wait)
 
@@ -111,13 +160,52 @@ class CpuDecoder:
         return self.submit(slices).result()
 
     def close(self) -> None:
-        """Free the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        """Free the threads. Waits for what they do, but not beyond its deadline."""
+        self._threads.close()
 
-    def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment | None) -> None:
+    def _limit_s(self, encoded: EncodedSlice, segment: SliceSegment) -> float:
+        return math.inf if self._open.keeps_limit else self._pace.deadline(encoded, segment[1] - segment[0])
+
+    def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment, decoder: SliceDecoder) -> None:
+        began, packets = perf_counter(), segment[1] - segment[0]
+        for row, planes in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
+            sink.write(row, planes)
+        self._pace.add(encoded, packets, perf_counter() - began)
+
+
+def _overdue(encoded: EncodedSlice, segment: SliceSegment, seconds: float) -> DamagedClipError:
+    packets = segment[1] - segment[0]
+    return undecodable(StuckDecoderError, encoded, f"{packets} packets took more than {seconds:.0f} s")
+
+
+class InThreadDecoder:
+    """FFmpeg in the calling thread, which does not hold the GIL while FFmpeg works: a `SliceDecoder`."""
+
+    keeps_limit: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._convert, self._context = RgbConverter(), ReusableCodecContext()
+
+    def frames(
+        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+    ) -> Iterator[tuple[int, Planes]]:
+        """See `SliceDecoder`; the limit is its caller's."""
         for row, frame in decode_frames(encoded, segment, context=self._context):
-            sink.write(row, self._convert(frame, full_range=encoded.full_range))
+            yield row, self._convert(frame, full_range=encoded.full_range)
+
+    def close(self) -> None:
+        """See `SliceDecoder`."""
+
+
+@contextmanager
+def _opened(make: Callable[[], SliceDecoder], initializer: Callable[[], None] | None) -> Iterator[SliceDecoder]:
+    if initializer is not None:
+        initializer()
+    decoder = make()
+    try:
+        yield decoder
+    finally:
+        decoder.close()
 
 
 def decode_with_pyav(encoded: EncodedSlice) -> UInt8:
@@ -129,7 +217,10 @@ def decode_with_pyav(encoded: EncodedSlice) -> UInt8:
     Raises:
         VideoError: the slice does not decode to its frames.
     """
-    return CpuDecoder(threads=0).decode([encoded])[0]
+    sink = _FullSizeSink(encoded)
+    for row, planes in InThreadDecoder().frames(encoded, limit_s=math.inf):
+        sink.write(row, planes)
+    return sink.frames
 
 
 class _FullSizeSink:

@@ -14,8 +14,8 @@ LEAST_S: Final = 10.0
 _PATIENCE: Final = 20.0
 """How many times as long as at the median pace a slice may take. Packets of one clip differ by less; what slows all
 of them, such as a busy machine, slows the pace, too."""
-_PIXELS_PER_S: Final = 2_000_000
-"""The pace that is assumed before any was measured, with patience: a fiftieth of a slow core's."""
+_PIXELS_PER_S: Final = 10_000_000
+"""The pace that is assumed before any was measured, patience included: a tenth of a slow core's."""
 _REMEMBERED: Final = 63
 
 

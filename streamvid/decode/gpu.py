@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.decode.base import Pending
-from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
@@ -58,14 +58,22 @@ class GpuDecoder:
         streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
             and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
         sessions: False: DALI decodes what the sessions could.
+        isolate: what the CPU decodes, it decodes in child processes, and no cores assist the engines.
     """
 
     def __init__(
-        self, *, device_id: int, threads: int, max_batch: int, streams: int = NVDEC_ENGINES, sessions: bool = True
+        self,
+        *,
+        device_id: int,
+        threads: int,
+        max_batch: int,
+        streams: int = NVDEC_ENGINES,
+        sessions: bool = True,
+        isolate: bool = False,
     ) -> None:
-        self._sessions = open_session_pool(device_id, threads=threads) if sessions else None
+        self._sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
         self._dali: DaliDecoder | None = None
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="streamvid-decode")
+        self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
         self._streams = min(streams, threads)
 
@@ -103,7 +111,7 @@ class GpuDecoder:
             if self._sessions is not None and in_sessions
             else None
         )
-        cpu_frames = {n: self._pool.submit(decode_with_pyav, slices[n]) for n in by_cpu}
+        cpu_frames = self._cpu.submit([slices[n] for n in by_cpu])
 
         def result() -> list[torch.Tensor]:
             import torch
@@ -116,9 +124,9 @@ class GpuDecoder:
                     self._dali = None  # a pipeline is of no use after an error
                     raise
                 frames.update(zip(by_dali, decoded, strict=True))
-            for n, future in cpu_frames.items():
-                frames[n] = torch.from_numpy(future.result()).to(f"cuda:{self._device_id}")
-            if cpu_frames:
+            for n, decoded_there in zip(by_cpu, cpu_frames.result(), strict=True):
+                frames[n] = torch.from_numpy(decoded_there).to(f"cuda:{self._device_id}")
+            if by_cpu:
                 torch.cuda.synchronize(self._device_id)
             if session_frames is not None:
                 frames.update(zip(in_sessions, session_frames.result(), strict=True))
@@ -136,7 +144,7 @@ class GpuDecoder:
 
     def close(self) -> None:
         """Free threads and device memory."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._cpu.close()
         self._dali = None
         if self._sessions is not None:
             self._sessions.close()

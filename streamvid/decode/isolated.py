@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -30,10 +30,13 @@ _LEAST_BYTES: Final = 8 << 20
 
 
 class IsolatedDecoder:
-    """Decodes slices in a child process, which is replaced when it dies. To be used by one thread at a time.
+    """Decodes slices in a child process, which is replaced when it dies: a `streamvid.decode.cpu.SliceDecoder`. To be
+    used by one thread at a time.
 
     A context manager, which ends the process.
     """
+
+    keeps_limit: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._memory = os.memfd_create("streamvid-frames")
@@ -61,7 +64,7 @@ class IsolatedDecoder:
         Raises:
             DamagedClipError: it does not decode to its frames; a StuckDecoderError: not in that time; a
                 CrashedDecoderError: the process died.
-            RuntimeError: no process can be started.
+            OSError: no process can be started.
         """
         frame = 3 * encoded.height * encoded.width
         size = 2 * frame * max(1, _LEAST_BYTES // 2 // max(1, frame))

@@ -1,8 +1,9 @@
-"""One sample at a time, decoded and transformed on the CPU in the calling thread: what a DataLoader's worker does."""
+"""One sample at a time, decoded and transformed on the CPU: what a DataLoader's worker does."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import VideoError
@@ -25,15 +26,16 @@ class SampleRenderer:
 
     Args:
         spec: the transform.
+        isolate: decode in a child process (`streamvid.decode.isolated`).
     """
 
-    def __init__(self, spec: ClipTransform) -> None:
-        self._spec = spec
+    def __init__(self, spec: ClipTransform, *, isolate: bool = False) -> None:
+        self._spec, self._isolate = spec, isolate
         self._pid = os.getpid()
         self._renderer: Renderer | None = None
 
-    def __reduce__(self) -> tuple[type[SampleRenderer], tuple[ClipTransform]]:
-        return SampleRenderer, (self._spec,)
+    def __reduce__(self) -> tuple[partial[SampleRenderer], tuple[ClipTransform]]:
+        return partial(SampleRenderer, isolate=self._isolate), (self._spec,)
 
     def render(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
         """The tensors of a batch of one clip, without the batch's dimension: see
@@ -47,7 +49,7 @@ class SampleRenderer:
             self._renderer = None
         if self._renderer is None:
             self._pid = os.getpid()
-            self._renderer = make_renderer(self._spec, device_id=None, threads=0, max_batch=1)
+            self._renderer = make_renderer(self._spec, device_id=None, threads=0, max_batch=1, isolate=self._isolate)
         try:
             tensors = self._renderer.render_sample(batch)
         except RuntimeError as error:

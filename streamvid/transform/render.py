@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from streamvid.arrays import Bool
 from streamvid.decode.base import Pending, PendingFrames
-from streamvid.decode.cpu import CpuDecoder
+from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
@@ -72,7 +73,7 @@ class Renderer(Protocol):
         """
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
-        """The tensors of a batch of one clip, decoded in the calling thread.
+        """The tensors of a batch of one clip.
 
         Raises:
             VideoError: the clip does not decode to its frames.
@@ -84,32 +85,39 @@ class Renderer(Protocol):
 
 
 def make_renderer(
-    spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int, on_cpu: Bool | None = None
+    spec: ClipTransform,
+    *,
+    device_id: int | None,
+    threads: int,
+    max_batch: int,
+    on_cpu: Bool | None = None,
+    isolate: bool = False,
 ) -> Renderer:
     """The renderer for a transform. DALI is imported only if it is needed.
 
     Args:
         spec: the transform.
         device_id: the GPU's number, or None for the CPU.
-        threads: CPU threads that decode and transform; 0 for `render_sample` alone, in the calling thread.
+        threads: CPU threads that decode and transform; 0 for `render_sample` alone, with one that decodes.
         max_batch: clips per batch at most.
         on_cpu: bool [clips of the dataset]: with a GPU, the clips that the CPU decodes; default: none.
+        isolate: what the CPU decodes, it decodes in child processes (`streamvid.decode.isolated`).
     """
     if device_id is None and fits_batch_writer(spec.transform):
-        return CpuRenderer(spec.transform, threads=threads)
-    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu)
+        return CpuRenderer(spec.transform, threads=threads, isolate=isolate)
+    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu, isolate=isolate)
 
 
 class CpuRenderer:
     """Writes frames into the batch as they are decoded: see `streamvid.transform.cpu_batch_writer`.
 
     Args:
-        transform, threads: as of `make_renderer`.
+        transform, threads, isolate: as of `make_renderer`.
     """
 
-    def __init__(self, transform: Transform | Views, *, threads: int) -> None:
+    def __init__(self, transform: Transform | Views, *, threads: int, isolate: bool = False) -> None:
         self._transform, self._scratch = transform, Scratch()
-        self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
+        self._decoder = _cpu_decoder(threads, isolate)
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
@@ -146,15 +154,22 @@ class DaliRenderer:
     """
 
     def __init__(
-        self, spec: ClipTransform, *, device_id: int | None, threads: int, max_batch: int, on_cpu: Bool | None = None
+        self,
+        spec: ClipTransform,
+        *,
+        device_id: int | None,
+        threads: int,
+        max_batch: int,
+        on_cpu: Bool | None = None,
+        isolate: bool = False,
     ) -> None:
         self._transform, self._scratch, self._on_cpu = spec.transform, Scratch(), on_cpu
         self._cpu_decoder: CpuDecoder | None = None
         self._decoder: CpuDecoder | GpuDecoder
         if device_id is not None:
-            self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch)
+            self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch, isolate=isolate)
         else:
-            self._decoder = CpuDecoder(threads=threads, initializer=resize_in_one_thread)
+            self._decoder = _cpu_decoder(threads, isolate)
             if fits_crop_resize(spec.transform):
                 self._cpu_decoder = self._decoder
         self._pipeline = DaliPipeline(
@@ -204,6 +219,12 @@ class DaliRenderer:
         if on_cpu or self._on_cpu is None:
             return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices))
         return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist())
+
+
+def _cpu_decoder(threads: int, isolate: bool) -> CpuDecoder:
+    return CpuDecoder(
+        threads=threads, initializer=resize_in_one_thread, decoder=IsolatedDecoder if isolate else InThreadDecoder
+    )
 
 
 def decoded_in_order(

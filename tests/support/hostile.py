@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from streamvid.errors import VideoError
@@ -99,3 +100,24 @@ def sleep(seconds: float) -> int:
     """Take a while."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def compute(seconds: float, core: int) -> int:
+    """Compute for so many seconds of a core that others may use first."""
+    os.sched_setaffinity(0, {core})
+    os.nice(10)
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return os.getpid()
+
+
+def count_to(number: int) -> Iterator[int]:
+    """Give items."""
+    yield from range(number)
+
+
+def count_and_refuse(number: int) -> Iterator[int]:
+    """Give items, and raise."""
+    yield from range(number)
+    raise VideoError("enough")

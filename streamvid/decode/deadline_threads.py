@@ -1,0 +1,193 @@
+"""Threads whose calls have a deadline: one that is stuck below Python is left behind, and another takes its place.
+
+A thread cannot be ended from outside. So these are daemons, for which the end of the process does not wait, and what a
+call writes to must be its own: one that was given up may wake up later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from streamvid.workers import TICK_S, Stopwatch
+
+Tool = TypeVar("Tool")
+
+_AT_EXIT_S: Final = 2.0
+"""Seconds that the end of the program waits for threads: C++ libraries clean up, which they may be using."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Call(Generic[Tool]):
+    """What a thread is to do.
+
+    Attributes:
+        function: gets the thread's tool.
+        limit_s: says, when the call begins, how many seconds it may take, as `streamvid.workers.Stopwatch` counts them.
+        overdue: makes the error of a call that took more, from those seconds.
+        future: raises what the function or `overdue` says.
+    """
+
+    function: Callable[[Tool], None]
+    limit_s: Callable[[], float]
+    overdue: Callable[[float], Exception]
+    future: Future[None]
+
+
+class DeadlineThreads(Generic[Tool]):
+    """Daemon threads that make calls in their order. They end with this object.
+
+    Args:
+        count: threads.
+        name: of the threads, before a number.
+        tool: opens what a thread needs for all its calls, in that thread.
+    """
+
+    def __init__(self, count: int, *, name: str, tool: Callable[[], AbstractContextManager[Tool]]) -> None:
+        self._crew = _Crew(count, name, tool)
+        self._finalizer = weakref.finalize(self, self._crew.dismiss)
+        self._finalizer.atexit = False  # the crew has its own
+
+    def submit(
+        self,
+        function: Callable[[Tool], None],
+        *,
+        limit_s: Callable[[], float],
+        overdue: Callable[[float], Exception],
+    ) -> Future[None]:
+        """Have a thread make a call: see `Call`."""
+        call = Call(function, limit_s, overdue, Future())
+        self._crew.add(call)
+        return call.future
+
+    def close(self) -> None:
+        """Drop the calls that have not begun, and wait for those that have, until they end or are given up."""
+        self._finalizer()
+        self._crew.join()
+
+
+class _Crew:
+    """The threads and all that they share. They hold no reference to their `DeadlineThreads`."""
+
+    def __init__(self, count: int, name: str, tool: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._count, self._name, self._tool = count, name, tool
+        self._pid: Final = os.getpid()
+        lock = threading.RLock()
+        self._queued, self._ended = threading.Condition(lock), threading.Condition(lock)
+        self._calls: deque[Call[Any]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._running: dict[threading.Thread, tuple[Call[Any], float, Stopwatch]] = {}
+        self._started = 0
+        self._watched = self._dismissed = False
+        atexit.register(self.end_at_exit)
+
+    def add(self, call: Call[Any]) -> None:
+        with self._queued:
+            if self._dismissed:
+                raise RuntimeError("these threads were closed")
+            self._calls.append(call)
+            if len(self._threads) < self._count:
+                self._start()
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
+            self._queued.notify()
+
+    def dismiss(self) -> None:
+        """Let each thread end after its call, without waiting."""
+        if os.getpid() != self._pid:
+            return  # a process that was forked has none of the threads; one of them may have held the lock
+        with self._queued:
+            self._dismissed = True
+            dropped = list(self._calls)
+            self._calls.clear()
+            self._queued.notify_all()
+            self._ended.notify_all()
+        for call in dropped:
+            call.future.cancel()
+        atexit.unregister(self.end_at_exit)
+
+    def end_at_exit(self) -> None:
+        self.dismiss()
+        self.join(_AT_EXIT_S)
+
+    def join(self, timeout: float | None = None) -> None:
+        if os.getpid() != self._pid or sys.is_finalizing():
+            return  # daemon threads have stopped where they were
+        with self._ended:
+            self._ended.wait_for(lambda: not self._threads, timeout)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True)
+        self._started += 1
+        self._threads.add(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        task = f"self/task/{threading.get_native_id()}"
+        with ExitStack() as stack:
+            tool = None
+            while True:
+                with self._queued:
+                    self._queued.wait_for(lambda: self._calls or self._dismissed)
+                    if not self._calls or me not in self._threads:
+                        break
+                    call = self._calls.popleft()
+                    self._running[me] = call, call.limit_s(), Stopwatch(task)
+                problem: BaseException | None = None
+                try:
+                    if tool is None:
+                        tool = stack.enter_context(self._tool())
+                    call.function(tool)
+                except BaseException as error:
+                    problem = error
+                with self._queued:
+                    if self._running.pop(me, None) is None:
+                        break  # it was given up
+                if problem is None:
+                    call.future.set_result(None)
+                else:
+                    call.future.set_exception(problem)
+                del call, problem  # which hold the batch
+        with self._ended:
+            self._threads.discard(me)
+            self._ended.notify_all()
+
+    def _watch(self) -> None:
+        while True:
+            with self._ended:
+                self._ended.wait(TICK_S)
+                if self._dismissed and not self._threads:
+                    return
+            self._give_up_overdue()
+
+    def _give_up_overdue(self) -> None:
+        with self._ended:
+            running = list(self._running.items())
+        for thread, (call, limit_s, stopwatch) in running:
+            if stopwatch.seconds() <= limit_s:
+                continue
+            with self._ended:
+                if self._running.get(thread, (None,))[0] is not call:
+                    continue  # it ended meanwhile
+                del self._running[thread]
+                self._threads.discard(thread)
+                if not self._dismissed:
+                    self._start()
+                self._ended.notify_all()
+            error = call.overdue(limit_s)
+            log.error("%s. Its thread %s is left behind, and may keep a core busy", error, thread.name)
+            call.future.set_exception(error)

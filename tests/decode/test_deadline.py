@@ -1,0 +1,48 @@
+"""Deadlines by the pace of the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streamvid.decode.deadline import LEAST_S, Pace
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tests.support.reference import whole
+from tools.clips import Recipe
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> EncodedSlice:
+    folder = tmp_path_factory.mktemp("clip")
+    return whole(store_clip(write(Recipe(width=96, height=64, frames=24), folder / "a.mp4"), folder))
+
+
+def test_no_slice_has_less_than_the_least(encoded: EncodedSlice) -> None:
+    pace = Pace()
+    assert pace.deadline(encoded) == LEAST_S == 10
+    pace.add(encoded, 24, 0.001)
+    assert pace.deadline(encoded) == 10
+
+
+def test_it_grows_with_packets_at_the_pace_of_the_same_codec_and_size(encoded: EncodedSlice) -> None:
+    pace = Pace()
+    for seconds in (50.0, 10.0, 0.1, 10.0, 10.0):  # one that waited for long, and one that was quick
+        pace.add(encoded, 10, seconds)
+    assert pace.deadline(encoded, 24) == pytest.approx(20 * 24 * 1.0)
+    assert pace.deadline(encoded, 48) == pytest.approx(20 * 48 * 1.0)
+    for other in (replace(encoded, codec="av1"), replace(encoded, width=98)):
+        assert pace.deadline(other) == 10
+
+
+def test_it_follows_a_machine_that_becomes_slow(encoded: EncodedSlice) -> None:
+    pace = Pace()
+    for seconds in (*[0.1] * 1000, *[5.0] * 40):
+        pace.add(encoded, 1, seconds)
+    assert pace.deadline(encoded, 10) == pytest.approx(20 * 10 * 5.0)
+
+
+def test_large_pictures_have_more_before_any_was_decoded(encoded: EncodedSlice) -> None:
+    assert Pace().deadline(replace(encoded, width=3840, height=2160), 300) == pytest.approx(248.8, abs=1)

@@ -1,0 +1,172 @@
+"""Threads that are stuck: their call fails, others go on, and neither `close` nor the process waits for them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from streamvid.decode.deadline_threads import DeadlineThreads
+
+
+@contextmanager
+def no_tool() -> Iterator[None]:
+    yield
+
+
+def overdue(seconds: float) -> Exception:
+    return TimeoutError(f"more than {seconds} s")
+
+
+def named(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+def until(met: Callable[[], bool]) -> None:
+    """Wait for what happens soon."""
+    end = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_calls_are_made_and_their_errors_are_raised() -> None:
+    done: list[int] = []
+    threads: DeadlineThreads[None] = DeadlineThreads(3, name="made", tool=no_tool)
+    futures = [
+        threads.submit(lambda _, n=n: done.append(n // (n - 5)), limit_s=lambda: 60, overdue=overdue)  # type: ignore[misc]
+        for n in range(10)
+    ]
+    for n, future in enumerate(futures):
+        if n == 5:
+            with pytest.raises(ZeroDivisionError):
+                future.result(timeout=30)
+        else:
+            future.result(timeout=30)
+    assert len(done) == 9
+    assert len(named("made_")) == 3
+    threads.close()
+    assert not named("made_")
+    with pytest.raises(RuntimeError, match="closed"):
+        threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue)
+
+
+def test_a_call_that_is_stuck_fails_and_another_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    wakes = threading.Event()
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="stuck", tool=no_tool)
+    with caplog.at_level(logging.ERROR):
+        stuck = threads.submit(lambda _: bool(wakes.wait()) and None, limit_s=lambda: 0.5, overdue=overdue)
+        quick = threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue)
+        with pytest.raises(TimeoutError, match=r"more than 0\.5 s"):
+            stuck.result(timeout=30)
+        quick.result(timeout=30)
+    assert "more than 0.5 s" in caplog.text
+    threads.close()
+    assert named("stuck_0")
+    assert not named("stuck_1")
+    wakes.set()
+    until(lambda: not named("stuck"))  # whoever wakes up ends, and does nothing else
+
+
+def test_close_waits_for_what_runs_and_drops_what_waits() -> None:
+    begun, go = threading.Event(), threading.Event()
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="closed", tool=no_tool)
+
+    def work(_: None) -> None:
+        begun.set()
+        go.wait()
+
+    running = threads.submit(work, limit_s=lambda: 60, overdue=overdue)
+    waiting = threads.submit(work, limit_s=lambda: 60, overdue=overdue)
+    begun.wait()
+    closing = threading.Thread(target=threads.close)
+    closing.start()
+    until(waiting.cancelled)
+    assert not running.done()
+    go.set()
+    closing.join(timeout=30)
+    assert running.done()
+
+
+def test_they_end_with_their_owner() -> None:
+    opened: list[str] = []
+
+    @contextmanager
+    def tool() -> Iterator[str]:
+        opened.append("open")
+        yield "tool"
+        opened.append("closed")
+
+    class Owner:
+        def __init__(self) -> None:
+            self.threads: DeadlineThreads[str] = DeadlineThreads(2, name="owned", tool=tool)
+
+        def work(self, got: str) -> None:
+            assert got == "tool"
+
+    owner = Owner()
+    for _ in range(4):
+        owner.threads.submit(owner.work, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
+    seen = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert seen() is None
+    until(lambda: not named("owned"))
+    assert opened.count("open") == opened.count("closed") > 0
+
+
+def test_a_tool_that_does_not_open_is_the_calls_error() -> None:
+    tries: list[int] = []
+
+    @contextmanager
+    def tool() -> Iterator[None]:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("no process can be started")
+        yield
+
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="tool", tool=tool)
+    with pytest.raises(OSError, match="no process"):
+        threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
+    threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
+    threads.close()
+
+
+_STUCK_AT_EXIT = """
+import ctypes
+from tests.decode.test_deadline_threads import DeadlineThreads, no_tool, overdue
+threads = DeadlineThreads(2, name="exit", tool=no_tool)
+one = threads.submit(lambda _: ctypes.CDLL(None).pause(), limit_s=lambda: 0.5, overdue=overdue)
+print(type(one.exception()).__name__)
+threads.close()
+threads = DeadlineThreads(2, name="exit", tool=no_tool)
+threads.submit(lambda _: ctypes.CDLL(None).pause(), limit_s=lambda: 3600, overdue=overdue)
+"""
+
+
+def test_the_process_does_not_wait_for_them() -> None:
+    """Neither for one that was given up, nor for one whose deadline is far away and whose owner was not closed."""
+    done = subprocess.run([sys.executable, "-c", _STUCK_AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "TimeoutError\n"), done.stderr
+
+
+def test_a_forked_process_closes_what_it_got_without_waiting() -> None:
+    go = threading.Event()
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="fork", tool=no_tool)
+    threads.submit(lambda _: bool(go.wait()) and None, limit_s=lambda: 60, overdue=overdue)
+    child = os.fork()
+    if child == 0:
+        threads.close()
+        os._exit(7)
+    until(lambda: os.waitpid(child, os.WNOHANG)[1] == 7 << 8)
+    go.set()
+    threads.close()

@@ -1,0 +1,74 @@
+"""Worker processes by themselves: streams of items, and time that does not count. `tests/packing` has more of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import VideoError
+from streamvid.workers import WorkerCrashError, WorkerProcess, Workers, WorkerStuckError
+from tests.support import hostile
+
+
+@pytest.fixture
+def process() -> Iterator[WorkerProcess]:
+    one = WorkerProcess()
+    one.handshake()
+    yield one
+    one.kill()
+    one.end()
+
+
+def test_items_come_one_by_one(process: WorkerProcess) -> None:
+    for count in (0, 1, 2, 5):
+        assert list(process.stream(hostile.count_to, count, limit_s=60)) == list(range(count))
+    assert process.call(hostile.double, 4) == 8
+    with pytest.raises(TypeError, match="stream"):
+        process.call(hostile.count_to, 1)
+
+
+@pytest.mark.parametrize("items", [0, 1, 3])
+def test_an_error_after_some_items_leaves_a_process_of_use(process: WorkerProcess, items: int) -> None:
+    running = process.stream(hostile.count_and_refuse, items, limit_s=60)
+    assert [next(running) for _ in range(items)] == list(range(items))
+    with pytest.raises(VideoError, match="enough"):
+        next(running)
+    assert process.call(hostile.where) == process.pid
+
+
+def test_a_message_larger_than_a_pipe_does_not_keep_a_stopped_process(process: WorkerProcess) -> None:
+    """The caller cannot even write it to the end."""
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerStuckError, match="more than 1 s"):
+        process.call(len, bytes(1 << 24), limit_s=1.0)
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_an_error_of_the_function_is_not_taken_for_a_crash(process: WorkerProcess) -> None:
+    with pytest.raises(FileNotFoundError):
+        process.call(os.stat, "/nowhere")
+    assert process.call(hostile.where) == process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerCrashError, match="SIGKILL"):
+        process.call(hostile.where)
+
+
+def test_time_without_a_core_does_not_count() -> None:
+    """It shares a core with a process that gets nine tenths of it, and needs three times its limit by the clock."""
+    core = min(os.sched_getaffinity(0))
+    script = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        with Workers(1) as workers:
+            assert workers.submit(hostile.compute, 0.3, core, limit_s=1.0).result(timeout=60)
+    finally:
+        busy.kill()
+        busy.communicate()
