@@ -20,9 +20,10 @@ from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
+from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, redact
 from streamvid.video.frame_index import FrameIndex

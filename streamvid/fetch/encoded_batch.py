@@ -13,11 +13,13 @@ import numpy.typing as npt
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
+from streamvid.errors import ClipError
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
 from streamvid.video.packet_selection import EncodedSlice, PacketSelection, damaged_packet, extract_packets
 from streamvid.video.stored_clip import UNORDERED
 
@@ -105,13 +107,14 @@ def read_batches(
     slices: dict[int, EncodedSlice] = {}
     for group in access.groups(np.unique(shards).tolist()):
         members = np.flatnonzero(np.isin(shards, group))
-        with access.open(group, stop) as path_of:
-            # A new reader each time: a file that stays open takes disk space after the cache has evicted it.
-            retry = dataset.reader.retry
-            reader = RangeReader(retry if stop is None else retry.until(stop), like=dataset.reader)
-            some = Step(ids[members], passes[members], valid[members], absent=absent[members])
-            planned = plan_samples(dataset, some, spec, reader=reader, path_of=path_of)
-            read = read_slices(dataset, planned, reader, path_of)
+        some = Step(ids[members], passes[members], valid[members], absent=absent[members])
+        try:
+            planned, read = _read_step(dataset, some, spec, access, group, stop)
+        except ClipError:
+            # Once more, if it may have been the cache.
+            if not access.distrust(group):
+                raise
+            planned, read = _read_step(dataset, some, spec, access, group, stop)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
     encoded, first = [], 0
@@ -121,6 +124,21 @@ def read_batches(
         encoded.append(encoded_batch(dataset, batch, [slices[n] for n in numbers], number=step.number))
         first = numbers.stop
     return encoded
+
+
+def _read_step(
+    dataset: ClipSource,
+    step: Step,
+    spec: SampleSpec,
+    access: ShardAccess,
+    shards: Sequence[int],
+    stop: threading.Event | None,
+) -> tuple[list[SamplePlan], list[EncodedSlice]]:
+    """The samples of a step, whose shards are open together."""
+    with access.open(shards, stop) as path_of:
+        reader = access.reader(shards, stop)
+        planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
+        return planned, read_slices(dataset, planned, reader, path_of)
 
 
 def read_slices(

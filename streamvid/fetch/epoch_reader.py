@@ -71,19 +71,21 @@ def read_epoch(
 
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
+    def read_once(start: int, end: int) -> list[EncodedBatch]:
+        return read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+
     def read(start: int, end: int) -> list[EncodedBatch]:
-        steps = [epoch.step(number) for number in range(start, end)]
         try:
-            return read_batches(dataset, steps, spec, access, stop)
+            return read_once(start, end)
         except (ClipError, FileTooShort) as error:
             if rescue is None:
                 raise
-            if len(steps) == 1:
+            if end - start == 1:
                 return [rescue(start, error)]
         return [batch for number in range(start, end) for batch in read(number, number + 1)]
 
     if access.by_range:
-        yield from _read_ahead(read, epoch, longest)
+        yield from _read_ahead(read_once, read, epoch, longest)
         return
     start, length = epoch.done, 1
     while start < epoch.steps:
@@ -94,27 +96,35 @@ def read_epoch(
 
 
 def _read_ahead(
-    read: Callable[[int, int], list[EncodedBatch]], epoch: Epoch, longest: int
+    read: Callable[[int, int], list[EncodedBatch]],
+    read_again: Callable[[int, int], list[EncodedBatch]],
+    epoch: Epoch,
+    longest: int,
 ) -> Generator[EncodedBatch, None, None]:
     """The batches of chunks that are read side by side: of single steps until it is known how many bytes a step takes,
-    then of as many as take their share of `_AHEAD_BYTES`, and of `longest` steps at most."""
-    pending: deque[Future[list[EncodedBatch]]] = deque()
+    then of as many as take their share of `_AHEAD_BYTES`, and of `longest` steps at most. Those with damaged clips are
+    read again when their turn comes, as what is bad in one counts for all after it."""
+    pending: deque[tuple[int, int, Future[list[EncodedBatch]]]] = deque()
     start, length, chunks, heaviest = epoch.done, 1, _CHUNKS_AHEAD // 2, 1
     with ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-fetch") as pool:
         try:
             while start < epoch.steps or pending:
                 while start < epoch.steps and len(pending) < chunks:
                     end = min(start + length, epoch.steps)
-                    pending.append(pool.submit(read, start, end))
+                    pending.append((start, end, pool.submit(read, start, end)))
                     start = end
-                batches = pending.popleft().result()
+                first, behind, future = pending.popleft()
+                try:
+                    batches = future.result()
+                except (ClipError, FileTooShort):
+                    batches = read_again(first, behind)
                 heaviest = max(heaviest, *(batch.bytes_read for batch in batches))
                 length = min(max(1, _AHEAD_BYTES // _CHUNKS_AHEAD // heaviest), 2 * length, longest)
                 chunks = min(max(2, _AHEAD_BYTES // (length * heaviest)), _CHUNKS_AHEAD)
                 yield from batches
         finally:
-            for one in pending:
-                one.cancel()
+            for _, _, future in pending:
+                future.cancel()
 
 
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:

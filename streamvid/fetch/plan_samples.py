@@ -21,7 +21,8 @@ from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, rows_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
-from streamvid.storage.range_reader import WASTE, RangeReader
+from streamvid.storage.byte_range import WASTE
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
+from streamvid.storage.range_cache import FileIdentity, RangeCache
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from streamvid.storage.url import is_local
 
@@ -22,14 +24,16 @@ class ShardAccess:
         dataset: local, remote, or several of both.
         cache: for remote shards; None: they are read where they are.
         limit_bytes: the cache's limit.
+        by_range: remote shards are read where they are, and what is read of them is kept in the cache.
     """
 
-    def __init__(self, dataset: ClipSource, *, cache: ShardCache | None, limit_bytes: int) -> None:
+    def __init__(
+        self, dataset: ClipSource, *, cache: ShardCache | None, limit_bytes: int, by_range: bool = False
+    ) -> None:
         self._dataset = dataset
         self._cache = cache
         self._share = limit_bytes // _SHARE
-        self.by_range = cache is None and not dataset.is_local
-        """Whether remote shards are read where they are."""
+        self.by_range = by_range
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
         """Split shards into groups that may be open at the same time: remote ones by this rank's share of the cache."""
@@ -62,7 +66,7 @@ class ShardAccess:
         with contextlib.ExitStack() as leases:
             cached: dict[tuple[int, str], str] = {}
             for number in shards:
-                for extension, url, size, sha256 in self._fetched(number):
+                for extension, url, size, sha256 in [] if self.by_range else self._fetched(number):
                     assert self._cache is not None
                     try:
                         with shard_errors(self._dataset, {url: number}):
@@ -78,16 +82,35 @@ class ShardAccess:
 
             yield path_of
 
-    def distrust(self, shards: Iterable[int]) -> None:
-        """Have the cache check its copies of shards before it uses them again."""
+    def reader(self, shards: Sequence[int], stop: threading.Event | None = None) -> RangeReader:
+        """A new reader of shards. It keeps the files open that it reads, which take disk space even after the cache has
+        evicted them: for one chunk.
+
+        Args:
+            shards: their numbers.
+            stop: gives up waiting for their storage.
+        """
+        like = self._dataset.reader
+        cache = None
+        if self._cache is not None and self.by_range:
+            files = [file for number in shards for file in self._fetched(number)]
+            cache = RangeCache(self._cache, {url: FileIdentity(sha256, size) for _, url, size, sha256 in files})
+        return RangeReader(like.retry if stop is None else like.retry.until(stop), like=like, cache=cache)
+
+    def distrust(self, shards: Iterable[int]) -> bool:
+        """Have the cache check its copies of shards before it uses them again, and forget its ranges of them. Returns
+        whether it had any."""
+        had = False
         for number in shards:
-            if self._cache is not None and not is_local(self._dataset.shard_path(number)):
-                self._cache.distrust(self._dataset.shards[number].sha256)
+            for _, _, size, sha256 in self._fetched(number):
+                assert self._cache is not None
+                had = self._cache.distrust(sha256, size) or had
+        return had
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Start to download shards, given in the order of need, as many as this rank's share of the cache holds."""
         taken = 0
-        for number in dict.fromkeys(shards):
+        for number in () if self.by_range else dict.fromkeys(shards):
             taken += self._fetched_bytes(number)
             if taken > self._share:
                 return
@@ -105,4 +128,4 @@ class ShardAccess:
 
     def _fetched_bytes(self, number: int) -> int:
         """Bytes of the cache that opening a shard takes; 0 for a local one."""
-        return sum(size for _, _, size, _ in self._fetched(number))
+        return 0 if self.by_range else sum(size for _, _, size, _ in self._fetched(number))

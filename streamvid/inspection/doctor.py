@@ -23,8 +23,9 @@ from streamvid.dataset.dataset import dataset_path, read_manifest
 from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
 from streamvid.errors import InputError, StreamvidError
 from streamvid.plan.world import find_cores
+from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.cache_dir import user_cache_dir
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_path, is_local, join, redact
 from streamvid.text import format_bytes

@@ -79,7 +79,7 @@ class Rescuer:
         *,
         pad: Pad,
         threads: int,
-        distrust: Callable[[Sequence[int]], None] = lambda shards: None,
+        distrust: Callable[[Sequence[int]], object] = lambda shards: None,
     ) -> None:
         self._dataset, self._quarantine, self._absent, self._members = dataset, quarantine, absent, members
         self._pad, self._processes, self._distrust = pad, min(_PROCESSES, threads), distrust

@@ -193,10 +193,8 @@ class StreamLoader:
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
         check_steps(plan)
-        self._fetch = fetched_as(
-            "shards" if engine == "dali" else fetch, plan, samples, self._cache_for(self.dataset.is_local), cache_bytes
-        )
-        shards = None if self._fetch == "ranges" else self._cache_for(self.dataset.is_local)
+        shared = self._cache_for(self.dataset.is_local)
+        self._fetch = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
         self._quarantine = Quarantine(
             policy, self.dataset, samples.pools.excluded, clips=len(rows), world=lambda: self._schedule.plan.world
         )
@@ -205,7 +203,7 @@ class StreamLoader:
             samples,
             rows,
             self._quarantine,
-            ShardAccess(self.dataset, cache=shards, limit_bytes=cache_bytes),
+            ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=self._fetch == "ranges"),
             device_id=device_id,
             num_threads=num_threads,
             max_batch=batch_size,

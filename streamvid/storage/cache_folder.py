@@ -4,6 +4,7 @@ The folder is the only state, so a killed process leaves nothing to repair:
 
     <sha256>                      a published file: complete, verified, linked into place
     <sha256>.<bytes>[.<n>].part   a file being fetched; its name reserves that many bytes of the limit
+    <sha256>.<bytes>.ranges       parts of a file, which need no lock: see `streamvid.storage.range_cache`
 
 Locks are those of the kernel (flock) on these files, which end with the process. A process that fetches holds its part
 exclusively: one download per file and node. The others wait while the part changes; if it does not for `stalled_after`
@@ -33,7 +34,7 @@ from typing import Self
 
 _log = logging.getLogger(__name__)
 
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_KEPT = re.compile(r"[0-9a-f]{64}(\.[0-9]{1,20}\.ranges)?", re.ASCII)
 _PART = re.compile(r"([0-9a-f]{64})\.([0-9]{1,20})(\.[0-9]{1,4})?\.part", re.ASCII)
 
 
@@ -73,6 +74,10 @@ class CacheFolder:
         """The name of a part, the first or a further one."""
         return self.root / f"{sha256}.{size}{f'.{number}' if number else ''}.part"
 
+    def ranges(self, sha256: str, size: int) -> Path:
+        """The name of the parts of a file."""
+        return self.root / f"{sha256}.{size}.ranges"
+
     def pin(self, size: int | None, sha256: str) -> Lease | None:
         """A lease on the published file; None if there is none, or it is damaged. Raises BusyError while another
         process is about to remove it."""
@@ -94,7 +99,7 @@ class CacheFolder:
             file.close()
             self.evict(path)
             return None
-        _touch(file)
+        touch(file)
         return Lease(path, file)
 
     def _intact(self, file: FileIO, size: int | None, sha256: str) -> bool:
@@ -108,7 +113,7 @@ class CacheFolder:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             return False
         try:
-            _touch(file, mark=_mark(sha256))
+            touch(file, mark=_mark(sha256))
         except PermissionError:  # another user's
             self._verified.add((stat.st_ino, stat.st_mtime_ns))
         return True
@@ -117,7 +122,7 @@ class CacheFolder:
         """Give a verified part, held by this process, its name: a lease on it, or on what another process has
         published meanwhile; None if that is evicted again."""
         path = self.root / sha256
-        _touch(file, mark=_mark(sha256))
+        touch(file, mark=_mark(sha256))
         # Else after a power failure the name might exist without the content.
         os.fsync(file.fileno())
         try:
@@ -139,14 +144,17 @@ class CacheFolder:
         file.close()  # evicted at once
         return None
 
-    def published(self) -> list[tuple[Path, os.stat_result]]:
-        """The files that are complete."""
+    def kept(self) -> list[tuple[Path, int, int]]:
+        """The files that are complete, and those of ranges: path, bytes that it takes, and when it was last used, in
+        ns."""
         found = []
         with os.scandir(self.root) as entries:
             for entry in entries:
-                if _SHA256.fullmatch(entry.name):
+                if match := _KEPT.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):
-                        found.append((self.root / entry.name, entry.stat(follow_symlinks=False)))
+                        stat = entry.stat(follow_symlinks=False)
+                        size = stat.st_blocks * 512 if match[1] else stat.st_size
+                        found.append((self.root / entry.name, size, stat.st_atime_ns))
         return found
 
     def evict(self, path: Path) -> bool:
@@ -188,11 +196,11 @@ class CacheFolder:
     def evict_oldest(self, wanted: int = 1) -> bool:
         """Evict files of at least so many bytes, least recently used first. False if all are in use."""
         freed = 0
-        for path, stat in sorted(self.published(), key=lambda item: item[1].st_atime_ns):
+        for path, size, _ in sorted(self.kept(), key=lambda item: item[2]):
             if freed >= wanted:
                 break
             if self.evict(path):
-                freed += stat.st_size
+                freed += size
         return freed > 0
 
 
@@ -232,7 +240,7 @@ def _is_at(file: FileIO, path: Path) -> bool:
         return False
 
 
-def _touch(file: FileIO, *, mark: int | None = None) -> None:
+def touch(file: FileIO, *, mark: int | None = None) -> None:
     """Set the time of last use, and with `mark` that of modification, in seconds. Explicitly, as the file system's own
     clock is coarse and would make ties. Raises PermissionError with `mark` alone, where another user owns the file."""
     now = time.time_ns()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
+from streamvid.storage.byte_range import PART_BYTES, ByteRange, join
 from streamvid.storage.lru_cache import LruCache
+from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
@@ -19,23 +20,10 @@ from streamvid.storage.url import is_local, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
-WASTE: Final = 0.15
-"""Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
-_PART_BYTES: Final = 8 << 20
-"""Longer ranges of remote files are read in parts, side by side."""
 
 
 class FileTooShort(DatasetError):  # noqa: N818
     """A file that ends before a range of it does."""
-
-
-@dataclass(frozen=True)
-class ByteRange:
-    """Bytes [start, end) of the file at a local path or URL."""
-
-    path: str
-    start: int
-    end: int
 
 
 class RangeReader:
@@ -49,13 +37,17 @@ class RangeReader:
     Args:
         retry: for how long a remote storage that does not answer is asked again.
         like: another reader: what that knows of remote files is shared, but no open file.
+        cache: keeps ranges of remote files on a local disk.
 
     Attributes:
         remote: reads remote files.
     """
 
-    def __init__(self, retry: Retry | None = None, like: RangeReader | None = None) -> None:
+    def __init__(
+        self, retry: Retry | None = None, like: RangeReader | None = None, cache: RangeCache | None = None
+    ) -> None:
         self.retry = retry or Retry()
+        self.cache = cache
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
@@ -99,17 +91,29 @@ class RangeReader:
         return [blocks[n] for n in range(len(ranges))]
 
     def _read_remote(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
-        joined, places = join(ranges, gap=self.remote.link.gap)
+        if self.cache is not None:
+            kept = self.cache.read(ranges)
+            missing = [n for n in range(len(ranges)) if n not in kept]
+            fetched = self._fetch([ranges[n] for n in missing], self.cache) if missing else []
+            kept.update(zip(missing, fetched, strict=True))
+            return [kept[n] for n in range(len(ranges))]
+        return self._fetch(ranges, None)
+
+    def _fetch(self, ranges: Sequence[ByteRange], cache: RangeCache | None) -> list[UInt8]:
+        wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
+        joined, places = join(wanted, gap=self.remote.link.gap)
         parts = [
-            (one.path, start, min(start + _PART_BYTES, one.end))
+            (one.path, start, min(start + PART_BYTES, one.end))
             for one in joined
-            for start in range(one.start, max(one.end, one.start + 1), _PART_BYTES)
+            for start in range(one.start, max(one.end, one.start + 1), PART_BYTES)
         ]
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry))
         blocks = []
         for one in joined:
-            pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // _PART_BYTES)))]
+            pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // PART_BYTES)))]
             blocks.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+        if cache is not None:
+            cache.keep(joined, blocks)
         return [
             blocks[n][one.start - joined[n].start : one.end - joined[n].start]
             for one, n in zip(ranges, places, strict=True)
@@ -117,45 +121,6 @@ class RangeReader:
 
     def _file(self, path: str) -> _LocalFile:
         return self._open.get(path) or self._open.put(path, _LocalFile(path))
-
-
-def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], list[int]]:
-    """Fewer ranges that hold all of some: overlapping ones become one, and so do those with up to `gap` bytes between
-    them, the closest first, until `WASTE` is used up, to `_PART_BYTES` at most.
-
-    Returns:
-        the ranges, and for each of `ranges` the number of the one that holds it.
-    """
-    order = sorted(range(len(ranges)), key=lambda n: (ranges[n].path, ranges[n].start))
-    between: list[tuple[int, int]] = []
-    apart = set()
-    end = wanted = 0
-    for place, n in enumerate(order):
-        one = ranges[n]
-        if not place or ranges[order[place - 1]].path != one.path:
-            apart.add(place)
-        elif one.start > end:
-            between.append((one.start - end, place))
-        else:
-            end = max(end, one.end)
-            continue
-        end = one.end
-        wanted += one.end - one.start
-    budget = WASTE * wanted
-    for size, place in sorted(between):
-        budget -= size
-        if size > gap or budget < 0:
-            apart.add(place)
-    joined: list[ByteRange] = []
-    places = [0] * len(ranges)
-    for place, n in enumerate(order):
-        one = ranges[n]
-        if place in apart or (one.start >= joined[-1].end and one.end - joined[-1].start > _PART_BYTES):
-            joined.append(one)
-        elif one.end > joined[-1].end:
-            joined[-1] = ByteRange(one.path, joined[-1].start, one.end)
-        places[n] = len(joined) - 1
-    return joined, places
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:

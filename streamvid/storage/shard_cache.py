@@ -72,7 +72,7 @@ class ShardCache:
         if limit_bytes <= 0:
             raise InputError(f"The cache limit must be a positive number of bytes, not {limit_bytes}.")
         self._root = Path(root)
-        self._folder = CacheFolder(self._root)
+        self.folder = CacheFolder(self._root)
         self._limit = limit_bytes
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -83,14 +83,15 @@ class ShardCache:
         self._prefetches: dict[str, Future[None]] = {}
         self._warned: set[str] = set()
         self._unusable: tuple[float, str] | None = None
-        with self._usable():
+        self._reserved = 0
+        with self.usable():
             with contextlib.suppress(FileExistsError):
                 self._root.mkdir(parents=True)
             if not self._root.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self._folder.reserved()
+            self.folder.reserved()
 
     def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
         """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is
@@ -143,7 +144,7 @@ class ShardCache:
         """The content of a small file, cached like any other if the cache can be used; arguments and errors as of
         `lease`."""
         try:
-            with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self._usable():
+            with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self.usable():
                 return lease.path.read_bytes()
         except CacheUnusable as error:
             self.warn("without", "%s Files are fetched again for every process.", error)
@@ -152,10 +153,14 @@ class ShardCache:
             raise _damaged(url, found, sha256)
         return content
 
-    def distrust(self, sha256: str) -> None:
-        """Have a file of the cache compared with its SHA-256 before it is used again, and fetched if it differs."""
+    def distrust(self, sha256: str, size: int) -> bool:
+        """Have a file of the cache compared with its SHA-256 before it is used again, and fetched if it differs; forget
+        ranges of it. Returns whether there was any of it."""
+        ranges, had = self.folder.ranges(sha256, size), self.holds(sha256)
         with contextlib.suppress(OSError):
+            had = (ranges.exists() and self.folder.evict(ranges)) or had
             os.utime(self._root / sha256)
+        return had
 
     def warn(self, about: str, message: str, *values: object) -> None:
         """Log a warning, once for what it is about."""
@@ -209,14 +214,13 @@ class ShardCache:
             self._lease(url, size, sha256, self._closed).release()
 
     def _lease(self, url: str, size: int | None, sha256: str, stop: threading.Event) -> Lease:
-        with self._usable():
+        with self.usable():
             try:
-                if lease := self._folder.pin(size, sha256):
+                if lease := self.folder.pin(size, sha256):
                     return lease
             except BusyError:
                 pass
-            if self._unusable is not None and time.monotonic() < self._unusable[0]:
-                raise CacheUnusable(self._unusable[1])
+            self.check_usable()
             retry = self._retry.until(stop)
             known = filesystem.size(url, retry=retry) if size is None else size
             self._check(url, known, sha256)
@@ -225,12 +229,12 @@ class ShardCache:
     def _take_or_fetch(self, url: str, size: int, sha256: str, retry: Retry, stop: threading.Event) -> Lease:
         """Fetch the file unless another process does; wait for that one as long as it goes on."""
         for number in itertools.count():
-            part = self._folder.part(sha256, size, number)
+            part = self.folder.part(sha256, size, number)
             seen, since = -1, time.monotonic()
             while time.monotonic() - since < self._stalled_after:
                 busy = False
                 try:
-                    if lease := self._folder.pin(size, sha256):
+                    if lease := self.folder.pin(size, sha256):
                         return lease
                 except BusyError:
                     busy = True
@@ -256,7 +260,7 @@ class ShardCache:
         try:
             # Published between the last look and the claim.
             with contextlib.suppress(BusyError):
-                if lease := self._folder.pin(size, sha256):
+                if lease := self.folder.pin(size, sha256):
                     file.close()
                     return lease
 
@@ -279,7 +283,7 @@ class ShardCache:
                 file.seek(0)
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found == sha256:
-                    return self._folder.publish(file, part, size, sha256)
+                    return self.folder.publish(file, part, size, sha256)
                 if attempt + 1 < _CORRUPT_ATTEMPTS:
                     _log.warning("%s arrived damaged and is fetched again.", redact(url))
             raise _damaged(url, found, sha256)
@@ -307,16 +311,16 @@ class ShardCache:
             last = min(first + window, size)
             ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
             for (_, start, _), block in zip(ranges, remote.read(ranges, retry=retry), strict=True):
-                self._write(file, block, start)
+                self.write(file, block, start)
 
-    def _write(self, file: FileIO, block: bytes, start: int) -> None:
+    def write(self, file: FileIO, block: bytes | memoryview, start: int) -> None:
         """Write at a place. Where the disk is full, files that nobody uses make room."""
         done = 0
         while done < len(block):
             try:
                 done += os.pwrite(file.fileno(), memoryview(block)[done:], start + done)
             except OSError as error:
-                if error.errno not in _FULL or not self._folder.evict_oldest():
+                if error.errno not in _FULL or not self.folder.evict_oldest():
                     raise
                 self.warn(
                     "full",
@@ -325,12 +329,25 @@ class ShardCache:
                     self._root, self._limit,
                 )  # fmt: skip
 
-    def _make_room(self) -> None:
-        """Evict unleased files, least recently used first, until the limit holds with all that is being fetched."""
-        while (
-            used := self._folder.reserved() + sum(stat.st_size for _, stat in self._folder.published())
-        ) > self._limit:
-            if not self._folder.evict_oldest(used - self._limit):
+    def check_usable(self) -> None:
+        """Raise CacheUnusable again for a while after the folder could not be used."""
+        if self._unusable is not None and time.monotonic() < self._unusable[0]:
+            raise CacheUnusable(self._unusable[1])
+
+    def reserve(self, size: int) -> None:
+        """Make room for bytes of ranges: for 1/64 of the limit at once, as it takes a look at all files."""
+        with self._mutex:
+            self._reserved -= size
+            share = 0 if self._reserved >= 0 else max(self._limit // 64, size)
+            self._reserved = share or self._reserved
+        if share:
+            self._make_room(share)
+
+    def _make_room(self, more: int = 0) -> None:
+        """Evict unleased files, least recently used first, until the limit holds with all that is being fetched, and
+        so many bytes more."""
+        while (used := self.folder.reserved() + sum(size for _, size, _ in self.folder.kept()) + more) > self._limit:
+            if not self.folder.evict_oldest(used - self._limit):
                 self.warn(
                     "limit",
                     "The cache in %s grows to %d bytes, over its limit of %d, as all files in it are in use; "
@@ -340,7 +357,7 @@ class ShardCache:
                 return
 
     @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
+    def usable(self) -> Iterator[None]:
         """Translate an OSError into CacheUnusable, and remember it for a while."""
         try:
             yield

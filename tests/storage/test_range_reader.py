@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from streamvid.errors import DatasetError
 from streamvid.storage import range_reader
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, join
+from streamvid.storage.range_reader import RangeReader
 
 SIZES = (5000, 512, 70_000)
 
@@ -129,7 +130,8 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 SHORT = """
 import sys
 from streamvid.errors import DatasetError
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
 path, keep = sys.argv[1], int(sys.argv[2])
 with open(path, "r+b") as file:
     file.truncate(keep)
@@ -178,13 +180,13 @@ def test_a_file_that_outlives_the_modules_is_closed_in_silence(tmp_path: Path, m
 )
 def test_joined_ranges_hold_all_and_little_more(wanted: list[tuple[int, int, int]], gap: int) -> None:
     ranges = [ByteRange(str(file), start, start + size) for file, start, size in wanted]
-    joined, places = range_reader.join(ranges, gap=gap)
+    joined, places = join(ranges, gap=gap)
     for one, n in zip(ranges, places, strict=True):
         assert joined[n].path == one.path
         assert joined[n].start <= one.start <= one.end <= joined[n].end
     asked = sum(one.end - one.start for one in joined)
     distinct = len({(one.path, byte) for one in ranges for byte in range(one.start, one.end)})
-    assert distinct <= asked <= distinct * (1 + range_reader.WASTE)
+    assert distinct <= asked <= distinct * (1 + WASTE)
     assert len(joined) <= len(ranges)
     for a, b in itertools.pairwise(joined):
         assert a.path < b.path or a.end < b.start or a.start == a.end or b.start == b.end
@@ -192,7 +194,7 @@ def test_joined_ranges_hold_all_and_little_more(wanted: list[tuple[int, int, int
 
 def test_neighbours_are_joined_the_closest_first() -> None:
     def of(*parts: tuple[int, int]) -> list[tuple[int, int]]:
-        joined, _ = range_reader.join([ByteRange("x", a, b) for a, b in parts], gap=100)
+        joined, _ = join([ByteRange("x", a, b) for a, b in parts], gap=100)
         return [(one.start, one.end) for one in joined]
 
     assert of((0, 1000), (1000, 2000)) == [(0, 2000)]
@@ -201,14 +203,14 @@ def test_neighbours_are_joined_the_closest_first() -> None:
     assert of((0, 1000), (1060, 2000), (2050, 3000)) == [(0, 3000)]
     assert of((0, 100), (105, 200), (214, 300)) == [(0, 300)]
     assert of((0, 100), (105, 200), (290, 300)) == [(0, 200), (290, 300)]
-    part = range_reader._PART_BYTES
+    part = PART_BYTES
     assert of((0, part), (part, part + 9)) == [(0, part), (part, part + 9)]
 
 
 def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
-    monkeypatch.setattr(range_reader, "_PART_BYTES", 100)
+    monkeypatch.setattr(range_reader, "PART_BYTES", 100)
     data = np.random.default_rng(0).bytes(1000)
     fsspec.filesystem("memory").pipe_file("/parts", data)
     asked = []

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from streamvid.storage.range_reader import ByteRange, RangeReader
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
 
 CASES = {"4 ranges, 0.8 MB": (4, 200_000), "64 ranges, 13.7 MB": (64, 214_000), "64 ranges, 64 MB": (64, 1_000_000)}
 SHARDS, SHARD_BYTES, ROUNDS = 4, 256 << 20, 7

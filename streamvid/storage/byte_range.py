@@ -1,0 +1,60 @@
+"""Byte ranges of files, and fewer, larger ones that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WASTE: Final = 0.15
+"""Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
+PART_BYTES: Final = 8 << 20
+"""Longer ranges of remote files are read in parts, side by side."""
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes [start, end) of the file at a local path or URL."""
+
+    path: str
+    start: int
+    end: int
+
+
+def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], list[int]]:
+    """Fewer ranges that hold all of some: overlapping ones become one, and so do those with up to `gap` bytes between
+    them, the closest first, until `WASTE` is used up, to `PART_BYTES` at most.
+
+    Returns:
+        the ranges, and for each of `ranges` the number of the one that holds it.
+    """
+    order = sorted(range(len(ranges)), key=lambda n: (ranges[n].path, ranges[n].start))
+    between: list[tuple[int, int]] = []
+    apart = set()
+    end = wanted = 0
+    for place, n in enumerate(order):
+        one = ranges[n]
+        if not place or ranges[order[place - 1]].path != one.path:
+            apart.add(place)
+        elif one.start > end:
+            between.append((one.start - end, place))
+        else:
+            end = max(end, one.end)
+            continue
+        end = one.end
+        wanted += one.end - one.start
+    budget = WASTE * wanted
+    for size, place in sorted(between):
+        budget -= size
+        if size > gap or budget < 0:
+            apart.add(place)
+    joined: list[ByteRange] = []
+    places = [0] * len(ranges)
+    for place, n in enumerate(order):
+        one = ranges[n]
+        if place in apart or (one.start >= joined[-1].end and one.end - joined[-1].start > PART_BYTES):
+            joined.append(one)
+        elif one.end > joined[-1].end:
+            joined[-1] = ByteRange(one.path, joined[-1].start, one.end)
+        places[n] = len(joined) - 1
+    return joined, places

@@ -1,0 +1,203 @@
+"""Ranges of remote files on a local disk: the right bytes, each fetched once, whatever other processes do meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_cache import FileIdentity, RangeCache
+from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.shard_cache import ShardCache
+
+DATA = np.random.default_rng(0).bytes(150_001)
+URL = "memory://kept/file.tar"
+FILE = FileIdentity(hashlib.sha256(DATA).hexdigest(), len(DATA))
+
+
+class Reader:
+    """Reads the file through a cache; `asked` counts the bytes that were fetched."""
+
+    def __init__(self, folder: Path, limit: int = 1 << 30) -> None:
+        fsspec.filesystem("memory").pipe_file("/kept/file.tar", DATA)
+        self.shards = ShardCache(folder, limit_bytes=limit)
+        self.cache = RangeCache(self.shards, {URL: FILE})
+        self.reader = RangeReader(cache=self.cache)
+        self.asked = 0
+        read = self.reader.remote.read
+
+        def counted(ranges: Any, *, retry: Any) -> Any:
+            self.asked += sum(end - start for _, start, end in ranges)
+            return read(ranges, retry=retry)
+
+        self.reader.remote.read = counted  # type: ignore[method-assign]
+
+    def read(self, *spans: tuple[int, int]) -> None:
+        blocks = self.reader.read([ByteRange(URL, start, end) for start, end in spans])
+        for (start, end), block in zip(spans, blocks, strict=True):
+            assert block.tobytes() == DATA[start:end], (start, end)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    made = Reader(tmp_path / "cache")
+    with made.shards:
+        yield made
+
+
+def kept(folder: Path) -> Path:
+    (path,) = folder.rglob("*.ranges")
+    return path
+
+
+def test_a_range_is_fetched_once_with_the_rest_of_its_blocks(reader: Reader, tmp_path: Path) -> None:
+    reader.read((10_000, 20_000), (0, 0), (149_000, 150_001))
+    assert 11_001 <= reader.asked <= 11_001 + 4 * 4096
+    before = reader.asked
+    for span in ((10_000, 20_000), (12_000, 12_001), (8192, 20_480), (150_000, 150_001)):
+        reader.read(span)
+    assert reader.asked == before
+    other = Reader(tmp_path / "cache")  # another process would be the same
+    other.read((10_000, 20_000))
+    assert other.asked == 0
+    assert kept(tmp_path).stat().st_blocks * 512 < len(DATA) / 2
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 150_000), st.integers(0, 20_000)), min_size=1, max_size=5)))
+def test_any_ranges_in_any_order(tmp_path_factory: pytest.TempPathFactory, wanted: list[list[tuple[int, int]]]) -> None:
+    reader = Reader(tmp_path_factory.mktemp("any"))
+    with reader.shards:
+        for spans in wanted:
+            reader.read(*((start, min(start + size, len(DATA))) for start, size in spans))
+
+
+def test_many_readers_at_once(tmp_path: Path) -> None:
+    readers = [Reader(tmp_path, 200_000) for _ in range(4)]
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(40):
+            start = int(rng.integers(0, 140_000))
+            readers[number % 4].read((start, start + int(rng.integers(1, 10_000))))
+            if rng.random() < 0.1:
+                readers[number % 4].shards.distrust(FILE.sha256, FILE.size)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_a_whole_file_in_the_cache_is_read(reader: Reader) -> None:
+    reader.shards.lease(URL, size=len(DATA), sha256=FILE.sha256).release()
+    reader.read((5, 100_000))
+    assert reader.asked == 0
+
+
+def test_the_limit_holds(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, 100_000)
+    with reader.shards:
+        for start in range(0, 150_000, 10_000):
+            reader.read((start, start + 10_000))
+            used = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+            assert used <= 100_000 + 3 * 4096
+    assert reader.asked >= 150_000
+
+
+def test_blocks_whose_writing_was_cut_off_are_not_there(reader: Reader, tmp_path: Path) -> None:
+    """Killed behind the block and before its byte."""
+    reader.read((0, 40_960))
+    path = kept(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(-(-len(DATA) // 4096) * 4096 + 3)
+        file.write(b"\0")
+        file.seek(3 * 4096)
+        file.write(b"x" * 4096)
+    before = reader.asked
+    reader.read((0, 40_960))
+    assert reader.asked > before
+    path.write_bytes(path.read_bytes()[:50_000])  # cut off, with all of its map
+    reader.read((0, 40_960))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.storage.test_range_cache import FILE, Reader
+reader = Reader(Path(sys.argv[1]))
+print("begun", flush=True)
+while True:
+    for start in range(0, 150_000, 5000):
+        reader.read((start, start + 5000))
+    reader.shards.distrust(FILE.sha256, FILE.size)
+"""
+
+
+def test_a_killed_process_leaves_nothing_wrong(tmp_path: Path) -> None:
+    for _ in range(3):
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            reader = Reader(tmp_path)
+            for start in range(0, 140_000, 3000):
+                reader.read((start, start + 9000))
+            other.send_signal(signal.SIGKILL)
+        for start in range(0, 140_000, 3000):
+            reader.read((start, start + 9000))
+
+
+def test_what_is_distrusted_is_fetched_again(reader: Reader) -> None:
+    reader.read((0, 4096))
+    assert reader.shards.distrust(FILE.sha256, FILE.size)
+    assert not reader.shards.distrust(FILE.sha256, FILE.size)
+    reader.read((0, 4096))
+    assert reader.asked == 2 * 4096
+
+
+def test_a_full_disk_costs_the_cache_and_no_range(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        for _ in range(3):
+            reader.read((0, 10_000))
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "No space left on device; free some space there" in said[0]
+    assert said[0].endswith("Until then ranges are fetched again.")
+    reader.read((0, 10_000))
+
+
+def test_a_folder_that_is_removed_is_made_again(reader: Reader, tmp_path: Path) -> None:
+    reader.read((0, 4096))
+    kept(tmp_path).unlink()
+    (tmp_path / "cache").rmdir()
+    reader.read((0, 4096))
+    assert reader.asked == 2 * 4096
+    reader.read((0, 4096))
+    assert reader.asked == 2 * 4096
+
+
+def test_no_link_is_followed(reader: Reader, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    reader.shards.folder.ranges(FILE.sha256, FILE.size).symlink_to(victim)
+    reader.read((0, 4096))
+    assert victim.read_bytes() == b"precious"
