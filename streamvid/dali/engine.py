@@ -8,6 +8,7 @@ one are handed out. DALI's state is never needed again: an epoch goes on from th
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ from streamvid.fetch.encoded_batch import encoded_batch
 from streamvid.fetch.epoch_reader import upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
+from streamvid.forks import HomeProcess
 from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import RangeReader
@@ -72,40 +74,53 @@ class DaliEngine:
         num_threads: int,
     ) -> None:
         self._dataset, self._access, self._spec, self._transform = dataset, access, spec, transform
-        self._device_id, self._num_threads = device_id, num_threads
+        self._device_id, self._num_threads, self._home = device_id, num_threads, HomeProcess()
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
-        """The batches of what is left of an epoch, in order; an error is raised in its place."""
+        """The batches of what is left of an epoch, in order; an error is raised in its place.
+
+        Raises:
+            InputError: this process was forked since the first iteration: it has none of the threads.
+        """
+        process = self._home.enter()
         chunks = self._chunks(epoch)
         working: list[Future[_OpenChunk | None]] = []
         stopped = threading.Event()
 
+        pool = ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali")
+
+        # Both modules may be gone when Python closes this generator at its end.
+        getpid, unregister = os.getpid, atexit.unregister
+
         def stop() -> None:
+            if getpid() != process:
+                return
             stopped.set()
             while working:
                 coming = working.pop()
                 if not coming.cancel() and coming.exception() is None and (chunk := coming.result()) is not None:
                     chunk.close()
+            pool.shutdown()
 
         # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
         atexit.register(stop)
-        unregister = atexit.unregister  # the module may be gone when Python closes this generator at its end
-        with ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali") as pool:
-            try:
+        try:
+            working.append(pool.submit(self._open, chunks, stopped))
+            while (chunk := working[0].result()) is not None:
                 working.append(pool.submit(self._open, chunks, stopped))
-                while (chunk := working[0].result()) is not None:
-                    working.append(pool.submit(self._open, chunks, stopped))
-                    with shard_errors(self._dataset, chunk.shard_of):
-                        for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
-                            yield RenderedBatch(batch.encoded, tensors)
-                    working.pop(0)
-                    chunk.close()
-            finally:
-                unregister(stop)
-                stop()
+                with shard_errors(self._dataset, chunk.shard_of):
+                    for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
+                        yield RenderedBatch(batch.encoded, tensors)
+                        self._home.enter()
+                working.pop(0)
+                chunk.close()
+        finally:
+            unregister(stop)
+            stop()
 
     def close(self) -> None:
         """Nothing outlives an iteration."""
+        self._home.leave()
 
     def _chunks(self, epoch: Epoch) -> Iterator[list[Step]]:
         """The steps that are left, in chunks of as many clips per step; small at first so that a batch comes soon."""

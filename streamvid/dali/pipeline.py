@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,8 +18,10 @@ import numpy.typing as npt
 
 from streamvid.arrays import Int64
 from streamvid.dali.reader import VideoSource, write_indexes
+from streamvid.decode.dali import abandon_pipeline
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.forks import in_children
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
@@ -80,7 +83,9 @@ class ChunkPipeline:
         self._batches = batches
         self._iterator: DALIGenericIterator | None = None
         self._resources = ExitStack()
-        folder = self._resources.enter_context(TemporaryDirectory(prefix="streamvid-dali-"))
+        # Not a TemporaryDirectory, which every forked child removes when it ends.
+        folder = mkdtemp(prefix="streamvid-dali-")
+        self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
         sources = [batch.sources[n] for batch in batches for n in batch.reading_order]
         files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
@@ -114,7 +119,10 @@ class ChunkPipeline:
         try:
             # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
-                [chunk()], outputs.names, auto_reset=False, last_batch_policy=LastBatchPolicy.PARTIAL
+                [in_children(chunk(), abandon_pipeline)],
+                outputs.names,
+                auto_reset=False,
+                last_batch_policy=LastBatchPolicy.PARTIAL,
             )
         except RuntimeError as error:
             self.close()

@@ -15,11 +15,13 @@ import numpy as np
 
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
+from streamvid.forks import in_children, keep
 from streamvid.mp4.sample_entry import BIT_RATE_BOX
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali import Pipeline
     from nvidia.dali.backend import TensorListGPU
     from nvidia.dali.data_node import DataNode
 
@@ -47,7 +49,7 @@ class DaliDecoder:
             frames = fn.external_source(name="frames", dtype=types.INT32, ndim=1)
             return fn.decoders.video(encoded, frames=frames, device="mixed")
 
-        self._pipe = graph()
+        self._pipe = in_children(graph(), abandon_pipeline)
         self._pipe.build()
 
     def run(self, slices: Sequence[EncodedSlice]) -> TensorListGPU:
@@ -94,6 +96,12 @@ class DaliDecoder:
             for n, end in zip(numbers, ends, strict=True):
                 frames[n] = tensor[end - len(slices[n].frames) : end]
         return [frames[n] for n in range(len(slices))]
+
+
+def abandon_pipeline(pipeline: Pipeline) -> None:
+    """Neither shut a pipeline down nor free it, which would wait for its threads: in a forked child, which has none."""
+    keep(pipeline._pipe)
+    pipeline._pipe = None
 
 
 def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ class NvdecSessionPool:
             thread.start()
         # Also without `close`: a pool that nobody refers to frees its sessions, and when the interpreter exits the
         # threads must be gone, because one that returns from the driver then crashes the process.
-        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._threads)
+        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._threads, os.getpid())
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch.
@@ -176,7 +177,9 @@ class NvdecSessionPool:
             thread.join()
 
 
-def _shut_down(queue: DecodeQueue, threads: Sequence[threading.Thread]) -> None:
+def _shut_down(queue: DecodeQueue, threads: Sequence[threading.Thread], process: int) -> None:
+    if os.getpid() != process:
+        return  # a forked child has none of the threads, and they may have held the queue's lock
     queue.close()
     for thread in threads:
         if thread is not threading.current_thread():

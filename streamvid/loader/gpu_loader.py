@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ import torch.utils.data
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.forks import in_children
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
@@ -204,10 +206,11 @@ class GpuDataLoader:
 
     def close(self) -> None:
         """End workers that were kept, and free threads and device memory."""
+        if self._pipeline.home.here:
+            _shut_down(getattr(self._loader, "_iterator", None))
+            if self._loader is not None:
+                self._loader._iterator = None
         self._pipeline.close()
-        _shut_down(getattr(self._loader, "_iterator", None))
-        if self._loader is not None:
-            self._loader._iterator = None
 
     def __enter__(self) -> GpuDataLoader:
         return self
@@ -252,8 +255,11 @@ class GpuDataLoader:
 
     def _encoded(self, generator: GlobalGenerator) -> Generator[EncodedBatch, None, None]:
         """The batches of PyTorch's DataLoader, in order."""
+        getpid = os.getpid  # the module may be gone when Python closes this generator at its end
+        process = getpid()
         with generator:
-            iterator = iter(self._loader)
+            # Freed in a forked child, it would end the workers of its parent.
+            iterator = in_children(iter(self._loader))
             batches = _watched(iterator)
             first = list(islice(batches, 1))
         try:
@@ -263,7 +269,7 @@ class GpuDataLoader:
                     raise batch
                 yield batch
         finally:
-            if not getattr(self._loader, "persistent_workers", False):
+            if getpid() == process and not getattr(self._loader, "persistent_workers", False):
                 # Not left to its destructor: an exception's traceback may hold it for long.
                 _shut_down(iterator)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -11,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
+from streamvid.forks import HomeProcess
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -26,10 +28,13 @@ class RenderPipeline:
 
     Args:
         make_renderer: makes one; iterations at the same time each have their own.
+
+    Attributes:
+        home: the process with the renderers.
     """
 
     def __init__(self, make_renderer: Callable[[], Renderer]) -> None:
-        self._make_renderer = make_renderer
+        self._make_renderer, self.home = make_renderer, HomeProcess()
         self._idle: list[Renderer] = []
 
     def run(
@@ -48,12 +53,21 @@ class RenderPipeline:
                 Ctrl-C. Decoding has a thread of its own all the same.
             stop: set before that thread is waited for, which may be waiting for a storage.
             rescue: for batches that do not decode.
+
+        Raises:
+            InputError: this process was forked since the first iteration: it has none of the threads.
         """
+        process = self.home.enter()
+        getpid = os.getpid  # the module may be gone when Python closes this generator at its end
         renderer = self._idle.pop() if self._idle else self._make_renderer()
         complete = False
         with ExitStack() as stages:
+
+            def end() -> None:
+                if getpid() == process:
+                    stages.close()
+
             # An iterator that is still alive when Python ends must not run into DALI's own clean-up.
-            end = stages.close
             atexit.register(end)
             stages.callback(atexit.unregister, end)
             encoded: Channel[EncodedBatch]
@@ -76,21 +90,28 @@ class RenderPipeline:
                 return _hand_over(batches, encoded, decoded) if read_here else (item for item in decoded)
 
             try:
-                yield from renderer.run(encoded, decode_ahead, rescue)
+                for rendered in renderer.run(encoded, decode_ahead, rescue):
+                    yield rendered
+                    self.home.enter()
                 complete = True
             finally:
-                stages.close()
-                # A decoder that failed may be of no use; batches of an iteration that was left early are still inside
-                # DALI's pipeline. The next iteration makes a new renderer.
-                if complete and not self._idle:
-                    self._idle.append(renderer)
+                if getpid() != process:
+                    stages.pop_all()
                 else:
-                    renderer.close()
+                    stages.close()
+                    # A decoder that failed may be of no use; batches of an iteration that was left early are still
+                    # inside DALI's pipeline. The next iteration makes a new renderer.
+                    if complete and not self._idle:
+                        self._idle.append(renderer)
+                    else:
+                        renderer.close()
 
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""
-        while self._idle:
-            self._idle.pop().close()
+        if self.home.here:
+            while self._idle:
+                self._idle.pop().close()
+            self.home.leave()
 
 
 def _hand_over(batches: Iterator[EncodedBatch], encoded: Channel[EncodedBatch], decoded: Iterator[T]) -> Iterator[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
@@ -13,10 +13,6 @@ from streamvid.transform.render import Renderer, make_renderer
 
 if TYPE_CHECKING:
     import torch
-
-_INHERITED: Final[list[Renderer]] = []
-"""Renderers that came with a fork. DALI's threads did not, and destroying its pipeline would wait for them for ever: so
-they are kept."""
 
 
 class SampleRenderer:
@@ -44,10 +40,7 @@ class SampleRenderer:
         Raises:
             VideoError: the clip does not decode to its frames, or cannot be transformed.
         """
-        if self._renderer is not None and self._pid != os.getpid():
-            _INHERITED.append(self._renderer)
-            self._renderer = None
-        if self._renderer is None:
+        if self._renderer is None or self._pid != os.getpid():
             self._pid = os.getpid()
             self._renderer = make_renderer(self._spec, device_id=None, threads=0, max_batch=1, isolate=self._isolate)
         try:

@@ -213,8 +213,6 @@ class StreamLoader:
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats = LoaderStats()
-        self._pid: int | None = None
-        """The process that iterates."""
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
@@ -296,7 +294,6 @@ class StreamLoader:
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
         self._engine.close()
-        self._pid = None
         if self._cache is not None:
             self._cache.close()
 
@@ -327,7 +324,6 @@ class StreamLoader:
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
-                self._check_process()
                 one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 self._meet_world(settle=True)
@@ -342,12 +338,6 @@ class StreamLoader:
             next(rendered, None)
         finally:
             rendered.close()
-
-    def _check_process(self) -> None:
-        """Raises InputError in a process that was forked since the first iteration: it has none of the threads."""
-        self._pid = self._pid or os.getpid()
-        if self._pid != os.getpid():
-            raise InputError("this process was forked from one that uses the loader: make a StreamLoader in it")
 
     def _meet_world(self, *, settle: bool = False) -> None:
         """Plan for the world that this process is in now. Once settled, it must stay the same."""

@@ -48,12 +48,15 @@ class Lease:
 
     path: Path
     _file: FileIO = dataclasses.field(repr=False)
+    _pid: int = dataclasses.field(default_factory=os.getpid, repr=False)
 
     def release(self) -> None:
         """Allow eviction. The path must not be used any more; a second call does nothing."""
         if not self._file.closed:
-            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock.
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock, which
+            # it must not take from its parent.
+            if self._pid == os.getpid():
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
     def __enter__(self) -> Self:

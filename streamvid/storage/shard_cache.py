@@ -171,10 +171,12 @@ class ShardCache:
 
     def close(self) -> None:
         """Cancel prefetches that have not begun and wait for the others. Leases stay valid until released."""
+        if self._pid != os.getpid():
+            return
         self._closed.set()
         with self._mutex:
             pool, self._pool = self._pool, None
-        if pool is not None and self._pid == os.getpid():
+        if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:

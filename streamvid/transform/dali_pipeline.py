@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.decode.base import Frames
+from streamvid.decode.dali import abandon_pipeline
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
+from streamvid.forks import in_children
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.params import PARAM_TYPES, ClipTransform, Params
 from streamvid.transform.spec import Views, by_view
@@ -134,7 +136,7 @@ class DaliPipeline:
             views = build_graph(outputs.spec, frames, params, crop_resized=crop_resized)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
-        self._pipeline = pipeline()
+        self._pipeline = in_children(pipeline(), abandon_pipeline)
         self._pipeline.build()
         self._iterator: DALIGenericIterator | None = None
         self._ended = False
@@ -172,11 +174,7 @@ class DaliPipeline:
         return self._outputs.finish(tensors, batch.encoded)
 
     def close(self) -> None:
-        """Free DALI's pipeline, now and in this process.
-
-        Left to the garbage collector, that could come in a process that was forked since, which does not have DALI's
-        threads: it would wait for them for ever, or crash.
-        """
+        """Free DALI's pipeline, now."""
         del self._iterator, self._pipeline
 
     def _start(self, batches: Iterator[DecodedBatch]) -> DALIGenericIterator:

@@ -411,7 +411,7 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_lacks(datasets: tupl
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(10)  # ends a child that waits
+            signal.alarm(60)  # ends a child that waits
             try:
                 next(iter(one) if whole else iterator)
             except sv.InputError as error:
