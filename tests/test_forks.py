@@ -23,6 +23,7 @@ ACTS = ("next", "iter", "close the iterator", "drop", "close the loader", "end")
 SCRIPT = """
 import concurrent.futures, contextlib, gc, json, os, queue, signal, sys, threading
 import streamvid as sv
+from streamvid.loader.quarantine import Quarantine
 from streamvid.storage.lru_cache import LruCache
 
 KINDS, ACTS, FOLDER = json.loads(sys.argv[1])
@@ -30,6 +31,7 @@ LOCKS = {
     concurrent.futures.ThreadPoolExecutor: lambda pool: pool._shutdown_lock,
     queue.Queue: lambda one: one.mutex,
     LruCache: lambda one: one._lock,
+    Quarantine: lambda one: one._lock,
 }
 
 def make(kind):

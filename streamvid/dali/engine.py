@@ -74,7 +74,7 @@ class DaliEngine:
         num_threads: int,
     ) -> None:
         self._dataset, self._access, self._spec, self._transform = dataset, access, spec, transform
-        self._device_id, self._num_threads, self._home = device_id, num_threads, HomeProcess()
+        self._device_id, self._num_threads, self.home = device_id, num_threads, HomeProcess()
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in order; an error is raised in its place.
@@ -82,7 +82,7 @@ class DaliEngine:
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.
         """
-        process = self._home.enter()
+        process = self.home.enter()
         chunks = self._chunks(epoch)
         working: list[Future[_OpenChunk | None]] = []
         stopped = threading.Event()
@@ -111,7 +111,7 @@ class DaliEngine:
                 with shard_errors(self._dataset, chunk.shard_of):
                     for batch, tensors in zip(chunk.batches, chunk.pipeline, strict=True):
                         yield RenderedBatch(batch.encoded, tensors)
-                        self._home.enter()
+                        self.home.enter()
                 working.pop(0)
                 chunk.close()
         finally:
@@ -120,7 +120,7 @@ class DaliEngine:
 
     def close(self) -> None:
         """Nothing outlives an iteration."""
-        self._home.leave()
+        self.home.leave()
 
     def _chunks(self, epoch: Epoch) -> Iterator[list[Step]]:
         """The steps that are left, in chunks of as many clips per step; small at first so that a batch comes soon."""

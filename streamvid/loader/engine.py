@@ -13,6 +13,7 @@ from streamvid.dali.engine import DaliEngine
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
+from streamvid.forks import HomeProcess
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import Fallback, find_cpu_decoded, probe_slice
 from streamvid.loader.quarantine import Quarantine
@@ -26,7 +27,13 @@ ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
 
 
 class Engine(Protocol):
-    """Reads, decodes and transforms the samples of a plan."""
+    """Reads, decodes and transforms the samples of a plan.
+
+    Attributes:
+        home: the process with its threads.
+    """
+
+    home: HomeProcess
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in the plan's order; an error is raised in its place."""
@@ -50,7 +57,7 @@ class StagedEngine:
         pipeline: RenderPipeline,
         rescuer: Callable[[Epoch, threading.Event], Rescue | None],
     ) -> None:
-        self._read, self._pipeline, self._rescuer = read, pipeline, rescuer
+        self._read, self._pipeline, self._rescuer, self.home = read, pipeline, rescuer, pipeline.home
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""

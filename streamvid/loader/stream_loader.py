@@ -313,6 +313,7 @@ class StreamLoader:
         return self._position.follow(self._run())
 
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
+        self._engine.home.enter()
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
         epoch = replace(cursor.epoch(), absent=self._quarantine.absent())
