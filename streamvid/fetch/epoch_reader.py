@@ -74,15 +74,22 @@ def read_epoch(
     def read_once(start: int, end: int) -> list[EncodedBatch]:
         return read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
 
-    def read(start: int, end: int) -> list[EncodedBatch]:
+    def read_alone(number: int) -> EncodedBatch:
         try:
-            return read_once(start, end)
+            return read_once(number, number + 1)[0]
         except (ClipError, FileTooShort) as error:
             if rescue is None:
                 raise
-            if end - start == 1:
-                return [rescue(start, error)]
-        return [batch for number in range(start, end) for batch in read(number, number + 1)]
+            return rescue(number, error)
+
+    def read(start: int, end: int) -> list[EncodedBatch]:
+        if end - start > 1:
+            try:
+                return read_once(start, end)
+            except (ClipError, FileTooShort):
+                if rescue is None:
+                    raise
+        return [read_alone(number) for number in range(start, end)]
 
     if access.by_range:
         yield from _read_ahead(read_once, read, epoch, longest)

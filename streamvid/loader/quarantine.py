@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -97,7 +97,7 @@ class Quarantine:
         dataset: whose clips.
         excluded: int64 [rows], further ones that are not delivered.
         clips: how many of them all ranks share.
-        world: says which rank this is, of how many.
+        world: which rank this is, of how many; a loader that settles in another one sets it.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Quarantine:
         excluded: Int64,
         *,
         clips: int,
-        world: Callable[[], World],
+        world: World,
     ) -> None:
         self.policy, self._dataset, self._excluded = policy, dataset, excluded
-        self._clips, self._world = clips, world
+        self._clips, self.world = clips, world
         self._lock = threading.Lock()
         self._known: set[int] = set()
         self._shards: Counter[str] = Counter()
@@ -155,8 +155,8 @@ class Quarantine:
             clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)
             if len(self._bad) < _SHOWN:
                 self._bad.append(clip)
-            world = self._world()
-            rank, count, most = world.rank, self.found, self.policy.most(-(-self._clips // world.size))
+            rank, count = self.world.rank, self.found
+            most = self.policy.most(-(-self._clips // self.world.size))
             file = self.policy.folder / f"{rank}.jsonl"
             log.warning(
                 "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",

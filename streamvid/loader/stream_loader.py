@@ -195,9 +195,7 @@ class StreamLoader:
         check_steps(plan)
         shared = self._cache_for(self.dataset.is_local)
         self._fetch = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
-        self._quarantine = Quarantine(
-            policy, self.dataset, samples.pools.excluded, clips=len(rows), world=lambda: self._schedule.plan.world
-        )
+        self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
         self._engine = make_engine(
             engine,
             samples,
@@ -353,7 +351,7 @@ class StreamLoader:
                     "take the first batch after init_process_group, or give the loader rank and world_size"
                 )
             check_steps(schedule.plan)
-            self._schedule = schedule
+            self._schedule, self._quarantine.world = schedule, schedule.plan.world
             self._position.put(schedule.resume(self._restored) if self._restored else schedule.start(self.epoch))
         self._settled = settle
 

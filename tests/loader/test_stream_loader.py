@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -572,6 +574,29 @@ def test_no_threads_are_left(packed: Packed) -> None:
     batches.close()
     assert not streamvid_threads()
     batches.close()
+
+
+@pytest.mark.parametrize("end", ["whole", "early", "error"])
+def test_a_loader_that_is_dropped_leaves_nothing_to_the_garbage_collector(packed: Packed, end: str) -> None:
+    """It may come late: open files, threads and memory of a loader that nobody has closed go with the last reference."""
+
+    def run() -> weakref.ref[Any]:
+        batches = loader(packed, batch_size=2)
+        with contextlib.suppress(ZeroDivisionError):
+            for _ in batches:
+                if end == "early":
+                    break
+                if end == "error":
+                    1 / 0  # noqa: B018
+        return weakref.ref(batches.dataset)
+
+    run()  # what is imported only now may fail to import something, and keep that error
+    gc.collect()
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("end", ["whole", "early", "error"])
