@@ -578,7 +578,7 @@ def test_no_threads_are_left(packed: Packed) -> None:
 
 @pytest.mark.parametrize("end", ["whole", "early", "error"])
 def test_a_loader_that_is_dropped_leaves_nothing_to_the_garbage_collector(packed: Packed, end: str) -> None:
-    """It may come late: open files, threads and memory of a loader that nobody has closed go with the last reference."""
+    """It may come late: files, threads and memory of a loader that nobody has closed go with the last reference."""
 
     def run() -> weakref.ref[Any]:
         batches = loader(packed, batch_size=2)
