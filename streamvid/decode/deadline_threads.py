@@ -89,8 +89,10 @@ class _Crew:
         self._calls: deque[Call[Any]] = deque()
         self._threads: set[threading.Thread] = set()
         self._running: dict[threading.Thread, tuple[Call[Any], float, Stopwatch]] = {}
+        self._stuck: set[threading.Thread] = set()
         self._started = 0
-        self._watched = self._dismissed = False
+        self._watcher: threading.Thread | None = None
+        self._dismissed = False
         atexit.register(self.end_at_exit)
 
     def add(self, call: Call[Any]) -> None:
@@ -100,9 +102,9 @@ class _Crew:
             self._calls.append(call)
             if len(self._threads) < self._count:
                 self._start()
-            if not self._watched:
-                self._watched = True
-                threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True)
+                self._watcher.start()
             self._queued.notify()
 
     def dismiss(self) -> None:
@@ -127,7 +129,11 @@ class _Crew:
         if os.getpid() != self._pid or sys.is_finalizing():
             return  # daemon threads have stopped where they were
         with self._ended:
+            threads = list(self._threads)
             self._ended.wait_for(lambda: not self._threads, timeout)
+            threads = [thread for thread in threads if thread not in self._stuck]
+        for thread in filter(None, (*threads, self._watcher)):
+            thread.join(timeout)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True)
@@ -185,6 +191,7 @@ class _Crew:
                     continue  # it ended meanwhile
                 del self._running[thread]
                 self._threads.discard(thread)
+                self._stuck.add(thread)
                 if not self._dismissed:
                     self._start()
                 self._ended.notify_all()

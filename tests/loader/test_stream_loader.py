@@ -565,12 +565,16 @@ def test_no_threads_are_left(packed: Packed) -> None:
     batches = loader(packed)
     assert not streamvid_threads()
     list(batches)
-    assert not [name for name in streamvid_threads() if not name.startswith("streamvid-decode_")]
+    assert not [
+        name for name in streamvid_threads() if not name.startswith(("streamvid-decode_", "streamvid-decode-watch"))
+    ]
     for batch in batches:
         assert "streamvid-read" in streamvid_threads() or batch
         break
     del batch
-    assert not [name for name in streamvid_threads() if not name.startswith("streamvid-decode_")]
+    assert not [
+        name for name in streamvid_threads() if not name.startswith(("streamvid-decode_", "streamvid-decode-watch"))
+    ]
     batches.close()
     assert not streamvid_threads()
     batches.close()
