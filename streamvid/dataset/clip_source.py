@@ -263,6 +263,6 @@ def shard_errors(dataset: ClipSource, shard_of: Mapping[str, int]) -> Iterator[N
         raise
     except DatasetError as error:
         for path, number in shard_of.items():
-            if redact(path) == error.path:
+            if redact(path) == error.path or (error.path is None and len(shard_of) == 1):
                 raise dataset.shard_error(number, error) from error
         raise

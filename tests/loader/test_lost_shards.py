@@ -26,14 +26,14 @@ Reader = Callable[[str, Path], Batches]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten shards of one clip each."""
+    """More shards of one clip each than are read ahead."""
     folder = tmp_path_factory.mktemp("lost")
     (folder / "videos").mkdir()
-    for n in range(10):
+    for n in range(24):
         recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=n)
         write(recipe, folder / "videos" / f"{n:02}.webm")
     pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
-    assert len(sv.Dataset.open(folder / "set").shards) == 10
+    assert len(sv.Dataset.open(folder / "set").shards) == 24
     return folder / "set"
 
 
