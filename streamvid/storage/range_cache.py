@@ -81,12 +81,12 @@ class RangeCache:
         folder = self._cache.folder
         try:
             self._cache.check_usable()
-            with self._cache.usable():
+            with self._cache.usable(), self._cache.writing:
                 for one, block in zip(ranges, blocks, strict=True):
                     known = self._files.get(one.path)
                     if known is None or len(block) != one.end - one.start or not len(block):
                         continue
-                    self._cache.reserve(len(block))
+                    self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes some, too
                     folder.root.mkdir(parents=True, exist_ok=True)
                     with self._open(known, os.O_RDWR | os.O_CREAT) as file:
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))

@@ -84,6 +84,8 @@ class ShardCache:
         self._warned: set[str] = set()
         self._unusable: tuple[float, str] | None = None
         self._reserved = 0
+        self.writing = threading.Lock()
+        """Held from `reserve` until the ranges are written."""
         with self.usable():
             with contextlib.suppress(FileExistsError):
                 self._root.mkdir(parents=True)
@@ -338,12 +340,10 @@ class ShardCache:
 
     def reserve(self, size: int) -> None:
         """Make room for bytes of ranges: for 1/64 of the limit at once, as it takes a look at all files."""
-        with self._mutex:
-            self._reserved -= size
-            share = 0 if self._reserved >= 0 else max(self._limit // 64, size)
-            self._reserved = share or self._reserved
-        if share:
-            self._make_room(share)
+        if size > self._reserved:
+            self._reserved = max(self._limit // 64, size)
+            self._make_room(self._reserved)
+        self._reserved -= size
 
     def _make_room(self, more: int = 0) -> None:
         """Evict unleased files, least recently used first, until the limit holds with all that is being fetched, and
