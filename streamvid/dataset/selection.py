@@ -24,6 +24,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
+from streamvid.storage.table_bounds import check_csv
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 
@@ -156,6 +157,7 @@ def _read_keys(path: str) -> list[str]:
     kind = os.path.splitext(path)[1].lower()
     try:
         if kind == ".csv":
+            check_csv(data)
             options = pa.csv.ConvertOptions(column_types={"key": pa.string()}, strings_can_be_null=False)
             parse = pa.csv.ParseOptions(newlines_in_values=True)
             table = pa.csv.read_csv(arrow_reader(data), convert_options=options, parse_options=parse)
@@ -169,6 +171,10 @@ def _read_keys(path: str) -> list[str]:
     if table.schema.names.count("key") != 1:
         raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")
     keys = table["key"]
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"the column 'key' of {shown} holds text that is not UTF-8") from error
     if pa.types.is_dictionary(keys.type):
         keys = keys.cast(keys.type.value_type)
     if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)):

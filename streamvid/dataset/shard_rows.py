@@ -20,8 +20,9 @@ from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, KINDS, NUMBERS, PLACE_
 from streamvid.dataset.string_column import UInt64, hashes
 from streamvid.errors import DatasetError
 from streamvid.mp4.boxes import ROTATIONS
-from streamvid.storage.parquet import TooLargeError, read_parquet
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.regular_file import NotAFileError
+from streamvid.storage.table_bounds import TooLargeError
 from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES
 
 MAX_SIDE: Final = 32768

@@ -253,5 +253,5 @@ def _parse(data: bytes, number: int, fingerprint: str) -> Record | None:
             None if following is None else (int(following[0]), int(following[1])),
             tuple(Notice(**one) for one in document["notices"]),
         )
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
         return None

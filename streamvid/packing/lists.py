@@ -17,6 +17,7 @@ from streamvid.packing.typed_columns import dump_json, is_text, json_value, to_t
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
+from streamvid.storage.table_bounds import check_csv, check_json_lines
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 
@@ -74,7 +75,12 @@ def read_list(path: str) -> ParsedList:
     except StreamvidError as error:
         raise InputError(str(error)) from error
     try:
+        if path.lower().endswith(".csv"):
+            check_csv(data)
+        elif path.lower().endswith(".jsonl"):
+            check_json_lines(data)
         table = _parse(path.lower(), data, [])
+        table.validate(full=True)  # text that is not UTF-8
         names = table.schema.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -94,7 +100,7 @@ def read_list(path: str) -> ParsedList:
             table = table.select(sorted(names, key=lambda name: name not in (*TEXT_COLUMNS, *text)))
     except InputError:
         raise
-    except (pa.ArrowException, UnicodeDecodeError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"cannot read the list {shown}: {first_line(error)}") from error
     return ParsedList(table, typed)
 

@@ -99,7 +99,7 @@ class RunSchedule:
         schedule = self
         _check_parts(state, len(self.plan.stream.pools))
         shards = state.get("shards")
-        if is_integer(shards) and 0 < shards < len(self.checksums) and state["dataset"] != self.identity.dataset:
+        if is_integer(shards) and 0 < shards < len(self.checksums) and state.get("dataset") != self.identity.dataset:
             schedule = self._before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not _is_plausible(position, schedule.plan):
@@ -188,7 +188,7 @@ def _check_parts(state: Mapping[str, Any], parts: int) -> None:
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
     """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
-    if state.get("version") != VERSION or isinstance(state["version"], bool):
+    if state.get("version") != VERSION or isinstance(state.get("version"), bool):
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in _BELONGS_TO.items():
         if state.get(name) != getattr(identity, name):
@@ -208,7 +208,7 @@ def _is_plausible(position: Position, plan: Plan) -> bool:
     if plan.steps is None and {position.size, *sizes} != {plan.size}:
         return False
     return (
-        max([position.size, *sizes]) <= max(_SAMPLES, _LARGER * plan.size)
+        max([position.size, position.consumed, *sizes]) <= _LARGER * max(plan.size, plan.topology.share)
         and len(history) <= _RUNS
         and sum(run.topology.partitions for run in history) <= _PARTITIONS
         and (plan.local or all(run.topology.partitions == 1 for run in history))
@@ -217,9 +217,8 @@ def _is_plausible(position: Position, plan: Plan) -> bool:
 
 
 _DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
-_SAMPLES: Final = 1 << 22
 _LARGER: Final = 1 << 12
-"""How many times as many samples as in the plan's epochs those of a larger cluster may have, with `steps_per_epoch`."""
+"""How many times as many samples as the plan's epochs those of a larger cluster may have, with `steps_per_epoch`."""
 _RUNS: Final = 1000
 _PARTITIONS: Final = 1 << 17
 """Topologies of one epoch, and partitions of all of them, at most: time is proportional to both."""

@@ -4,18 +4,15 @@ A few bytes of Parquet can stand for gigabytes: a dictionary of one long string 
 or a page of zeros. Its metadata may lie about all of that. So before anything is decoded, the header of every page is
 looked at, which says what a decoder will allocate for it; and strings are decoded as references to the dictionary first
 where their sum may be large.
-
-The limit for all that is read of a file, in bytes of memory, is `BASE_BYTES`, and in proportion to what is in the file
-`ROW_BYTES` per row and `RATIO` per byte.
+The limit is `memory_limit`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,30 +20,26 @@ import pyarrow.parquet as pq
 
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.regular_file import regular_file
+from streamvid.storage.table_bounds import MAX_COLUMNS, TooLargeError, memory_limit
 
-BASE_BYTES: Final = 64 << 20
-ROW_BYTES: Final = 4 << 10
-_LEAST_ROW: Final = 8
-"""Bytes of a file that a row is expected to take at least: fewer rows than its number says count for the limit then."""
-RATIO: Final = 32
 MAX_FOOTER_BYTES: Final = 16 << 20
-MAX_COLUMNS: Final = 20_000
+_MAX_ITEMS: Final = 500_000
+_MAX_DEPTH: Final = 8
 _HEADER_BYTES: Final = 1 << 16
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 _LEVEL_BYTES: Final = 4
-_SMALL_CHUNK: Final = 1 << 10
-"""Compressed bytes that no codec makes more than `BASE_BYTES` of: Zstandard, which goes furthest, writes 128 KiB for
-four bytes. Numbers in so few are decoded without a look at their pages, as the metadata bound how many there are."""
 _DICTIONARY_PAGE: Final = 2
 _DELTA_BYTE_ARRAY: Final = 7
 """The encoding in which each string may repeat the beginning of the one before (Parquet's format, Encodings.md)."""
 
 Choose = Callable[[pa.Schema, int], Sequence[str]]
 _ReadAt = Callable[[int, int], bytes]
-
-
-class TooLargeError(ValueError):
-    """The file would take more memory than one of its size may. The message says which column."""
+_Spec = Mapping[int, Any]
+"""Field numbers, and of structs and lists of them the `_Spec` of these, else None."""
+# Of Parquet's parquet.thrift: FileMetaData with its RowGroups, their ColumnChunks and the ColumnMetaData of these.
+_FOOTER: Final[_Spec] = {4: {1: {3: dict.fromkeys((5, 7, 9, 11))}, 3: None}}
+_NOTHING: Final[_Spec] = {}
+_PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
 
 
 def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) -> pa.Table:
@@ -71,18 +64,21 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) 
             descriptor = stack.enter_context(regular_file(source))
             file, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
             read = lambda at, count: os.pread(descriptor, count, at)  # noqa: E731
-        footer = int.from_bytes(read(size - 8, 4), "little") if size >= 12 else 0
-        if footer > MAX_FOOTER_BYTES:
-            raise TooLargeError(f"its footer has {footer} bytes, where {MAX_FOOTER_BYTES} are the most")
+        groups = _row_groups(read, size)
         parquet = stack.enter_context(pq.ParquetFile(file, pre_buffer=True))
         metadata, schema = parquet.metadata, parquet.schema_arrow
         if metadata.num_columns > MAX_COLUMNS:
             raise TooLargeError(f"it has {metadata.num_columns} columns, where {MAX_COLUMNS} are the most")
+        if any(len(chunks) != metadata.num_columns for _, chunks in groups):
+            raise ValueError("a row group has not all columns")
         names = list(schema.names if choose is None else choose(schema, metadata.num_rows))
-        limit = BASE_BYTES + ROW_BYTES * min(metadata.num_rows, size // _LEAST_ROW) + RATIO * size
+        limit = memory_limit(metadata.num_rows, size)
         wanted = set(names)
         leaves = [n for n in range(metadata.num_columns) if not wanted.isdisjoint(_prefixes(parquet.schema, n))]
-        needs = {n: _need(parquet, n, read, size, limit) for n in leaves}
+        needs = {
+            n: _need(parquet.schema.column(n), [(rows, chunks[n]) for rows, chunks in groups], read, size, limit)
+            for n in leaves
+        }
         total = sum(need.encoded for need in needs.values())
         if total > limit:
             raise _too_large(f"{len(needs)} columns stand", total, limit)
@@ -95,7 +91,7 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) 
         parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
         found = list(schema) if choose is None else [schema.field(name) for name in names]
         target = pa.schema([field.with_type(_without_view(field.type)) for field in found])
-        groups = []
+        tables = []
         for group in range(metadata.num_row_groups):
             table = parquet.read_row_group(group, columns=names, use_threads=False)
             table = table if choose is None else table.select(names)
@@ -103,12 +99,11 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) 
                 total += sum(map(_string_bytes, column.chunks))
                 if total > limit:
                     raise _too_large(f"column {name!r} stands", total, limit)
-            groups.append(table.cast(target))
-        return pa.concat_tables(groups)
+            tables.append(table.cast(target))
+        return pa.concat_tables(tables)
 
 
-@dataclass(frozen=True)
-class _Need:
+class _Need(NamedTuple):
     """Bytes of memory that a column may take at most.
 
     Attributes:
@@ -120,26 +115,43 @@ class _Need:
     strings: int
 
 
-def _need(parquet: pq.ParquetFile, n: int, read: _ReadAt, size: int, limit: int) -> _Need:
-    column, metadata = parquet.schema.column(n), parquet.metadata
+def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
+    """The number of rows of each row group, and its columns' chunks."""
+    try:
+        length = int.from_bytes(read(size - 8, 4), "little") if size >= 12 else 0
+        if length > size - 8:
+            raise ValueError("it is cut off")
+        if length > MAX_FOOTER_BYTES:
+            raise TooLargeError(f"its footer has {length} bytes, where {MAX_FOOTER_BYTES} are the most")
+        found = _struct(read(size - 8 - length, length), 0, _FOOTER, [_MAX_ITEMS])[0][4]
+        return [
+            (group[3], [_Chunk(*(one[3].get(number, 0) for number in (5, 7, 9, 11))) for one in group[1]])
+            for group in found
+        ]
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it has no footer") from error
+
+
+class _Chunk(NamedTuple):
+    """What the footer says of a column in a row group: values (with nulls), bytes, and where its pages begin."""
+
+    values: int
+    bytes: int
+    data_at: int
+    dictionary_at: int
+
+
+def _need(column: Any, chunks: Sequence[tuple[int, _Chunk]], read: _ReadAt, size: int, limit: int) -> _Need:
     width = _LEVEL_BYTES + max(1, _WIDTHS.get(column.physical_type) or column.length)
     encoded = strings = 0
-    for group in range(metadata.num_row_groups):
-        rows, chunk = metadata.row_group(group).num_rows, metadata.row_group(group).column(n)
-        if not rows and not chunk.num_values:
+    for rows, chunk in chunks:
+        if not rows and not chunk.values:
             continue  # no page is read, and the metadata of writers name places of none
         values = longest = 0
-        start = chunk.data_page_offset
-        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-            start = chunk.dictionary_page_offset
-        end = start + chunk.total_compressed_size
+        start = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+        end = start + chunk.bytes
         if not 0 <= start <= end <= size:
             raise ValueError(f"the column {column.path!r} does not lie within the file")
-        flat = column.max_repetition_level == 0
-        small = end - start <= _SMALL_CHUNK and chunk.compression != "BROTLI" and chunk.num_values == rows
-        if small and flat and column.physical_type != "BYTE_ARRAY":
-            encoded += width * rows
-            continue
         for page in _pages(read, start, end):
             encoded += page.bytes
             if page.kind == _DICTIONARY_PAGE:
@@ -151,7 +163,7 @@ def _need(parquet: pq.ParquetFile, n: int, read: _ReadAt, size: int, limit: int)
             if encoded > limit:
                 raise _too_large(f"column {column.path!r} stands", encoded, limit)
         # Memory is reserved by what the metadata say, and filled by what the pages say.
-        if chunk.num_values > values or rows > values or (flat and chunk.num_values != rows):
+        if chunk.values > values or rows > values or (not column.max_repetition_level and chunk.values != rows):
             raise ValueError(f"the column {column.path!r} has not as many values as its metadata say")
         encoded += width * values
         if column.physical_type == "BYTE_ARRAY":
@@ -159,8 +171,7 @@ def _need(parquet: pq.ParquetFile, n: int, read: _ReadAt, size: int, limit: int)
     return _Need(encoded, strings)
 
 
-@dataclass(frozen=True)
-class _Page:
+class _Page(NamedTuple):
     """What a page's header says: its kind, decompressed bytes, values (with nulls) and encoding."""
 
     kind: int
@@ -174,13 +185,12 @@ def _pages(read: _ReadAt, at: int, end: int) -> Iterator[_Page]:
     while at < end:
         head = read(at, min(_HEADER_BYTES, end - at))
         try:
-            fields, length = _thrift_struct(head, 0)
+            fields, length = _struct(head, 0, _PAGE_HEADER, [0])
             compressed = fields[3]
             # 5: DataPageHeader, 8: DataPageHeaderV2, in which the encoding is the fourth field.
             data = fields.get(5) or fields.get(8) or {}
-            values, encoding = data.get(1, 0), data.get(4 if 8 in fields else 2, 0)
-            page = _Page(fields[1], fields[2], values, encoding)
-        except (IndexError, KeyError, AttributeError) as error:
+            page = _Page(fields[1], fields[2], data.get(1, 0), data.get(4 if 8 in fields else 2, 0))
+        except (IndexError, KeyError, TypeError, AttributeError) as error:
             raise ValueError("a page has no header") from error
         if min(compressed, page.bytes, page.values) < 0 or length + compressed > end - at:
             raise ValueError("a page does not lie within its column")
@@ -188,51 +198,92 @@ def _pages(read: _ReadAt, at: int, end: int) -> Iterator[_Page]:
         at += length + compressed
 
 
-def _thrift_struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The integers, truth values and structs of a struct in Thrift's compact protocol by field number, and its end.
+def _struct(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int = 0) -> tuple[dict[int, Any], int]:
+    """A struct in Thrift's compact protocol: the fields of a `_Spec` by their numbers, and where it ends.
+
+    pyarrow's own accessors of Parquet's metadata end the process where a value is out of range. This is called for
+    thousands of fields of every shard, so it is one loop.
+
+    Args:
+        data: the bytes.
+        at: where it begins.
+        spec: the fields that are wanted.
+        budget: [1], list items that it may still hold.
+        depth: structs around it.
 
     Raises:
-        IndexError: it is cut off.
-        ValueError: it has fields that page headers do not have.
+        IndexError: the data end before it does.
+        ValueError: it is none, or holds too many list items.
     """
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
         at += 1
+        kind = head & 15
         if head >> 4:
             number += head >> 4
         else:
-            number, at = _integer(data, at)
-        match head & 15:
-            case 1 | 2 as value:
-                fields[number] = value == 1
-            case 4 | 5 | 6:
-                fields[number], at = _integer(data, at)
-            case 8:
-                length, at = _varint(data, at)
-                at += length
-            case 12 if depth < 4:
-                fields[number], at = _thrift_struct(data, at, depth + 1)
-            case kind:
-                raise ValueError(f"a page's header has a field of type {kind}")
+            value, at = _varint(data, at)
+            number = value >> 1 ^ -(value & 1)
+        if 4 <= kind <= 6 or kind == 8:
+            value = data[at]
+            at += 1
+            if value > 127:
+                value, at = _varint(data, at - 1)
+            if kind == 8:
+                at += value
+            elif spec.get(number, 0) is None:
+                fields[number] = value >> 1 ^ -(value & 1)
+        elif kind == 12 and depth < _MAX_DEPTH:
+            found, at = _struct(data, at, spec.get(number) or _NOTHING, budget, depth + 1)
+            if spec.get(number):
+                fields[number] = found
+        elif kind in (9, 10):
+            found_items, at = _list(data, at, spec.get(number) or _NOTHING, budget, depth + 1)
+            if spec.get(number):
+                fields[number] = found_items
+        elif kind in (3, 7):
+            at += 1 if kind == 3 else 8
+        elif kind > 2:
+            raise ValueError(f"a field of type {kind}")
     return fields, at + 1
 
 
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return value >> 1 ^ -(value & 1), at
+def _list(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int) -> tuple[list[dict[int, Any]], int]:
+    """The structs of a list, if it is of such and they are wanted, and where it ends; otherwise as `_struct`."""
+    head = data[at]
+    at += 1
+    count, kind = head >> 4, head & 15
+    if count == 15:
+        count, at = _varint(data, at)
+    budget[0] -= count
+    if budget[0] < 0:
+        raise TooLargeError(f"its footer lists more than {_MAX_ITEMS} items")
+    items = []
+    for _ in range(count):
+        if kind == 12:
+            found, at = _struct(data, at, spec, budget, depth + 1)
+            if spec:
+                items.append(found)
+        elif kind in (1, 2, 3):
+            at += 1
+        elif kind in (4, 5, 6, 8):
+            value, at = _varint(data, at)
+            at += value if kind == 8 else 0
+        else:
+            raise ValueError(f"a list of type {kind}")
+    return items, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
+    while (byte := data[at]) > 127:
+        value |= (byte & 127) << shift
         at += 1
-        if data[at - 1] < 128:
-            return value, at
         shift += 7
         if shift > 63:
-            raise ValueError("a page's header has a number of more than 64 bits")
+            raise ValueError("a number of more than 64 bits")
+    return value | byte << shift, at + 1
 
 
 def _prefixes(schema: pq.ParquetSchema, n: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from streamvid.storage.url import AnyPath
 
 MAX_BYTES: Final = 4 << 30
 """The most bytes that are read of a file as a whole."""
-_SPARSE_BYTES: Final = 1 << 30
+_SPARSE_BYTES: Final = 64 << 20
 _SPARSE_RATIO: Final = 64
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe",

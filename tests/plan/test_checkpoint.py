@@ -345,6 +345,7 @@ HUGE = 10**18
         {"segments": [[1, 1, 2, HUGE, 0]]},
         {"segments": [[HUGE, 1, 2, 1, 0]]},
         {"segments": [[1, HUGE, 2, 3, 0]]},
+        {"segments": [[1, HUGE, 2, 1, 0]]},
         {"segments": [[1, 1, 2, 1, 0, HUGE]]},
         {"segments": [[1, 1, 2, 1, 0], [1, 2, HUGE, 2, HUGE]]},
         {"segments": [[1, 1, 2, 1, 0]] * 100_000},

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamvid.storage import parquet
-from streamvid.storage.parquet import TooLargeError, read_parquet
+from streamvid.storage.parquet import read_parquet
+from streamvid.storage.table_bounds import TooLargeError
 
 ROWS = 300
 

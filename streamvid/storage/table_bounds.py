@@ -1,0 +1,92 @@
+"""How much memory a table of others may take, and what of CSV and JSON lines is looked at before Arrow reads them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from streamvid.storage.arrow_buffers import arrow_reader
+
+BASE_BYTES: Final = 64 << 20
+ROW_BYTES: Final = 4 << 10
+RATIO: Final = 32
+MAX_COLUMNS: Final = 20_000
+_LEAST_ROW: Final = 8
+"""Bytes of a file that a row is expected to take at least: fewer rows than its number says count for the limit then."""
+_MAX_DEPTH: Final = 64
+_HEADER_BYTES: Final = 4 << 20
+_BLOCK: Final = 1 << 16
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+class TooLargeError(ValueError):
+    """A table would take more memory than one of its size may. The message says what of it."""
+
+
+def memory_limit(rows: int, size: int) -> int:
+    """The most bytes of memory that a file's columns may take, by its rows and bytes."""
+    return BASE_BYTES + ROW_BYTES * max(0, min(rows, size // _LEAST_ROW)) + RATIO * size
+
+
+def check_csv(data: bytes) -> None:
+    """Refuse a CSV of very many columns, of each of which Arrow takes 12 KiB.
+
+    Raises:
+        ValueError: it has more than `MAX_COLUMNS`.
+    """
+    if data.count(b",") < MAX_COLUMNS:
+        return
+    try:
+        columns = len(next(csv.reader(io.StringIO(data[:_HEADER_BYTES].decode("utf-8", "replace"))), []))
+    except csv.Error as error:
+        raise ValueError(f"its first line is none of columns ({error})") from error
+    if columns > MAX_COLUMNS:
+        raise TooLargeError(f"it has {columns} columns, where {MAX_COLUMNS} are the most")
+
+
+def check_json_lines(data: bytes) -> None:
+    """Refuse JSON lines that Arrow's reader crashes on: those that begin with no object, and deep nesting; and rows
+    with keys of their own, each of which makes a column of all rows.
+
+    Raises:
+        ValueError: it is none, is nested more than `_MAX_DEPTH` deep, or has too many columns for its rows.
+    """
+    if not data[:_BLOCK].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
+        raise ValueError("its first line is no JSON object")
+    if _depth(data) > _MAX_DEPTH and _depth(_STRING.sub(b"", data)) > _MAX_DEPTH:
+        raise TooLargeError(f"its values are nested more than {_MAX_DEPTH} deep")
+    most_rows = data.count(b"{") + data.count(b"null")
+    if 8 * data.count(b":") * most_rows <= BASE_BYTES:
+        return
+    columns: set[str] = set()
+    rows = at = 0
+    while at < len(data):
+        end = data.rfind(b"\n", at, at + _BLOCK) + 1 or data.find(b"\n", at) + 1 or len(data)
+        if block := data[at:end].strip():
+            options = pyarrow.json.ReadOptions(block_size=max(_BLOCK, len(block) + 1), use_threads=False)
+            found = pyarrow.json.read_json(arrow_reader(b"{}\n" + block), read_options=options)
+            rows += found.num_rows
+            columns.update(leaf for field in found.schema for leaf in _leaves(field.name, field.type))
+            if len(columns) > MAX_COLUMNS or 8 * len(columns) * rows > memory_limit(rows, len(data)):
+                raise TooLargeError(f"its first {rows:,} rows have {len(columns):,} columns; give all the same keys")
+        at = end
+
+
+def _depth(data: bytes) -> int:
+    brackets = np.frombuffer(data.translate(None, _NOT_BRACKETS), dtype=np.uint8)
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.cumsum(np.where(opening, 1, -1)).max(initial=0))
+
+
+def _leaves(name: str, kind: pa.DataType) -> list[str]:
+    """The names of the columns that a column of JSON is kept in."""
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in _leaves(f"{name}\0{field.name}", field.type)] or [name]
+    return _leaves(name, kind.value_type) if pa.types.is_list(kind) else [name]

@@ -1,0 +1,320 @@
+"""What is fuzzed: readers of bytes, each with the files to begin with and the errors that it may raise."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import streamvid as sv
+from streamvid.bitstream import annexb, jpeg, mpeg4, packet_info
+from streamvid.bitstream.nal import ParameterSets, to_annex_b
+from streamvid.dataset.consolidated import read_rows, write_rows
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.shard_rows import read_scalars, row_blocks
+from streamvid.dataset.table_cache import in_memory
+from streamvid.errors import StreamvidError
+from streamvid.inspection.checks import check_fields, check_idx, check_tar
+from streamvid.loader.sampler_state import ResumableBatches, from_state
+from streamvid.mp4 import boxes, edit_list, sample_entry
+from streamvid.mp4.reader import read_track
+from streamvid.packing import images, journal
+from streamvid.packing.cut_list import attach_cuts
+from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.labels import attach_labels, attach_metadata
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.plan.checkpoint import RunSchedule
+from streamvid.plan.epoch_plan import Plan
+from streamvid.plan.mixture import SampleStream
+from streamvid.plan.permutation import Pool
+from streamvid.plan.world import World
+from streamvid.video.remux import store_clip
+from tools.clips import Recipe, write
+
+SMALL = Recipe(width=64, height=64, frames=12, gop=6)
+CODECS = {
+    "h264": Recipe(width=64, height=64, frames=12, gop=6, audio=True, trim=2),
+    "hevc": Recipe(codec="hevc", width=64, height=64, frames=12, gop=6, open_gop=True, b_frames=3),
+    "av1": Recipe(codec="av1", width=64, height=64, frames=12, gop=6),
+    "vp9": Recipe(codec="vp9", width=64, height=64, frames=12, gop=6, b_frames=0),
+    "vp8": Recipe(codec="vp8", container="webm", width=64, height=64, frames=8, gop=4, b_frames=0),
+    "mpeg4": Recipe(codec="mpeg4", width=64, height=64, frames=12, gop=6),
+    "mjpeg": Recipe(codec="mjpeg", width=64, height=64, frames=2, gop=1, b_frames=0),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader.
+
+    Attributes:
+        seeds: makes the files to begin with; a folder is given for what they are made of.
+        read: takes any bytes.
+        allowed: the errors that it may raise.
+        tokens: bytes that mean something to it.
+        is_json: mutants are of the values in the file, too.
+    """
+
+    seeds: Callable[[Path], Iterable[bytes]]
+    read: Callable[[bytes], object]
+    allowed: tuple[type[Exception], ...] = (StreamvidError,)
+    tokens: tuple[bytes, ...] = field(default=())
+    is_json: bool = False
+
+
+def _videos(folder: Path, codecs: Iterable[str] = ("h264", "hevc", "av1")) -> list[bytes]:
+    return [write(CODECS[codec], folder / f"{codec}.{CODECS[codec].container}").read_bytes() for codec in codecs]
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes, name: str = "file") -> Any:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder, name)
+        path.write_bytes(data)
+        yield path
+
+
+def _mp4(data: bytes) -> None:
+    with _as_file(data) as path:
+        for track in (1, 2):
+            sample_entry.read_entries(path, track)
+            edit_list.read_edit(path, track)
+        boxes.find_box(data, b"stsd")
+        with path.open("rb", buffering=0) as file:
+            track = read_track(file)
+        packet_info.classifier(track.codec, track.stsd)
+        sample_entry.coded_size(track.stsd)
+
+
+def _packets(codec: str, folder: Path) -> list[bytes]:
+    clip = store_clip(write(CODECS[codec], folder / f"a.{CODECS[codec].container}"), folder)
+    data = clip.mp4.read_bytes() if clip.unwritten is None else b"".join(map(bytes, clip.read_mp4()))
+    spans = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
+    return [_framed([clip.stsd, *(data[at : at + size] for at, size in spans)])]
+
+
+def _framed(parts: Iterable[bytes]) -> bytes:
+    return b"".join(struct.pack(">I", len(part)) + part for part in parts)
+
+
+def _bitstream(codec: str, data: bytes) -> None:
+    """A sample description and packets, each behind its length."""
+    parts = []
+    while data:
+        size = int.from_bytes(data[:4]) % (1 << 24)
+        parts.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    stsd, *packets = parts or [b""]
+    if codec in ("h264", "hevc"):
+        sets = ParameterSets(stsd, 4, 8)
+        with contextlib.suppress(ValueError):
+            sets = annexb.parameter_sets(codec, stsd)
+        annexb.dpb_requirement(codec, sets.annex_b)
+        packed = np.frombuffer(b"".join(packets), dtype=np.uint8)
+        with contextlib.suppress(ValueError):
+            to_annex_b(packed, np.array([len(one) for one in packets], dtype=np.int64), sets.length_size)
+    clock = mpeg4.VopClock()
+    for packet in packets:
+        with contextlib.suppress(ValueError):
+            clock.time(packet)
+        jpeg.rotation(packet)
+        jpeg.picture_height(packet)
+        with contextlib.suppress(StreamvidError):
+            jpeg.check_jpeg(packet, "image")
+    try:
+        of = packet_info.classifier(codec, stsd)
+    except ValueError:
+        return
+    packet_info.finalize_disposable(codec, [of(memoryview(packet)) for packet in packets])
+
+
+@cache
+def _dataset() -> Path:
+    """A dataset of two clips with metadata."""
+    folder = Path(tempfile.mkdtemp(prefix="streamvid-fuzz-"))
+    lines = ["path,label,score,when,tags"]
+    for n in range(2):
+        write(SMALL, folder / f"{n}.mp4")
+        lines.append(f'{n}.mp4,{n},{n / 4},2024-01-0{n + 1},"a, b"')
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    pack([folder], folder / "set", labels=folder / "labels.csv", options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+def _shard(extension: str) -> bytes:
+    return (_dataset() / "shards" / f"00000000.{extension}").read_bytes()
+
+
+def _entry() -> ShardEntry:
+    return Manifest.from_json((_dataset() / "dataset.json").read_bytes(), path="x").shards[0]
+
+
+def _rows(data: bytes) -> None:
+    entry = _entry()
+    table = read_scalars(pa.py_buffer(data), entry, checksums=True)
+    content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
+    clips, meta = read_rows(content, [entry])
+    list(check_fields(table, clips))
+    for name in meta.names:
+        with contextlib.suppress(StreamvidError):
+            meta.get(name)
+
+
+def _cells(data: bytes) -> None:
+    """The rows as JSON, so that mutants are of cells; those that Arrow takes for the columns' types."""
+    schema = pq.read_schema(_dataset() / "shards/00000000.parquet")
+    with contextlib.suppress(ValueError, TypeError, OverflowError, AttributeError, RecursionError, pa.ArrowException):
+        rows = [_bytes_of(one) for one in json.loads(data)]
+        stream = io.BytesIO()
+        relaxed = pa.schema([field.with_nullable(True) for field in schema])
+        pq.write_table(pa.Table.from_pylist(rows, schema=relaxed), stream)
+        data = stream.getvalue()
+    _rows(data)
+
+
+def _bytes_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.encode("latin-1") if name == "stsd" else value for name, value in row.items()}
+
+
+def _rows_json(_: Path) -> list[bytes]:
+    rows = pq.read_table(_dataset() / "shards/00000000.parquet").to_pylist()
+    return [json.dumps([{k: v.decode("latin-1") if k == "stsd" else v for k, v in row.items()} for row in rows],
+                       default=str).encode()]  # fmt: skip
+
+
+def _tar(data: bytes) -> None:
+    dataset = sv.Dataset.open(_dataset())
+    with _as_file(data) as path:
+        list(check_tar(path, dataset.clips))
+
+
+SOURCES = [SourceVideo(f"/videos/{name}", name, name[:-4]) for name in ("a.mp4", "b.mp4", "c 1.mkv")]
+CSV = (
+    b"path,label,start,end,note\na.mp4,x,0,1.5,hello\nb.mp4,y,1:02,,\n",
+    b"key,start_frame,end_frame,day\na,0,5,2024-01-01\nb,3,,2024-02-30\n",
+)
+LINES = (
+    b'{"path":"a.mp4","label":1,"start":0,"end":2,"tags":["x"],"box":{"x":1}}\n{"path":"b.mp4","label":2,"start":1}\n',
+    b'{"video":"a.mp4","day":"2024-01-01T00:00:00"}\n{"video":"b.mp4","n":1.5}\n',
+)
+
+
+def _lists(extension: str, data: bytes) -> None:
+    with _as_file(data, f"list{extension}") as path:
+        for join in (attach_cuts, attach_labels, attach_metadata):
+            lists = MetadataLists()
+            with contextlib.suppress(StreamvidError):
+                join(SOURCES, os.fspath(path), lists)
+                metadata = lists.finish(pa.schema([]))
+                metadata.columns([((int(n),), {}) for n in metadata.number])
+        with contextlib.suppress(StreamvidError):
+            sv.Subset(os.fspath(_dataset()), keys=path)
+        find_sources([os.fspath(path)], MetadataLists())
+
+
+def _parquet_lists(_: Path) -> list[bytes]:
+    made = []
+    for line in (CSV[0], LINES[0]):
+        table = pa.csv.read_csv(io.BytesIO(line)) if line is CSV[0] else pa.json.read_json(io.BytesIO(line))
+        for options in ({}, {"compression": "zstd", "data_page_version": "2.0"}, {"use_dictionary": False}):
+            stream = io.BytesIO()
+            pq.write_table(table, stream, **options)
+            made.append(stream.getvalue())
+    return made
+
+
+def _schedule(steps: int | None, *, local: bool) -> RunSchedule:
+    ids = np.arange(20, dtype=np.int64)
+    stream = SampleStream((Pool(ids, (ids // 5).astype(np.int32)),), (1,), 3, "full", 2)
+    world = World(0, 2, nodes=2) if local else World(0, 1)
+    keys = np.zeros(20, dtype=np.uint16)
+    plan = Plan(stream, 2, world, local=local, steps=steps, bucket_steps=0 if local else 2, bucket_keys=lambda: keys)
+    return RunSchedule(plan, ("a", "b", "c", "d"), sv.Window(2))
+
+
+SCHEDULES = (_schedule(None, local=False), _schedule(5, local=False), _schedule(None, local=True))
+
+
+def _batches() -> ResumableBatches:
+    import torch.utils.data as data
+
+    return ResumableBatches(data.BatchSampler(data.RandomSampler(range(8)), 2, drop_last=False), None)
+
+
+def _states(_: Path) -> list[bytes]:
+    made = [run.start(1).advanced().state() for run in SCHEDULES]
+    samplers = {"version": 1, "batch_size": 2, "samples": 8, "epoch": 1, "batches": 2, "samplers": _batches().state()}
+    return [json.dumps(one).encode() for one in (*made, samplers)]
+
+
+def _state(data: bytes) -> None:
+    with contextlib.suppress(ValueError, RecursionError):
+        state = json.loads(data)
+        for run in SCHEDULES:
+            with contextlib.suppress(StreamvidError):
+                cursor = run.resume(state)
+                epoch = cursor.epoch()
+                if epoch.left:
+                    epoch.step(epoch.done)
+                run.after(cursor).state()
+        batches = _batches()
+        with contextlib.suppress(StreamvidError):
+            begun = batches.begin(from_state(state, batches, batch_size=2, samples=8).batches)
+            list(begun)
+
+
+def _record(data: bytes) -> None:
+    journal._parse(data, 0, "f")
+
+
+def _records(_: Path) -> list[bytes]:
+    entry = {"name": "00000000", "clips": 1, "frames": 2, "bytes": 3, "sha256": "a", "idx_sha256": "b"}
+    record = {"fingerprint": "f", "number": 0, "entry": entry | {"parquet_sha256": "c"}, "seconds": 1.5}
+    record |= {"rejected": [{"source": "x", "reason": "y"}], "next": [1, 2], "notices": []}
+    return [json.dumps(record).encode()]
+
+
+TARGETS: dict[str, Target] = {
+    "mp4": Target(_videos, _mp4, (ValueError,), tuple(b"moov trak mdia minf stbl stsd stsz stco co64 elst".split())),
+    **{
+        codec: Target(partial(_packets, codec), partial(_bitstream, codec), tokens=(b"\0\0\1", b"\0\0\3", b"\xff\xd8"))
+        for codec in CODECS
+    },
+    "manifest": Target(
+        lambda _: [(_dataset() / "dataset.json").read_bytes()],
+        lambda data: Manifest.from_json(data, path="dataset.json").to_json(),
+        is_json=True,
+    ),
+    "rows": Target(lambda _: [_shard("parquet")], _rows),
+    "cells": Target(_rows_json, _cells, is_json=True),
+    "tar": Target(lambda _: [_shard("tar")], _tar),
+    "idx": Target(lambda _: [_shard("idx")], lambda data: list(check_idx(data, sv.Dataset.open(_dataset()).clips))),
+    "csv": Target(
+        lambda _: CSV, partial(_lists, ".csv"), tokens=(b",", b'"', b"\n", b"1e999", b"99:99:99", b"\xef\xbb\xbf")
+    ),
+    "jsonl": Target(
+        lambda _: LINES, partial(_lists, ".jsonl"), tokens=(b"{", b"[", b"}", b'"', b"1e999", b"null", b"\\ud800")
+    ),
+    "parquet": Target(_parquet_lists, partial(_lists, ".parquet")),
+    "state": Target(_states, _state, is_json=True),
+    "journal": Target(_records, _record, is_json=True),
+    "times": Target(
+        lambda _: [b"time\n0\n0.5\n1\n"],
+        lambda data: images._read_times(data, "timestamps.csv", 3),
+        tokens=(b",", b"1e99", b"1/0", b"nan", b'"'),
+    ),
+}
