@@ -374,3 +374,12 @@ def test_absurd_numbers_take_no_time(change: dict[str, Any], options: dict[str, 
 def test_large_numbers_that_can_be() -> None:
     run = schedule([4, 3])
     assert run.resume({**run.start(0).state(), "epoch": HUGE, "first": HUGE}).epoch().left == 4
+
+
+def test_a_state_without_its_dataset() -> None:
+    run = schedule([4, 3])
+    state = run.start(1).advanced().state()
+    for name in state.keys() - {"parts", "shards"}:
+        without = {key: value for key, value in state.items() if key != name} | {"shards": 1}
+        with pytest.raises(InputError):
+            run.resume(without)

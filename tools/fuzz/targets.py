@@ -9,7 +9,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 import streamvid as sv
 from streamvid.bitstream import annexb, jpeg, mpeg4, packet_info
 from streamvid.bitstream.nal import ParameterSets, to_annex_b
+from streamvid.checksum import crc32c
 from streamvid.dataset.consolidated import read_rows, write_rows
+from streamvid.dataset.frame_indexes import parse_index
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import StreamvidError
 from streamvid.inspection.checks import check_fields, check_idx, check_tar
+from streamvid.loader.quarantine import read_folder
 from streamvid.loader.sampler_state import ResumableBatches, from_state
 from streamvid.mp4 import boxes, edit_list, sample_entry
 from streamvid.mp4.reader import read_track
@@ -42,12 +45,15 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
+from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES
+from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
 from tools.clips import Recipe, write
 
 SMALL = Recipe(width=64, height=64, frames=12, gop=6)
 CODECS = {
-    "h264": Recipe(width=64, height=64, frames=12, gop=6, audio=True, trim=2),
+    "h264": SMALL,
+    "h264_trimmed": Recipe(width=64, height=64, frames=12, gop=6, audio=True, trim=2),
     "hevc": Recipe(codec="hevc", width=64, height=64, frames=12, gop=6, open_gop=True, b_frames=3),
     "av1": Recipe(codec="av1", width=64, height=64, frames=12, gop=6),
     "vp9": Recipe(codec="vp9", width=64, height=64, frames=12, gop=6, b_frames=0),
@@ -76,7 +82,7 @@ class Target:
     is_json: bool = False
 
 
-def _videos(folder: Path, codecs: Iterable[str] = ("h264", "hevc", "av1")) -> list[bytes]:
+def _videos(folder: Path, codecs: Iterable[str] = ("h264", "h264_trimmed", "hevc", "av1")) -> list[bytes]:
     return [write(CODECS[codec], folder / f"{codec}.{CODECS[codec].container}").read_bytes() for codec in codecs]
 
 
@@ -155,6 +161,11 @@ def _dataset() -> Path:
     return folder / "set"
 
 
+@cache
+def _opened() -> sv.Dataset:
+    return sv.Dataset.open(_dataset())
+
+
 def _shard(extension: str) -> bytes:
     return (_dataset() / "shards" / f"00000000.{extension}").read_bytes()
 
@@ -191,13 +202,49 @@ def _bytes_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows_json(_: Path) -> list[bytes]:
-    rows = pq.read_table(_dataset() / "shards/00000000.parquet").to_pylist()
-    return [json.dumps([{k: v.decode("latin-1") if k == "stsd" else v for k, v in row.items()} for row in rows],
-                       default=str).encode()]  # fmt: skip
+    rows = pq.read_table(_dataset() / "shards/00000000.parquet").drop_columns(["meta_when"]).to_pylist()
+    return [json.dumps([row | {"stsd": row["stsd"].decode("latin-1")} for row in rows]).encode()]
+
+
+def _index(data: bytes) -> None:
+    """A frame index of one block to three, by the first byte; then its checksums are right, so that what they guard is
+    read, too."""
+    clips = _opened().clips
+    sealed = bytearray(data[1:])
+    head = ENTRY_BYTES * (1 + data[0] % 3) if data else ENTRY_BYTES
+    at, packets, frames = head, 0, 0
+    for entry in range(0, min(head, len(sealed) - ENTRY_BYTES + 1), ENTRY_BYTES):
+        count = min(int.from_bytes(sealed[entry + 8 : entry + 12], "little"), len(sealed))
+        frames += int.from_bytes(sealed[entry + 12 : entry + 16], "little")
+        block = sealed[at : at + PACKET_BYTES * count]
+        sealed[entry + 16 : entry + 20] = crc32c(bytes(block)).to_bytes(4, "little")
+        at, packets = at + len(block), packets + count
+    for content in (bytes(sealed), data[1:]):
+        row = {"index_size": head + PACKET_BYTES * packets, "packets": packets, "frames": min(frames, (1 << 31) - 1)}
+        row |= {"index_crc32c": crc32c(content[:head]), "mp4_size": 1 << 20}
+        changed = replace(clips, **{name: np.array([value], dtype=np.int64) for name, value in row.items()})
+        index = parse_index(np.frombuffer(content, dtype=np.uint8), changed, 0)
+        for frame in {0, len(index.visible) - 1}:
+            select_packets(index, np.array([frame]))
+
+
+def _indexes(_: Path) -> list[bytes]:
+    data, clips = _shard("packets"), _opened().clips
+    one = data[: int(clips.index_size[0])]
+    head, blocks = one[:ENTRY_BYTES], one[ENTRY_BYTES:]
+    later = (10**6).to_bytes(8, "little")
+    table = np.frombuffer(blocks, dtype=np.uint8).reshape(-1, PACKET_BYTES).copy()
+    table[:, :8].view("<i8")[:] += 10**6
+    return [b"\0" + one, b"\1" + head + later + head[8:] + blocks + table.tobytes()]
+
+
+def _quarantine(data: bytes) -> None:
+    with _as_file(data, "0.jsonl") as path:
+        read_folder(path.parent, _opened())
 
 
 def _tar(data: bytes) -> None:
-    dataset = sv.Dataset.open(_dataset())
+    dataset = _opened()
     with _as_file(data) as path:
         list(check_tar(path, dataset.clips))
 
@@ -283,6 +330,7 @@ def _record(data: bytes) -> None:
 
 def _records(_: Path) -> list[bytes]:
     entry = {"name": "00000000", "clips": 1, "frames": 2, "bytes": 3, "sha256": "a", "idx_sha256": "b"}
+    entry |= {"packets_bytes": 1, "packets_sha256": "d"}
     record = {"fingerprint": "f", "number": 0, "entry": entry | {"parquet_sha256": "c"}, "seconds": 1.5}
     record |= {"rejected": [{"source": "x", "reason": "y"}], "next": [1, 2], "notices": []}
     return [json.dumps(record).encode()]
@@ -293,6 +341,7 @@ TARGETS: dict[str, Target] = {
     **{
         codec: Target(partial(_packets, codec), partial(_bitstream, codec), tokens=(b"\0\0\1", b"\0\0\3", b"\xff\xd8"))
         for codec in CODECS
+        if codec != "h264_trimmed"
     },
     "manifest": Target(
         lambda _: [(_dataset() / "dataset.json").read_bytes()],
@@ -301,8 +350,14 @@ TARGETS: dict[str, Target] = {
     ),
     "rows": Target(lambda _: [_shard("parquet")], _rows),
     "cells": Target(_rows_json, _cells, is_json=True),
+    "index": Target(_indexes, _index, (ValueError,)),
+    "quarantine": Target(
+        lambda _: [b'{"key":"0","row":0,"shard":"00000000","reason":"x"}\n{"key":"1","row":1}\n'],
+        _quarantine,
+        tokens=(b"\n", b"{", b'"key"', b"0", b"\\ud800"),
+    ),
     "tar": Target(lambda _: [_shard("tar")], _tar),
-    "idx": Target(lambda _: [_shard("idx")], lambda data: list(check_idx(data, sv.Dataset.open(_dataset()).clips))),
+    "idx": Target(lambda _: [_shard("idx")], lambda data: list(check_idx(data, _opened().clips))),
     "csv": Target(
         lambda _: CSV, partial(_lists, ".csv"), tokens=(b",", b'"', b"\n", b"1e999", b"99:99:99", b"\xef\xbb\xbf")
     ),
