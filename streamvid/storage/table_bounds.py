@@ -23,6 +23,7 @@ _MAX_DEPTH: Final = 64
 _HEADER_BYTES: Final = 4 << 20
 _BLOCK: Final = 1 << 16
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_BOM: Final = b"\xef\xbb\xbf"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -58,7 +59,7 @@ def check_json_lines(data: bytes) -> None:
     Raises:
         ValueError: it is none, is nested more than `_MAX_DEPTH` deep, or has too many columns for its rows.
     """
-    if not data[:_BLOCK].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{":
+    if not data[:_BLOCK].removeprefix(_BOM).lstrip()[:1] == b"{":
         raise ValueError("its first line is no JSON object")
     if _depth(data) > _MAX_DEPTH and _depth(_STRING.sub(b"", data)) > _MAX_DEPTH:
         raise TooLargeError(f"its values are nested more than {_MAX_DEPTH} deep")
@@ -66,7 +67,7 @@ def check_json_lines(data: bytes) -> None:
     if 8 * data.count(b":") * most_rows <= BASE_BYTES:
         return
     columns: set[str] = set()
-    rows = at = 0
+    rows, at = 0, len(_BOM) if data.startswith(_BOM) else 0
     while at < len(data):
         end = data.rfind(b"\n", at, at + _BLOCK) + 1 or data.find(b"\n", at) + 1 or len(data)
         if block := data[at:end].strip():
