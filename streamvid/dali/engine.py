@@ -10,23 +10,24 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
+from streamvid.errors import ClipError, VideoError
 from streamvid.fetch.encoded_batch import encoded_batch
-from streamvid.fetch.epoch_reader import upcoming_shards
+from streamvid.fetch.epoch_reader import Rescue, upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
 from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.sample_id import rows_of
-from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.range_reader import FileTooShort, RangeReader
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import RenderedBatch
 
@@ -61,6 +62,7 @@ class DaliEngine:
         transform: what is done to their frames.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads of DALI.
+        rescuer: makes what finds the bad clips among those of a batch.
     """
 
     def __init__(
@@ -72,16 +74,48 @@ class DaliEngine:
         *,
         device_id: int | None,
         num_threads: int,
+        rescuer: Callable[[Epoch, threading.Event], Rescue | None],
     ) -> None:
         self._dataset, self._access, self._spec, self._transform = dataset, access, spec, transform
-        self._device_id, self._num_threads, self.home = device_id, num_threads, HomeProcess()
+        self._device_id, self._num_threads, self._rescuer = device_id, num_threads, rescuer
+        self.home = HomeProcess()
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in order; an error is raised in its place.
 
+        DALI does not say which clip it failed on. So the clips of the batches that it was working on are tried one by
+        one, and pipelines without the bad ones go on from the batch that did not come.
+
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.
         """
+        rescue = self._rescuer(epoch, threading.Event())
+        done, tried = epoch.done, -1
+        while done < epoch.steps:
+            with closing(self._run(replace(epoch, done=done))) as batches:
+                try:
+                    for one in batches:
+                        yield one
+                        done += 1
+                    return
+                except (ClipError, FileTooShort, VideoError) as error:
+                    if rescue is None or done == tried:
+                        raise
+                    failed = error.with_traceback(None)
+            if not self._find_bad(rescue, epoch, done):
+                rescue(done, failed)
+                tried = done
+
+    def _find_bad(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
+        """Look for bad clips in the batches that DALI may have been working on; whether there are any."""
+        before = epoch.absent.found
+        for number in range(first, min(first + _CHUNK_STEPS, epoch.steps)):
+            rescue(number)
+            if epoch.absent.found > before and number > first:
+                break
+        return epoch.absent.found > before
+
+    def _run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         process = self.home.enter()
         chunks = self._chunks(epoch)
         working: list[Future[_OpenChunk | None]] = []

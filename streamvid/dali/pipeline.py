@@ -22,6 +22,7 @@ from streamvid.decode.dali import abandon_pipeline
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import in_children
+from streamvid.storage.range_reader import FileTooShort
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
@@ -186,7 +187,8 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
         sources = [source for batch in batches for source in batch.sources]
         cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
         paths = ", ".join(cut[:1] or dict.fromkeys(source.path for source in sources))
-        unreadable = DatasetError(f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify")
+        kind = FileTooShort if cut else DatasetError
+        unreadable = kind(f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify")
         unreadable.path = cut[0] if cut else None
         return unreadable
     keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + _DEPTH] for key in batch.keys))

@@ -113,10 +113,12 @@ def make_engine(
             fallback=fallback if name == "default" else "error",
             sessions=name == "default",
         )
+    rescuer = partial(epoch_rescuer, dataset, access, spec, quarantine, num_threads)
     if name == "dali":
-        return DaliEngine(dataset, access, spec, transform, device_id=device_id, num_threads=num_threads)
+        return DaliEngine(
+            dataset, access, spec, transform, device_id=device_id, num_threads=num_threads, rescuer=rescuer
+        )
     make = partial(
         make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch, on_cpu=on_cpu
     )
-    rescuer = partial(epoch_rescuer, dataset, access, spec, quarantine, num_threads)
     return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make), rescuer)

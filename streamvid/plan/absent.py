@@ -37,6 +37,11 @@ class AbsentRows:
     def __bool__(self) -> bool:
         return bool(len(self._known) or self._found)
 
+    @property
+    def found(self) -> int:
+        """How many were found bad during the epoch."""
+        return len(self._found)
+
     def add(self, row: int, step: int) -> None:
         """A clip was found bad in that step of the epoch."""
         self._found[row] = min(step, self._found.get(row, step))

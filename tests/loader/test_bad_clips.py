@@ -313,3 +313,25 @@ def test_a_clip_that_hangs_or_crashes_a_decoder(whole: Path, tmp_path: Path) -> 
         assert all(map(same, got, epochs(one)))
     assert not (tmp_path / "quarantine").exists()
     assert failed
+
+
+@pytest.mark.parametrize("on_error", ["skip", "mask"])
+def test_by_dali(tmp_path: Path, on_error: OnError) -> None:
+    """Whose pipeline ends with an error that does not say which clip it is of."""
+    whole = make_dataset(tmp_path, [("vp9", "webm"), ("mjpeg", "avi")] * 8)
+    path = with_zeroed(whole, tmp_path / "bad", 2, 7, 8)
+    options: dict[str, Any] = {"engine": "dali", "batch_size": 3, "transform": sv.Transform(resize=(32, 32))}
+    with loader(whole, tmp_path, **options) as one:
+        expected = samples(epochs(one, 2))
+    with loader(path, tmp_path, **options, on_error=on_error) as one:
+        batches = epochs(one, 2)
+        assert sorted(clip.row for clip in one.stats().bad) == [2, 7, 8]
+        assert len(batches) == 2 * len(one)
+    assert_good_ones(samples(batches), expected, {2, 7, 8})
+    # The same as those of the other engine, but for the last bits of pixels.
+    with loader(path, tmp_path / "other", **{**options, "engine": "default"}, on_error=on_error) as one:
+        for a, b in zip(epochs(one, 2), batches, strict=True):
+            assert a["key"] == b["key"]
+            for name in ("clip", "label", "valid", "mask", "pts", "epoch"):
+                assert torch.equal(a[name], b[name]), name
+    assert len(entries(tmp_path)) == 3
