@@ -108,12 +108,12 @@ class DaliEngine:
 
     def _find_bad(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
         """Look for bad clips in the batches that DALI may have been working on; whether there are any."""
-        before = epoch.absent.found
+        before = epoch.absent.count
         for number in range(first, min(first + _CHUNK_STEPS, epoch.steps)):
             rescue(number)
-            if epoch.absent.found > before and number > first:
+            if epoch.absent.count > before and number > first:
                 break
-        return epoch.absent.found > before
+        return epoch.absent.count > before
 
     def _run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         process = self.home.enter()

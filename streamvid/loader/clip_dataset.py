@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +18,11 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, pad_to_longest
-from streamvid.loader.clip_items import At, Item, choose, resolve
+from streamvid.loader.batch import mask_absent
+from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
+from streamvid.loader.item_errors import ItemErrors
+from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
+from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
@@ -50,6 +56,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: as in `StreamLoader`.
         columns: metadata to put into samples.
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
+        on_error, max_errors, quarantine: what a bad clip does, as of `StreamLoader`. In its place stands another item
+            of the dataset, drawn by seed, epoch and item, and `valid` is False. Frames that are asked for by number or
+            instant (`At`, `get`) come, or an error does.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
 
     Attributes:
@@ -70,7 +79,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         columns: Sequence[str] = (),
         seed: int = 0,
         retry_for: float | Retry = 600.0,
+        on_error: OnError = "skip",
+        max_errors: int | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
+        policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         self._can_sample = sampling is not None
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
         if subset.weights is not None:
@@ -87,7 +100,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         assert isinstance(samples.dataset, Dataset), "a Subset is of one dataset"
         self.dataset, self._skipped = samples.dataset, samples.pools.short
-        self._excluded = samples.pools.excluded
+        self._errors = ItemErrors(policy, samples.pools.excluded, samples.spec.seed)
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
@@ -129,14 +142,29 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read side by side: what DataLoader's workers call for a batch."""
-        samples = self._choose(items)
-        slices = self._read(samples)
+        wanted = self._resolve(items)
+        try:
+            return self._make([self._place(one) for one in wanted])
+        except BAD_CLIP:
+            if self.policy.on_error == "raise":
+                raise
+        return [self._make_or_replace(one) for one in wanted]
+
+    def _make(self, wanted: Sequence[ResolvedItem]) -> list[dict[str, Any]]:
+        samples = self._choose(wanted)
         made = []
-        for sample, encoded in zip(samples, slices, strict=True):
+        for sample, encoded in zip(samples, self._read(samples), strict=True):
             batch = encoded_batch(self.dataset, [sample], [encoded])
             check_output_sizes(self._transform, self.dataset.clips, batch.clips)
             made.append(self._sample(batch))
         return made
+
+    def _make_or_replace(self, wanted: ResolvedItem) -> dict[str, Any]:
+        try:
+            return self._make([self._place(wanted)])[0]
+        except BAD_CLIP as error:
+            rescuer = self.rescuer(lambda _: [wanted], threads=1)
+            return self._sample(rescuer(0, error.with_traceback(None)))
 
     def get(
         self, clip: str | int, *, frames: Iterable[int] | None = None, seconds: Iterable[float] | None = None
@@ -156,7 +184,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
         order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
         """
-        return self._read(self._choose([item]))[0]
+        return self._read(self._choose(self._resolve([item])))[0]
 
     def encode(self, items: Sequence[Item]) -> EncodedBatch:
         """A batch of items, read but not decoded, padded to the longest of them.
@@ -164,15 +192,76 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
         """
-        samples = pad_to_longest(self._choose(items), self._spec.sampling.pad)
+        wanted = [self._place(one) for one in self._resolve(items)]
+        samples = pad_to_longest(self._choose(wanted), self._spec.sampling.pad)
         rows = np.array([sample.clip for sample in samples], dtype=np.int64)
         check_output_sizes(self._transform, self.dataset.clips, rows)
         return encoded_batch(self.dataset, samples, self._read(samples))
 
-    def _choose(self, items: Sequence[Item]) -> list[SamplePlan]:
-        """Which frames of which clips the items name; errors as from `ds[…]`."""
-        wanted = [resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample) for item in items]
+    @property
+    def policy(self) -> ErrorPolicy:
+        """What bad clips do."""
+        return self._errors.policy
+
+    def with_policy(self, policy: ErrorPolicy) -> ClipDataset:
+        """The same with another policy, and the same epoch."""
+        other = copy.copy(self)
+        other._errors = ItemErrors(policy, self._errors.excluded, self._spec.seed)
+        return other
+
+    def quarantine(self, *, anew: bool = False) -> Quarantine:
+        """The bad clips that this process knows; `anew` to read again what others have found."""
+        if anew:
+            self._errors.begin()
+        return self._errors.known(self.dataset, self.epoch)[0]
+
+    def rescuer(self, items: Callable[[int], Sequence[Item | ResolvedItem]], *, threads: int) -> Rescuer:
+        """What makes batches of items anew that cannot be read or decoded.
+
+        Args:
+            items: those of the batch of a number.
+            threads: processes at most that try clips.
+        """
+        quarantine, absent = self._errors.known(self.dataset, self.epoch)
+
+        def members(number: int) -> list[Member]:
+            found = []
+            for one in self._resolve(items(number)):
+                placed = self._place(one, number)
+                sample = (placed.number, self.epoch)
+                read = partial(self._read_one, placed)
+                found.append(Member(placed.row, sample, read, placed.absent < 0, placed.absent, placed.at is not None))
+            return found
+
+        pad = self._spec.sampling.pad
+        return Rescuer(self.dataset, quarantine, absent, members, pad=pad, threads=threads)
+
+    def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
+        """The clips and samples that items name; errors as from `ds[…]`."""
+        return [
+            item
+            if isinstance(item, ResolvedItem)
+            else resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample)
+            for item in items
+        ]
+
+    def _place(self, wanted: ResolvedItem, step: int = 0) -> ResolvedItem:
+        """The item, or what stands in its place if its clip is absent."""
+        return self._errors.place(self.dataset, wanted, self.epoch, self._ids, self._transform, step)
+
+    def _choose(self, wanted: Sequence[ResolvedItem]) -> list[SamplePlan]:
+        """Which frames of the clips are wanted; errors as from `ds[…]`."""
         return choose(self.dataset, wanted, self._spec, self.epoch)
+
+    def _read_one(self, wanted: ResolvedItem) -> tuple[SamplePlan, EncodedSlice]:
+        samples = self._choose([wanted])
+        return samples[0], self._read(samples)[0]
+
+    def _ids(self) -> Int64:
+        """int64 [samples], see `streamvid.plan.sample_id`."""
+        if self._sample_ids is None:
+            return np.arange(len(self.dataset), dtype=np.int64)
+        return np.asarray(self._sample_ids.numpy())
 
     def _read(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
         """Their packets, by byte range, where a `ShardAccess` would fetch whole shards."""
@@ -186,8 +275,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         if not self._can_sample:
             raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
-        ids = np.arange(len(self.dataset)) if self._sample_ids is None else self._sample_ids.numpy()
-        pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped, self._excluded)
+        ids = self._ids()
+        pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped, self._errors.excluded)
         return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)
 
     @property
@@ -203,9 +292,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     @property
     def rows(self) -> Int64:
         """int64 [clips]: rows of the clips that have samples, rising."""
-        if self._sample_ids is None:
-            return np.arange(len(self.dataset), dtype=np.int64)
-        return np.unique(rows_of(self._sample_ids.numpy()))
+        return np.unique(rows_of(self._ids()))
 
     @property
     def epoch(self) -> int:
@@ -236,8 +323,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _sample(self, batch: EncodedBatch) -> dict[str, Any]:
         """The dict of one sample."""
         row = int(batch.clips[0])
-        sample: dict[str, Any] = dict(self._renderer.render(batch))
-        sample["key"] = self.dataset.key(row)
+        tensors = self._renderer.render(batch)
+        if self.policy.on_error == "mask" and batch.absent[0] >= 0:
+            (row,) = mask_absent({name: one.unsqueeze(0) for name, one in tensors.items()}, batch.absent, self.dataset)
+        sample: dict[str, Any] = dict(tensors)
+        sample["key"] = self.dataset.key(int(row))
         for name in self._columns:
             values = self.dataset.columns.batch(name, [row])
             sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]

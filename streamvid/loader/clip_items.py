@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,13 @@ class ResolvedItem:
         row: the clip.
         number: the item's own number, for its random numbers; see `streamvid.plan.sample_id`.
         at: the frames, if the item says them.
+        absent: row of the absent clip in whose place it stands, -1 for none.
     """
 
     row: int
     number: int
     at: At | None
+    absent: int = -1
 
 
 def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
@@ -107,7 +109,8 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
         gap = remote_gap(dataset, one.row)
-        samples.append(make_sample(index, one.row, epoch, True, selection, random, remote_gap=gap))
+        made = make_sample(index, one.row, epoch, one.absent < 0, selection, random, remote_gap=gap)
+        samples.append(replace(made, absent=one.absent))
     return samples
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from multiprocessing.context import BaseContext
@@ -27,6 +28,8 @@ from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import FALLBACKS, Fallback, find_cpu_decoded
+from streamvid.loader.quarantine import OnError
+from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import GlobalGenerator, ResumableBatches, SamplerPosition, from_state, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
@@ -66,6 +69,7 @@ class GpuDataLoader:
         num_workers: processes that read; 0 reads in a thread.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         num_threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
+        on_error, max_errors, quarantine: what a bad clip does, as of `ClipDataset`; default: as the dataset has them.
         prefetch_factor, persistent_workers, multiprocessing_context, worker_init_fn, generator, timeout: as of torch's
             DataLoader.
 
@@ -93,6 +97,9 @@ class GpuDataLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         generator: torch.Generator | None = None,
         timeout: float = 0,
+        on_error: OnError | None = None,
+        max_errors: int | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(dataset, ClipDataset):
             raise InputError(
@@ -109,6 +116,8 @@ class GpuDataLoader:
             raise InputError("a sampler says the order: leave out shuffle")
         if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
             raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
+        if (on_error, max_errors, quarantine) != (None, None, None):
+            dataset = dataset.with_policy(dataset.policy.but(on_error, max_errors, quarantine))
         self.dataset = dataset
         self._batch_size, self._num_workers = batch_size, num_workers
         self._undivided = sampler is None and batch_sampler is None
@@ -133,7 +142,7 @@ class GpuDataLoader:
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
         one_of(fallback, FALLBACKS, "fallback")
-        num_threads = num_threads or find_cores()
+        self._num_threads = num_threads = num_threads or find_cores()
         device_id, on_cpu = find_device(device), None
         if device_id is not None:
             on_cpu = find_cpu_decoded(
@@ -201,8 +210,9 @@ class GpuDataLoader:
         self._position.put(position, restored=True)
 
     def stats(self) -> LoaderStats:
-        """Counts and times so far."""
-        return self._stats
+        """Counts and times so far, and the clips that were found bad."""
+        found = self.dataset.quarantine()
+        return replace(self._stats, bad_clips=found.found, bad=found.bad)
 
     def close(self) -> None:
         """End workers that were kept, and free threads and device memory."""
@@ -235,7 +245,12 @@ class GpuDataLoader:
         self.dataset.set_epoch(number)
         if self._undivided and self._stats.batches == 0:
             _warn_undivided()
-        rendered = self._pipeline.run(self._encoded(GlobalGenerator(own)), read_here=self._num_workers > 0)
+        self.dataset.quarantine(anew=True)
+        policy, rescue = self.dataset.policy, None
+        if policy.on_error != "raise":
+            rescue = self.dataset.rescuer(order.given.__getitem__, threads=self._num_threads)
+        encoded = self._encoded(GlobalGenerator(own), made, rescue)
+        rendered = self._pipeline.run(encoded, read_here=self._num_workers > 0, rescue=rescue)
         try:
             while True:
                 started = time.perf_counter()
@@ -243,9 +258,11 @@ class GpuDataLoader:
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 if one is None:
                     break
+                del order.given[made]
                 made += 1
                 last = order.count == made
-                batch = make_batch(one, self.dataset.dataset, self.dataset.columns)
+                masked = policy.on_error == "mask"
+                batch = make_batch(one, self.dataset.dataset, self.dataset.columns, masked=masked)
                 position = following if last else SamplerPosition(number, made, samplers)
                 yield Delivery(batch, position, following, last)
         finally:
@@ -253,7 +270,9 @@ class GpuDataLoader:
         if begin.batches == made > 0:
             raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
 
-    def _encoded(self, generator: GlobalGenerator) -> Generator[EncodedBatch, None, None]:
+    def _encoded(
+        self, generator: GlobalGenerator, first_number: int, rescue: Rescuer | None
+    ) -> Generator[EncodedBatch, None, None]:
         """The batches of PyTorch's DataLoader, in order."""
         getpid = os.getpid  # the module may be gone when Python closes this generator at its end
         process = getpid()
@@ -263,11 +282,13 @@ class GpuDataLoader:
             batches = _watched(iterator)
             first = list(islice(batches, 1))
         try:
-            for shared in chain(first, batches):
+            for number, shared in enumerate(chain(first, batches), first_number):
                 batch = unpack(shared) if isinstance(shared, SharedBatch) else shared
+                if isinstance(batch, BAD_CLIP) and rescue is not None:
+                    batch = rescue(number, batch)
                 if isinstance(batch, Exception):
                     raise batch
-                yield batch
+                yield replace(batch, number=number)
         finally:
             if getpid() == process and not getattr(self._loader, "persistent_workers", False):
                 # Not left to its destructor: an exception's traceback may hold it for long.

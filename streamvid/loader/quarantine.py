@@ -11,10 +11,10 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -51,11 +51,13 @@ class ErrorPolicy:
         on_error: "skip", "mask" or "raise"; see `StreamLoader`.
         max_errors: bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
         folder: where they are written down.
+        since: when the run began, as lines have it: a rank's workers count together what they have written since.
     """
 
     on_error: OnError
     max_errors: int | None
     folder: Path
+    since: str
 
     @classmethod
     def of(
@@ -69,7 +71,14 @@ class ErrorPolicy:
         if not is_local(folder):
             raise InputError(f"quarantine must be a local folder; it is {redact(folder)}")
         # Now: a program that changes its folder later, and its workers, mean the same one.
-        return cls(on_error, max_errors, Path(local_path(folder)).absolute())
+        return cls(on_error, max_errors, Path(local_path(folder)).absolute(), _now())
+
+    def but(
+        self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None
+    ) -> ErrorPolicy:
+        """The same, but for what is given."""
+        other = self.of(on_error or self.on_error, max_errors, quarantine or self.folder)
+        return other if max_errors is not None else replace(other, max_errors=self.max_errors)
 
     def most(self, clips: int) -> int:
         """Bad clips that a rank with so many clips may find."""
@@ -155,14 +164,15 @@ class Quarantine:
             clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)
             if len(self._bad) < _SHOWN:
                 self._bad.append(clip)
-            rank, count = self.world.rank, self.found
-            most = self.policy.most(-(-self._clips // self.world.size))
+            rank, most = self.world.rank, self.policy.most(-(-self._clips // self.world.size))
             file = self.policy.folder / f"{rank}.jsonl"
+            self._write(file, clip, rank)
+            noted = {row for row, time in read_file(file, self._dataset) if time >= self.policy.since}
+            count = max(self.found, len(noted))
             log.warning(
                 "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",
                 count, most, rank, error, error.suspect, self.policy.on_error, file,
             )  # fmt: skip
-            self._write(file, clip, rank)
             if count > most:
                 (worst, many), *_ = self._shards.most_common(1)
                 raise DatasetError(
@@ -181,7 +191,7 @@ class Quarantine:
             **asdict(clip),
             "file": None if clip.suspect == "source" else _signature(self._dataset, shard),
             "rank": rank,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": _now(),
         }
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -213,11 +223,12 @@ def read_folder(folder: Path, dataset: ClipSource) -> Int64:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
     except OSError:
         return np.empty(0, dtype=np.int64)
-    return np.array(sorted({row for file in files for row in read_file(file, dataset)}), dtype=np.int64)
+    return np.array(sorted({row for file in files for row, _ in read_file(file, dataset)}), dtype=np.int64)
 
 
-def read_file(file: Path, dataset: ClipSource) -> Iterator[int]:
-    """The rows of a dataset that a file of a quarantine names; those of other datasets are left out."""
+def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
+    """The rows of a dataset that a file of a quarantine names, and when each was found; those of other datasets are
+    left out."""
     shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
     for number, entry in enumerate(dataset.shards):
         shards.setdefault(entry.sha256, []).append(number)
@@ -227,7 +238,8 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[int]:
         except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
-            yield from _rows(found, dataset, shards)
+            when = str(found.get("time"))
+            yield from ((row, when) for row in _rows(found, dataset, shards))
 
 
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
@@ -244,6 +256,10 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
             ours = dataset.key(row := rows.start + number)
             if ours == key or ours.endswith(f"/{key}") or key.endswith(f"/{ours}"):
                 yield row
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _signature(dataset: ClipSource, shard: int) -> list[int] | None:

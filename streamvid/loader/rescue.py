@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _PROCESSES: Final = 4
 """Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
+BAD_CLIP: Final = (ClipError, FileTooShort, VideoError)
+"""What is raised for a clip that may be bad."""
 _OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 """Signals by which a decoder ends its own process."""
 
@@ -48,6 +50,7 @@ class Member:
         sample: what of the clip, and whether it counts: equal for what is read and decoded alike.
         read: reads its packets, past the cache.
         valid, absent: as of `SamplePlan`.
+        exact: nothing else may stand there: an error is raised.
     """
 
     row: int
@@ -55,6 +58,7 @@ class Member:
     read: Callable[[], tuple[SamplePlan, EncodedSlice]]
     valid: bool
     absent: int
+    exact: bool = False
 
 
 class Rescuer:
@@ -86,7 +90,7 @@ class Rescuer:
 
     def is_stale(self, batch: EncodedBatch) -> bool:
         """See `Rescue`."""
-        return bool(self._absent.among(batch.clips, batch.number).any())
+        return bool(self._absent.found(batch.clips, batch.number).any())
 
     def __call__(self, number: int, cause: Exception | None = None) -> EncodedBatch:
         """See `Rescue`."""
@@ -96,6 +100,8 @@ class Rescuer:
             members = self._members(number)
             errors = self._examine([one for one in members if one.sample not in good], good)
             for error in errors:
+                if any(one.exact and one.row == error.row for one in members):
+                    raise error
                 self._absent.add(error.row, number)
             for error in errors:
                 self._quarantine.add(error)

@@ -51,6 +51,8 @@ class EpochOrder(Iterator[Sequence[Item]]):
         self._failed: Exception | None = None
         self.count: int | None = None
         """Batches of the whole epoch, known from the last one on."""
+        self.given: dict[int, Sequence[Item]] = {}
+        """Lists that were given out, by their numbers in the epoch; to be removed when they are needed no more."""
 
     def __next__(self) -> Sequence[Item]:
         if self._lists is None:
@@ -61,8 +63,9 @@ class EpochOrder(Iterator[Sequence[Item]]):
         if not self._coming:
             self.count = self._taken
             raise StopIteration
-        self._taken += 1
         (now,), self._coming = self._coming, []
+        self.given[self._taken] = now
+        self._taken += 1
         try:
             self._coming = list(islice(self._lists, 1))
         except Exception as error:

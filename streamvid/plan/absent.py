@@ -38,7 +38,7 @@ class AbsentRows:
         return bool(len(self._known) or self._found)
 
     @property
-    def found(self) -> int:
+    def count(self) -> int:
         """How many were found bad during the epoch."""
         return len(self._found)
 
@@ -50,8 +50,11 @@ class AbsentRows:
         """bool [rows]: which of the rows are absent in a step."""
         place = np.searchsorted(self._known, rows)
         here: Bool = np.append(self._known, -1)[place] == rows
-        found = [row for row, since in dict(self._found).items() if since <= step]
-        return here | np.isin(rows, found) if found else here
+        return here | self.found(rows, step)
+
+    def found(self, rows: Int64, step: int) -> Bool:
+        """bool [rows]: which of the rows have been found bad during the epoch, in a step or before it."""
+        return np.isin(rows, [row for row, since in dict(self._found).items() if since <= step])
 
 
 def repeats(

@@ -224,7 +224,11 @@ def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num
     ]
     for sampler, kind, text in cases:
         with sv.GpuDataLoader(
-            sv.ClipDataset(bad, **OPTIONS), batch_size=1, sampler=sampler, num_workers=num_workers, device="cpu"
+            sv.ClipDataset(bad, **OPTIONS, on_error="raise"),
+            batch_size=1,
+            sampler=sampler,
+            num_workers=num_workers,
+            device="cpu",
         ) as proxy:
             with pytest.raises(kind, match=text) as caught:
                 list(proxy)
@@ -237,7 +241,7 @@ def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num
 def test_an_error_of_the_decoder_is_raised(dataset: Path, tmp_path: Path, num_workers: int) -> None:
     shutil.copytree(dataset, tmp_path / "bad")
     replace_packets(tmp_path / "bad", sv.Dataset.open(dataset).row("five"), bytes)
-    ds = sv.ClipDataset(tmp_path / "bad", **OPTIONS)
+    ds = sv.ClipDataset(tmp_path / "bad", **OPTIONS, on_error="raise")
     with sv.GpuDataLoader(ds, batch_size=1, num_workers=num_workers, device="cpu") as proxy:
         with pytest.raises(sv.VideoError, match="five") as caught:
             list(proxy)

@@ -1,0 +1,103 @@
+"""What bad clips do to a map-style dataset, in each of the processes that read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import InputError
+from streamvid.loader.clip_items import ResolvedItem
+from streamvid.loader.quarantine import ErrorPolicy, Quarantine
+from streamvid.plan.absent import AbsentRows, repeats
+from streamvid.plan.sample_id import row_of, rows_of
+from streamvid.plan.world import World, find_world
+from streamvid.transform.output_size import check_output_sizes
+from streamvid.transform.spec import Transform, Views
+
+
+class ItemErrors:
+    """Which clips of a map-style dataset are absent, and what stands in their place.
+
+    It may be pickled, and used in a process that was forked: each process reads the quarantine itself, when it is used
+    first and in every new epoch.
+
+    Args:
+        policy: what bad clips do.
+        excluded: int64 [rows], clips that are not delivered.
+        seed: of the dataset.
+    """
+
+    def __init__(self, policy: ErrorPolicy, excluded: Int64, seed: int) -> None:
+        self.policy, self.excluded, self._seed = policy, excluded, seed
+        self._known: tuple[int, int, Quarantine, AbsentRows] | None = None
+
+    def __reduce__(self) -> tuple[type[ItemErrors], tuple[ErrorPolicy, Int64, int]]:
+        return ItemErrors, (self.policy, self.excluded, self._seed)
+
+    def known(self, dataset: ClipSource, epoch: int) -> tuple[Quarantine, AbsentRows]:
+        """The quarantine of this process, and what is absent in this epoch."""
+        here = os.getpid()
+        if self._known is None or self._known[0] != here:
+            clips = len(dataset)
+            self._known = (
+                here,
+                -1,
+                Quarantine(self.policy, dataset, self.excluded, clips=clips, world=_world()),
+                AbsentRows(),
+            )
+        _, number, quarantine, absent = self._known
+        if number != epoch:
+            quarantine.world, absent = _world(), quarantine.absent()
+            self._known = here, epoch, quarantine, absent
+        return quarantine, absent
+
+    def begin(self) -> None:
+        """Let the next use read the quarantine again."""
+        if self._known is not None:
+            self._known = self._known[0], -1, *self._known[2:]
+
+    def place(
+        self,
+        dataset: ClipSource,
+        wanted: ResolvedItem,
+        epoch: int,
+        ids: Callable[[], Int64],
+        transform: Transform | Views,
+        step: int = 0,
+    ) -> ResolvedItem:
+        """What is read for an item: itself, or if its clip is absent, another sample of the dataset that comes out in
+        the same size, drawn by seed, epoch and item. Frames that were asked for by number or instant are not replaced.
+
+        Raises:
+            DatasetError: there is no other.
+        """
+        _, absent = self.known(dataset, epoch)
+        if wanted.at is not None or not absent.among(np.array([wanted.row]), step)[0]:
+            return wanted
+
+        def fitting() -> Int64:
+            every = ids()
+            rows = rows_of(every)
+            try:
+                check_output_sizes(transform, dataset.clips, rows)
+            except InputError:
+                clips = dataset.clips
+                same = [column[rows] == column[wanted.row] for column in (clips.width, clips.height, clips.rotation)]
+                every = every[np.logical_and.reduce(same)]
+            return every
+
+        item, number = np.array([wanted.number]), np.array([epoch])
+        (chosen,) = repeats(item, number, [fitting], absent, seed=self._seed, step=step).tolist()
+        return replace(wanted, row=row_of(chosen), number=chosen, absent=wanted.row)
+
+
+def _world() -> World:
+    try:
+        return find_world(settle=False)
+    except InputError:
+        return World(0, 1)
