@@ -30,8 +30,13 @@ _AHEAD_BYTES: Final = 256 << 20
 class Rescue(Protocol):
     """Makes a batch anew in which a clip is bad, or seems to be."""
 
-    def __call__(self, number: int, cause: Exception | None = None) -> EncodedBatch:
-        """The batch of that number, all of whose slices decode: other clips stand in the place of bad ones.
+    def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
+        """The batch of that number, with other clips in the place of bad ones.
+
+        Args:
+            number: of the batch.
+            cause: what failed, for the log, if that was no clip's fault.
+            decode: find out whether its slices decode, too.
 
         Raises:
             StreamvidError: of a storage, or because there are too many bad clips.
@@ -80,7 +85,7 @@ def read_epoch(
         except (ClipError, FileTooShort) as error:
             if rescue is None:
                 raise
-            return rescue(number, error)
+            return rescue(number, error, decode=False)
 
     def read(start: int, end: int) -> list[EncodedBatch]:
         if end - start > 1:

@@ -15,7 +15,7 @@ import torch.utils.data
 from streamvid.arrays import Int64
 from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
-from streamvid.errors import InputError
+from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, pad_to_longest
 from streamvid.loader.batch import mask_absent
@@ -163,8 +163,14 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         try:
             return self._make([self._place(wanted)])[0]
         except BAD_CLIP as error:
-            rescuer = self.rescuer(lambda _: [wanted], threads=1)
-            return self._sample(rescuer(0, error.with_traceback(None)))
+            cause: Exception = error.with_traceback(None)
+        rescuer = self.rescuer(lambda _: [wanted], threads=1)
+        if not isinstance(cause, VideoError):
+            try:
+                return self._sample(rescuer(0, cause, decode=False))
+            except VideoError as error:
+                cause = error.with_traceback(None)
+        return self._sample(rescuer(0, cause))
 
     def get(
         self, clip: str | int, *, frames: Iterable[int] | None = None, seconds: Iterable[float] | None = None

@@ -285,7 +285,7 @@ class GpuDataLoader:
             for number, shared in enumerate(chain(first, batches), first_number):
                 batch = unpack(shared) if isinstance(shared, SharedBatch) else shared
                 if isinstance(batch, BAD_CLIP) and rescue is not None:
-                    batch = rescue(number, batch)
+                    batch = rescue(number, batch, decode=False)
                 if isinstance(batch, Exception):
                     raise batch
                 yield replace(batch, number=number)

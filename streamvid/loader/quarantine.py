@@ -136,7 +136,7 @@ class Quarantine:
         return tuple(self._bad)
 
     def absent(self) -> AbsentRows:
-        """What is not delivered, as of now: excluded clips, and those that any rank has found bad."""
+        """What is not delivered, as of now: excluded and forgotten clips, and those that any rank has found bad."""
         if self.policy.on_error != "raise":
             with self._lock:
                 before = len(self._known)
@@ -147,7 +147,7 @@ class Quarantine:
                         len(self._known), redact(self._dataset.path), self.policy.folder,
                     )  # fmt: skip
         known = np.fromiter(self._known, dtype=np.int64, count=len(self._known))
-        return AbsentRows(np.concatenate([self._excluded, known]))
+        return AbsentRows(np.concatenate([self._excluded, self._dataset.forgotten, known]))
 
     def add(self, error: ClipError) -> None:
         """Tell of a bad clip, once: in the log, in `bad`, and in the rank's file.
@@ -186,10 +186,10 @@ class Quarantine:
         entry = self._dataset.shards[shard := int(self._dataset.clips.shard[clip.row])]
         line = {
             "dataset": redact(self._dataset.path),
-            "sha256": entry.sha256,
+            "packets_sha256": entry.packets_sha256,
             "number": clip.row - self._dataset.rows(shard).start,
             **asdict(clip),
-            "file": None if clip.suspect == "source" else _signature(self._dataset, shard),
+            "files": None if entry.has_tar and clip.suspect == "source" else _signature(self._dataset, clip.row),
             "rank": rank,
             "time": _now(),
         }
@@ -231,7 +231,7 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
     left out."""
     shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
     for number, entry in enumerate(dataset.shards):
-        shards.setdefault(entry.sha256, []).append(number)
+        shards.setdefault(entry.packets_sha256, []).append(number)
     for line in _lines(file):
         try:
             found = json.loads(line)
@@ -243,18 +243,18 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
 
 
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
-    """The clip that a line is of, by the checksum of its shard and its place there; the key must fit, too."""
-    sha256, number, key = (entry.get(name) for name in ("sha256", "number", "key"))
+    """The clip that a line is of, by the checksum of its shard's indexes and its place there; the key must fit, too."""
+    sha256, number, key = (entry.get(name) for name in ("packets_sha256", "number", "key"))
     if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
         return
     for shard in shards.get(sha256, ()):
-        if entry.get("file") not in (None, _signature(dataset, shard)):
-            continue  # it has been restored since, or this is another copy of it
         rows = dataset.rows(shard)
         if 0 <= number < rows.stop - rows.start:
             # In a concatenated dataset, a key that two parts have has the part's name before it.
             ours = dataset.key(row := rows.start + number)
-            if ours == key or ours.endswith(f"/{key}") or key.endswith(f"/{ours}"):
+            same = ours == key or ours.endswith(f"/{key}") or key.endswith(f"/{ours}")
+            # Files that have changed since have been restored, or are other copies.
+            if same and entry.get("files") in (None, _signature(dataset, row)):
                 yield row
 
 
@@ -262,9 +262,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def _signature(dataset: ClipSource, shard: int) -> list[int] | None:
-    """Sizes in bytes and modification times in ns of a local shard's files; None if it is remote, or gone."""
-    paths = [dataset.shard_path(shard, extension) for extension in dataset.shards[shard].sizes]
+def _signature(dataset: ClipSource, row: int) -> list[int] | None:
+    """Sizes in bytes and modification times in ns of the local files that hold a clip and its frame index; None if they
+    are remote, or gone."""
+    paths = [dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets")]
     try:
         found = [os.stat(local_path(path)) for path in paths if is_local(path)]
     except OSError:

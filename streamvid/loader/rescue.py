@@ -92,13 +92,13 @@ class Rescuer:
         """See `Rescue`."""
         return bool(self._absent.found(batch.clips, batch.number).any())
 
-    def __call__(self, number: int, cause: Exception | None = None) -> EncodedBatch:
+    def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
         """See `Rescue`."""
         good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
         damaged = False
         while True:
             members = self._members(number)
-            errors = self._examine([one for one in members if one.sample not in good], good)
+            errors = self._examine([one for one in members if one.sample not in good], good, decode)
             for error in errors:
                 if any(one.exact and one.row == error.row for one in members):
                     raise error
@@ -111,7 +111,7 @@ class Rescuer:
         if cause is not None and not damaged:
             shards = sorted({int(self._dataset.clips.shard[one.row]) for one in members})
             self._distrust(shards)
-            log.warning("read again and decoded on a core, all clips of the batch are good; what failed: %s", cause)
+            log.warning("read again, all clips of the batch are good; what failed: %s", cause)
         made = [good[one.sample] for one in members]
         plans = [
             replace(plan, valid=one.valid, absent=one.absent) for one, (plan, _) in zip(members, made, strict=True)
@@ -120,9 +120,9 @@ class Rescuer:
         return encoded_batch(self._dataset, pad_to_longest(plans, self._pad), slices, number=number)
 
     def _examine(
-        self, members: Sequence[Member], good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]]
+        self, members: Sequence[Member], good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]], decode: bool
     ) -> list[ClipError]:
-        """Read and decode; what is good is added to `good`. The others' errors, one for each clip."""
+        """Read, and decode if wanted; what is good is added to `good`. The others' errors, one for each clip."""
         errors: dict[int, ClipError] = {}
         read: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
         for one in members:
@@ -131,7 +131,12 @@ class Rescuer:
             except ClipError as error:
                 errors.setdefault(one.row, error)
             except FileTooShort:
-                errors.setdefault(one.row, self._error(one.row, "its shard ends before it does", None))
+                path, at = self._dataset.location(one.row), int(self._dataset.clips.mp4_offset[one.row])
+                short = self._dataset.clip_error(one.row, "its file ends before it", path, offset=at, suspect="shard")
+                errors.setdefault(one.row, short)
+        if not decode:
+            good.update(read)
+            return list(errors.values())
         outcomes = decode_isolated([encoded for _, encoded in read.values()], processes=self._processes)
         for (sample, (plan, encoded)), failure in zip(read.items(), outcomes, strict=True):
             if failure is None or _is_from_outside(failure):
@@ -146,31 +151,22 @@ class Rescuer:
         if isinstance(failure, StuckDecoderError | CrashedDecoderError):
             what = "hangs" if isinstance(failure, StuckDecoderError) else "crashes"
             reason = f"its decoder {what}: {reason}"
-        missing = set(range(len(encoded.frames)))
+        first = 0
         if type(failure) is DamagedClipError:
             # It neither hangs nor crashes: here, too, it can be decoded up to where it fails.
+            missing = set(encoded.frames.tolist())
             with contextlib.suppress(VideoError):
                 for frame, _ in decode_frames(encoded):
-                    missing.discard(frame)
-        else:
-            missing.clear()
-        if not missing:
-            return self._error(plan.clip, reason, None, source=True)
-        rank = int(encoded.frames[min(missing)])
-        at = int(plan.packets.offsets[np.flatnonzero(plan.packets.display_order == rank)[0]])
-        packet = int(np.flatnonzero(self._dataset.index(plan.clip).offset == at)[0])
-        return self._error(plan.clip, reason, packet, offset=at, source=True)
-
-    def _error(self, row: int, reason: str, packet: int | None, *, offset: int = 0, source: bool = False) -> ClipError:
-        clips = self._dataset.clips
-        return ClipError(
+                    missing.discard(int(encoded.frames[frame]))
+            first = int(np.flatnonzero(plan.packets.display_order == min(missing, default=0))[0])
+        clips, part = self._dataset.clips, plan.packets
+        return self._dataset.clip_error(
+            plan.clip,
             reason,
-            row=row,
-            key=self._dataset.key(row),
-            shard=self._dataset.shards[int(clips.shard[row])].name,
-            packet=packet,
-            offset=None if packet is None else int(clips.mp4_offset[row]) + offset,
-            suspect="source" if source else "shard",
+            self._dataset.location(plan.clip),
+            offset=int(clips.mp4_offset[plan.clip] + part.offsets[first]),
+            packet=int(part.numbers[first]),
+            suspect="source",
         )
 
 

@@ -292,12 +292,13 @@ def _rescued(
     last_resort: Callable[[EncodedBatch], Pending[T]] | None,
 ) -> T:
     """The result of a batch, or of the one that is made in its place."""
-    cause: VideoError | None = None
     try:
         result = pending.result()
         if not rescue.is_stale(batch):
             return result
         del result
+        batch = rescue(batch.number, decode=False)
+        return submit(batch).result()
     except VideoError as error:
         cause = error.with_traceback(None)
     batch = rescue(batch.number, cause)

@@ -6,22 +6,53 @@ import json
 import logging
 import os
 import re
+import shutil
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import streamvid as sv
-from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.decode import isolated
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
+from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
+from streamvid.loader import rescue
 from streamvid.loader.quarantine import OnError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.video.packet_selection import EncodedSlice
+from tests.support import hostile
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
-from tests.support.packed import reseal
+from tests.support.clips import write
+from tests.support.packed import replace_packets, reseal
+from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CODECS = [("h264", "mp4"), ("vp9", "webm"), ("hevc", "mp4"), ("mjpeg", "avi")] * 5
 BAD = (3, 8, 13)
+
+
+def decode_here(slices: Sequence[EncodedSlice], **_: object) -> list[VideoError | None]:
+    """In the place of `decode_isolated`, whose processes take a second to start."""
+    found: list[VideoError | None] = []
+    for one in slices:
+        try:
+            decode_with_pyav(one)
+            found.append(None)
+        except VideoError as error:
+            found.append(error.with_traceback(None))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "processes" not in request.keywords:
+        monkeypatch.setattr(rescue, "decode_isolated", decode_here)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +62,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_zeroed(whole, tmp_path_factory.mktemp("damaged") / "set", *BAD)
+    """Two clips were damaged when they were packed, one afterwards."""
+    path = with_zeroed(whole, tmp_path_factory.mktemp("damaged") / "set", *BAD[1:])
+    return with_zeroed(whole, path, BAD[0], source=False)
 
 
 def loader(path: Path, folder: Path, **options: Any) -> sv.StreamLoader:
@@ -91,7 +124,7 @@ def test_they_are_replaced(
         packets = one.dataset.index(entry["row"]).offset + one.dataset.clips.mp4_offset[entry["row"]]
         assert entry["offset"] == packets[entry["packet"]]
         assert entry["reason"]
-        assert entry["suspect"] in ("source", "shard")
+        assert entry["suspect"] == ("shard" if entry["row"] == BAD[0] else "source")
 
 
 @pytest.mark.parametrize("on_error", ["skip", "mask"])
@@ -125,17 +158,15 @@ def test_raise_is_as_ever(damaged: Path, tmp_path: Path) -> None:
 
 def test_several_samples_of_a_bad_clip(whole: Path, tmp_path: Path) -> None:
     """From the step in which it is found, none of them comes, however far the stages run ahead: the same every time."""
-    path = with_zeroed(whole, tmp_path / "set", 8)
-    opened = sv.Dataset.open(path)
-    index, tar = opened.index(8), opened.shard_path(int(opened.clips.shard[8]))
-    original = sv.Dataset.open(whole)
-    # Its first half is whole again: only the later windows fail.
-    with open(original.shard_path(int(original.clips.shard[8])), "rb") as good, open(tar, "r+b") as file:
-        for offset, size in zip(index.offset[:6].tolist(), index.size[:6].tolist(), strict=True):
-            for one in (good, file):
-                one.seek(int(opened.clips.mp4_offset[8]) + offset)
-            file.write(good.read(size))
-    reseal(path)
+    shutil.copytree(whole, tmp_path / "set")
+    path, opened = tmp_path / "set", sv.Dataset.open(whole)
+    index = opened.index(8)
+    with open(opened.shard_path(int(opened.clips.shard[8])), "rb") as file:
+        content = file.read()[int(opened.clips.mp4_offset[8]) :]
+    packets = [content[a : a + size] for a, size in zip(index.offset.tolist(), index.size.tolist(), strict=True)]
+    # Its first half is whole: only the later windows fail.
+    left = iter([*packets[:6], *(bytes(len(packet)) for packet in packets[6:])])
+    replace_packets(path, 8, lambda _: next(left))
     runs = []
     for n in range(3):
         with loader(path, tmp_path / str(n), sampling=sv.TiledWindows(3), batch_size=3) as one:
@@ -231,7 +262,8 @@ def test_the_folder_is_not_trusted(damaged: Path, tmp_path: Path, caplog: pytest
     line = json.loads(good.splitlines()[0])
     wrong: list[Any] = [
         {**line, "number": 10**9}, {**line, "number": -1}, {**line, "number": "0"}, {**line, "number": True},
-        {**line, "key": "another"}, {**line, "key": None}, {**line, "sha256": "0" * 64}, {**line, "sha256": []},
+        {**line, "key": "another"}, {**line, "key": None},
+        {**line, "packets_sha256": "0" * 64}, {**line, "packets_sha256": []},
         [], 1, None, {}, "text",
     ]  # fmt: skip
     text = "\n".join(["not JSON", "[" * 10_000, *map(json.dumps, wrong), "x" * 100_000])
@@ -291,11 +323,7 @@ def test_options_that_cannot_be(whole: Path, tmp_path: Path) -> None:
         sv.StreamLoader(sv.Subset(whole, exclude=everything), batch_size=1, sampling=sv.Window(2), device="cpu")
 
 
-def test_a_clip_that_hangs_or_crashes_a_decoder(whole: Path, tmp_path: Path) -> None:
-    """See tests/decode/test_apart.py: here, that a decoder that fails once has not damaged a clip."""
-    from streamvid.decode.cpu import CpuDecoder
-    from streamvid.errors import VideoError
-
+def test_a_decoder_that_fails_once_has_damaged_no_clip(whole: Path, tmp_path: Path) -> None:
     failed: list[str] = []
     write = CpuDecoder.write
 
@@ -335,3 +363,138 @@ def test_by_dali(tmp_path: Path, on_error: OnError) -> None:
             for name in ("clip", "label", "valid", "mask", "pts", "epoch"):
                 assert torch.equal(a[name], b[name]), name
     assert len(entries(tmp_path)) == 3
+
+
+def clip_dataset(path: Path, folder: Path, **options: Any) -> sv.ClipDataset:
+    return sv.ClipDataset(path, **{"sampling": sv.Window(3), "seed": 5, "quarantine": folder / "quarantine", **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "mask"])
+def test_of_a_map_style_dataset(whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, workers: int) -> None:
+    """By PyTorch's DataLoader: as many samples as ever, that can be collated."""
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False}
+    expected = samples(DataLoader(clip_dataset(whole, tmp_path), **options))
+    clips = clip_dataset(damaged, tmp_path, on_error=on_error)
+    batches = list(DataLoader(clips, num_workers=workers, **options))
+    assert_good_ones(samples(batches), expected, set(BAD))
+    assert [len(batch["clip"]) for batch in batches] == [4] * 5
+    check_replaced(batches, on_error, clips.dataset)
+    assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
+    # Known beforehand they are replaced alike, in another epoch by others.
+    again = list(DataLoader(clip_dataset(damaged, tmp_path, on_error=on_error), **options))
+    assert all(map(same, batches, again))
+    clips.set_epoch(1)
+    assert len(entries(tmp_path)) == len(BAD)
+
+
+def check_replaced(batches: list[Batch], on_error: OnError, dataset: Any) -> None:
+    count = 0
+    for batch in batches:
+        for n in (~batch["valid"]).nonzero().flatten().tolist():
+            count += 1
+            row = int(batch["clip"][n])
+            assert batch["key"][n] == dataset.key(row)
+            assert (row in BAD) == (on_error == "mask")
+            assert bool(batch["video"][n].any()) == bool(batch["mask"][n].any()) == (on_error == "skip")
+    assert count == len(BAD)
+
+
+def test_exact_requests(damaged: Path, tmp_path: Path) -> None:
+    """Whoever asks for frames of a clip gets those, or an error; so does whoever wants an error."""
+    clips = clip_dataset(damaged, tmp_path)
+    assert not clips[3]["valid"]
+    assert not clips[clips.dataset.key(8)]["valid"]
+    assert clips[4]["valid"]
+    for row in BAD:
+        for ask in (lambda row=row: clips.get(row, frames=[0, 1]), lambda row=row: clips[sv.At(row, seconds=[0.1])]):
+            with pytest.raises(StreamvidError, match=clips.dataset.key(row)):
+                ask()
+    strict = clip_dataset(damaged, tmp_path, on_error="raise")
+    with pytest.raises(StreamvidError, match=clips.dataset.key(3)):
+        strict[3]
+    # An excluded clip may be asked for.
+    excluded = clip_dataset(sv.Subset(damaged, exclude=[clips.dataset.key(4)]), tmp_path)  # type: ignore[arg-type]
+    assert not excluded[4]["valid"]
+    assert excluded[4]["clip"] != 4
+    assert excluded.get(4, frames=[0])["valid"]
+
+
+def test_max_errors_of_all_workers_together(whole: Path, tmp_path: Path) -> None:
+    path = with_zeroed(whole, tmp_path / "set", *range(12))
+    clips = clip_dataset(path, tmp_path, max_errors=4)
+    with pytest.raises(DatasetError, match=r"[5-7] clips are bad on rank 0, more than max_errors=4"):
+        list(DataLoader(clips, batch_size=1, num_workers=2, prefetch_factor=1))
+
+
+def test_a_repeat_fits_the_batch(tmp_path: Path) -> None:
+    """Where clips come out in their own sizes, which a sampler has put together."""
+    (tmp_path / "videos").mkdir()
+    for n in range(8):
+        size = (64, 64) if n % 2 else (96, 64)
+        write(Recipe(width=size[0], height=size[1], frames=6, seed=n), tmp_path / "videos" / f"{n}.mp4")
+    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    path = with_zeroed(tmp_path / "set", tmp_path / "bad", 3)
+    clips = clip_dataset(path, tmp_path)
+    order = [[1, 3, 5, 7], [0, 2, 4, 6]]
+    for _ in range(2):
+        batches = list(DataLoader(clips, batch_sampler=order))
+        assert [batch["valid"].tolist() for batch in batches] == [[True, False, True, True], [True] * 4]
+        clips.set_epoch(clips.epoch + 1)
+    with sv.GpuDataLoader(clips, batch_size=4, batch_sampler=order, device="cpu") as one:
+        assert sum(len(batch["clip"]) for batch in one) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "mask"])
+def test_of_a_gpu_data_loader(whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, workers: int) -> None:
+    """Whose workers read and whose main process decodes: one clip fails there, two here."""
+    options: dict[str, Any] = {"batch_size": 4, "device": "cpu", "num_threads": 2, "num_workers": workers}
+    expected = samples(sv.GpuDataLoader(clip_dataset(whole, tmp_path), **options))
+    with sv.GpuDataLoader(clip_dataset(damaged, tmp_path, on_error=on_error), **options) as one:
+        batches = list(one)
+        assert one.stats().clips == len(CODECS) - len(BAD)
+        assert sorted(clip.row for clip in one.stats().bad) == sorted(BAD)
+    assert_good_ones(samples(batches), expected, set(BAD))
+    check_replaced(batches, on_error, one.dataset.dataset)
+    with sv.GpuDataLoader(clip_dataset(damaged, tmp_path), **options, on_error=on_error) as one:
+        assert all(map(same, batches, one))
+        assert one.stats().bad_clips == 0
+    assert len(entries(tmp_path)) == len(BAD)
+
+
+def test_a_gpu_data_loader_that_is_to_raise(damaged: Path, tmp_path: Path) -> None:
+    strict = sv.GpuDataLoader(clip_dataset(damaged, tmp_path), batch_size=4, device="cpu", on_error="raise")
+    with strict, pytest.raises(StreamvidError, match=strict.dataset.dataset.key(BAD[0])):
+        list(strict)
+    # Exact frames are not replaced, and neither are those of other items lost for them.
+    order = [sv.At(4, frames=[0, 1, 2]), sv.At(BAD[0], frames=[0, 1, 2])]
+    with sv.GpuDataLoader(clip_dataset(damaged, tmp_path), batch_size=1, sampler=order, device="cpu") as one:
+        batches = iter(one)
+        assert next(batches)["valid"].all()
+        with pytest.raises(StreamvidError, match=one.dataset.dataset.key(BAD[0])):
+            next(batches)
+
+
+@pytest.mark.processes
+def test_in_processes_that_crash_and_hang(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is good is found good there, what is damaged damaged, and a crash or a hang costs its own clip."""
+    monkeypatch.setattr(isolated, "_decode_into", hostile.decode_into)
+    monkeypatch.setattr(isolated, "Pace", partial(isolated.Pace, least_s=1.0))
+    path = with_zeroed(whole, tmp_path / "set", BAD[0])
+    write = CpuDecoder.write
+
+    def fail(self: CpuDecoder, slices: Any, sinks: Any) -> Any:
+        if {one.name for one in slices} & {"08", "13"}:
+            raise VideoError("the decoder has crashed, or hangs")
+        return write(self, slices, sinks)
+
+    monkeypatch.setattr(CpuDecoder, "write", fail)
+    assert [sv.Dataset.open(whole).key(row) for row in BAD[1:]] == ["08", "13"]
+    with loader(path, tmp_path) as one:
+        got = samples(epochs(one))
+    assert {place[1] for place in got} == set(range(len(CODECS))) - set(BAD)
+    reasons = {entry["row"]: entry["reason"] for entry in entries(tmp_path)}
+    assert set(reasons) == set(BAD)
+    assert "its decoder crashes: SIGSEGV" in reasons[8]
+    assert "its decoder hangs: " in reasons[13]

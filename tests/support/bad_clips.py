@@ -13,7 +13,7 @@ import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
-from tests.support.packed import reseal
+from tests.support.packed import replace_packets, reseal
 from tools.clips import Recipe
 
 FRAMES = 12
@@ -33,11 +33,22 @@ def make_dataset(folder: Path, codecs: Iterable[tuple[str, str]], *, shard_size:
     return folder / "set"
 
 
-def with_zeroed(dataset: Path, target: Path, *rows: int) -> Path:
-    """A copy in which all packets of these clips are zeros."""
-    shutil.copytree(dataset, target)
-    opened = sv.Dataset.open(target)
+def with_zeroed(dataset: Path, target: Path, *rows: int, source: bool = True) -> Path:
+    """A copy in which all packets of these clips are zeros.
+
+    Args:
+        dataset: the original.
+        target: the copy.
+        rows: of the clips.
+        source: as if they had been zeros when they were packed: all checksums agree. Else the shard is damaged.
+    """
+    if not target.exists():
+        shutil.copytree(dataset, target)
     for row in rows:
+        if source:
+            replace_packets(target, row, bytes)
+            continue
+        opened = sv.Dataset.open(target)
         index = opened.index(row)
         with open(opened.shard_path(int(opened.clips.shard[row])), "r+b") as file:
             for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):

@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from streamvid.decode import isolated
 from streamvid.errors import VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
@@ -121,3 +123,15 @@ def count_and_refuse(number: int) -> Iterator[int]:
     """Give items, and raise."""
     yield from range(number)
     raise VideoError("enough")
+
+
+_decode_into = isolated._decode_into
+
+
+def decode_into(memory: int, size: int, encoded: Any, segment: Any) -> Any:
+    """In the place of `streamvid.decode.isolated._decode_into`: crash on one clip, and never return from another."""
+    if encoded.name == "08":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if encoded.name == "13":
+        time.sleep(3600)
+    return _decode_into(memory, size, encoded, segment)
