@@ -163,6 +163,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         try:
             return self._make([self._place(wanted)])[0]
         except BAD_CLIP as error:
+            if wanted.at is not None:
+                raise
             cause: Exception = error.with_traceback(None)
         rescuer = self.rescuer(lambda _: [wanted], threads=1)
         if not isinstance(cause, VideoError):
