@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from streamvid.loader.clip_items import At as At
     from streamvid.loader.gpu_loader import GpuDataLoader as GpuDataLoader
     from streamvid.loader.stream_loader import StreamLoader as StreamLoader
+    from streamvid.packing.index import index as index
     from streamvid.packing.options import FixedLength as FixedLength
     from streamvid.packing.options import PackOptions as PackOptions
     from streamvid.packing.options import Scenes as Scenes
@@ -81,6 +82,7 @@ _MODULE_OF = {
     "VideoError": "errors",
     "Views": "transform.spec",
     "Window": "sampling.windows",
+    "index": "packing.index",
     "pack": "packing.pack",
     "slice": "video.packet_selection",
     "verify": "inspection.verify",

@@ -188,6 +188,23 @@ def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> 
     return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 
 
+def head_of_packet(head: bytes, length_size: int) -> bytes:
+    """The first bytes of a packet as a packet: what of its last NAL unit is there has a length that fits.
+
+    Args:
+        head: the first bytes of a packet as MP4 files hold it.
+        length_size: bytes of a unit's length.
+    """
+    position = 0
+    while position + length_size < len(head):
+        length = int.from_bytes(head[position : position + length_size], "big")
+        left = len(head) - position - length_size
+        if length > left:
+            return head[:position] + left.to_bytes(length_size, "big") + head[position + length_size :]
+        position += length_size + length
+    return head[:position]
+
+
 class OutputOrder(ABC):
     """The order in which a decoder outputs the pictures of one track, by their picture order counts.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import console
+from streamvid.cli.output import add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
@@ -37,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
     command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_roots(command)
     command.set_defaults(run=_run)
 
 
@@ -49,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.describe import describe
     from streamvid.inspection.sampling_cost import sampling_cost
 
-    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS)
+    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
     if arguments.json:

@@ -48,3 +48,14 @@ def fail(text: str, code: int) -> int:
     """Print an error on stderr; returns the exit code."""
     print(f"streamvid: {printable(text)}", file=sys.stderr)
     return code
+
+
+def add_roots(command: argparse.ArgumentParser) -> None:
+    """Add the option --roots of commands that open a dataset."""
+    command.add_argument(
+        "--roots",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="a folder or URL, other than its own, of which the dataset may read files; repeatable",
+    )

@@ -33,6 +33,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "inputs", nargs="+", metavar="INPUT", help="file, folder, 'glob', or list (.csv, .jsonl, .parquet)"
     )
     command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix to pack into")
+    command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
+    command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
+    add_shared_options(command)
+    _add_exact_cuts(command)
+    _add_transcode_options(command)
+    command.set_defaults(run=_run)
+
+
+def add_shared_options(command: argparse.ArgumentParser) -> None:
+    """Add the options that `pack` and `index` have in common."""
     command.add_argument("--labels", metavar="LIST", help="a .csv, .jsonl or .parquet with columns path and label")
     command.add_argument(
         "--metadata",
@@ -41,7 +51,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         help="a list with a column path and any others; repeatable",
     )
-    command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
     command.add_argument("--name", help="name of the dataset; default: its folder's")
     command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     command.add_argument(
@@ -54,7 +63,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine"
     )
     command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
     command.add_argument(
         "--decode",
         choices=("none", "first", "all"),
@@ -63,8 +71,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "all, or none",
     )
     _add_cut_options(command)
-    _add_transcode_options(command)
-    command.set_defaults(run=_run)
 
 
 def _add_cut_options(command: argparse.ArgumentParser) -> None:
@@ -90,6 +96,9 @@ def _add_cut_options(command: argparse.ArgumentParser) -> None:
         metavar="LENGTH",
         help="with --scenes: length of the shortest scene; default 0.6s",
     )
+
+
+def _add_exact_cuts(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--exact-cuts",
         choices=("hidden", "reencode"),
@@ -175,7 +184,7 @@ def _run(arguments: argparse.Namespace) -> int:
         cuts=arguments.cuts,
         options=PackOptions(
             compatible_with=arguments.compatible_with,
-            cutting=_cutting_rule(arguments),
+            cutting=cutting_rule(arguments),
             exact_cuts=arguments.exact_cuts == "reencode",
             transcode=_transcode_options(arguments),
             fps=arguments.fps,
@@ -190,13 +199,14 @@ def _run(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
         append=arguments.append,
     )
-    _print_summary(report)
+    print_summary(report, "packed")
     if arguments.compatible_with == "any":
         _warn_of_incompatible(arguments.destination)
     return 0
 
 
-def _print_summary(report: PackReport) -> None:
+def print_summary(report: PackReport, done: str) -> None:
+    """Say what was `done`, and what was not."""
     from streamvid.packing.destination import REJECTED_FILE
     from streamvid.storage.url import join, redact
 
@@ -214,9 +224,9 @@ def _print_summary(report: PackReport) -> None:
             f"{format_duration(report.elapsed)} to {shown}, which now has {whole}"
         )
     else:
-        out.print(f"packed {whole}, at {shown} in {format_duration(report.elapsed)}")
+        out.print(f"{done} {whole}, at {shown} in {format_duration(report.elapsed)}")
     if report.resumed:
-        out.print(f"{format_count(report.resumed, 'clip')} of these had been packed by an interrupted run")
+        out.print(f"{format_count(report.resumed, 'clip')} of these had been {done} by an interrupted run")
     if report.skipped:
         out.print(f"skipped {format_count(report.skipped, 'video')} that the dataset had already")
     for one in report.joins:
@@ -231,7 +241,7 @@ def _print_summary(report: PackReport) -> None:
             out.print(f"  and {len(report.rejected) - SHOWN:,} more")
 
 
-def _cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
+def cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
     """The cutting rule that the options describe; None without --clip and --scenes.
 
     Raises:

@@ -8,7 +8,7 @@ from collections import Counter
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, console
+from streamvid.cli.output import FAILED, SHOWN, add_roots, console
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 
@@ -24,6 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random sample; default 0")
     command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_roots(command)
     command.set_defaults(run=_run)
 
 
@@ -48,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         sample=arguments.sample,
         seed=arguments.seed,
         workers=arguments.workers,
+        roots=arguments.roots,
     )
     manifest = report.manifest
     out = console()

@@ -7,7 +7,7 @@ import contextlib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
-from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_reader import RangeReader
@@ -30,6 +30,9 @@ from streamvid.video.frame_index import FrameIndex
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+_CHECKED_BYTES: Final = 64 << 20
 
 
 class ShardPaths(Protocol):
@@ -72,6 +75,7 @@ class ClipSource:
         self.forgotten = np.empty(0, dtype=np.int64) if forgotten is None else forgotten
         self.reader = RangeReader(retry)
         self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
+        self._checked: LruCache[int, Int64] = LruCache(_CHECKED_BYTES, lambda numbers: numbers.nbytes)
         self._by_key: Int64 | None = None
 
     def __len__(self) -> int:
@@ -140,6 +144,30 @@ class ClipSource:
         assert files is not None
         return join(self.shard_files[s].roots[int(files.root[row])], files.file[row])
 
+    def version(self, row: int) -> FileVersion | None:
+        """What the file of a clip outside of shards was when it was indexed; None for all others."""
+        files, s = self.clips.files, int(self.clips.shard[row])
+        if self.shards[s].has_tar or files is None:
+            return None
+        local = is_local(self.shard_files[s].roots[int(files.root[row])])
+        mark = str(files.mtime_ns[row]) if local else files.etag[row]
+        bounds = self.shard_files[s].bounds
+        return FileVersion(int(files.size[row]), mark, bounds.folders if local else bounds.hosts)
+
+    def file_error(self, error: DatasetError, rows: Mapping[str, int]) -> DatasetError:
+        """The error of a file outside of shards as one of its clip; all others as they are.
+
+        Args:
+            error: of reading.
+            rows: a clip of each such file, by path.
+        """
+        row = next((row for path, row in rows.items() if redact(path) == error.path), None)
+        if row is None or isinstance(error, StorageUnavailable | AccessRefused | ClipError):
+            return error
+        path, offset = self.location(row), int(self.clips.mp4_offset[row])
+        what = str(error).removeprefix(f"{redact(path)} ").rstrip(".")
+        return self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source")
+
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
         restore = (
@@ -155,6 +183,11 @@ class ClipSource:
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""
         return slice(int(self._first_rows[s]), int(self._first_rows[s + 1]))
+
+    def place_in_shard(self, row: int) -> tuple[str, int]:
+        """The name of a clip's shard, and its row in that."""
+        s = int(self.clips.shard[row])
+        return self.shards[s].name, row - int(self._first_rows[s])
 
     def index(self, i: int) -> FrameIndex:
         """The frame index of clip *i*; errors as from `indexes`, and IndexError if there is no such clip."""
@@ -225,6 +258,17 @@ class ClipSource:
         )
         error.path = redact(path)
         return error
+
+    def is_checked(self, row: int, packets: Int64) -> bool:
+        """Whether these packets of a clip, int64 [packets], were held against their bitstream already."""
+        known = self._checked.get(row)
+        return known is not None and bool(np.isin(packets, known).all())
+
+    def set_checked(self, row: int, packets: Int64) -> None:
+        """Remember it."""
+        known = self._checked.get(row)
+        self._checked.drop(row)
+        self._checked.put(row, packets if known is None else np.union1d(known, packets))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Columns of all clips, one row per clip in the order of row numbers, null where a clip has no value.

@@ -18,7 +18,7 @@ from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
-from streamvid.dataset.roots import resolve_roots
+from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError, InputError
@@ -65,7 +65,8 @@ class Dataset(ClipSource):
         resolved = resolve_roots(path, manifest.roots, self.roots)
         if clips.files is not None and clips.files.root.max() >= len(resolved):
             raise DatasetError(f"the dataset at {redact(path)} has clips of a root that {FILE_NAME} does not name")
-        shards = [ShardFiles(path, entry, cache, resolved) for entry in manifest.shards]
+        bounds = Bounds.of(path, resolved, self.roots)
+        shards = [ShardFiles(path, entry, cache, resolved, bounds) for entry in manifest.shards]
         columns = Columns(clips, manifest.classes, meta=lambda: meta)
         super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
 
@@ -76,7 +77,7 @@ class Dataset(ClipSource):
         *,
         cache: ShardCache | None = None,
         retry_for: float | Retry = 600.0,
-        roots: Sequence[str] = (),
+        roots: Sequence[str | os.PathLike[str]] = (),
     ) -> Dataset:
         """Open a dataset, and check all but the content of the tars and the frame indexes.
 
@@ -95,7 +96,7 @@ class Dataset(ClipSource):
                 truncated, or contradicts itself.
             InputError: the path is none; the dataset reads files of other roots.
         """
-        path, retry = dataset_path(path), Retry.of(retry_for)
+        path, retry, roots = dataset_path(path), Retry.of(retry_for), given_roots(roots)
         document = _read_document(path, retry)
         manifest = _parse_document(document, path)
         if not manifest.clips:

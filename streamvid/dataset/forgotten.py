@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
-from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.manifest import FILE_NAME, Forgotten, Manifest
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
@@ -64,3 +67,18 @@ def _rows(path: str, manifest: Manifest, retry: Retry) -> Int64:
     if (shard < 0).any() or (row < 0).any() or (row >= clips[shard]).any():
         raise ValueError("it names clips that there are not")
     return np.unique((np.cumsum(clips) - clips)[shard] + row)
+
+
+def write_forgotten(clips: Sequence[tuple[str, int]], revision: int) -> tuple[Forgotten, bytes]:
+    """The table of forgotten clips, as dataset.json names it, and its bytes.
+
+    Args:
+        clips: shard and row of each.
+        revision: of the dataset that forgets them.
+    """
+    columns = zip(_COLUMNS.items(), zip(*clips, strict=True), strict=True)
+    table = pa.table({name: pa.array(values, kind) for (name, kind), values in columns})
+    stream = io.BytesIO()
+    pq.write_table(table, stream, compression="zstd")
+    data = stream.getvalue()
+    return Forgotten(f"forgotten-{revision}.parquet", hashlib.sha256(data).hexdigest(), len(clips)), data

@@ -56,6 +56,11 @@ class ShardEntry:
         return bool(self.sha256)
 
     @property
+    def identity(self) -> str:
+        """SHA-256 of what its clips are: of the tar, or of the rows that name the files."""
+        return self.sha256 or self.parquet_sha256
+
+    @property
     def checksums(self) -> dict[str, str]:
         """The SHA-256 of its files by extension, in the order of `SHARD_EXTENSIONS`."""
         sums = (self.sha256, self.idx_sha256, self.packets_sha256, self.parquet_sha256)

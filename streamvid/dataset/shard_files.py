@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.roots import Bounds
 from streamvid.dataset.shard_rows import read_scalars
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
@@ -28,12 +29,14 @@ class ShardFiles:
         entry: the shard's entry in dataset.json.
         cache: a remote Parquet file is read through it, if there is one.
         roots: where clips outside of shards lie.
+        bounds: out of which they must not lead.
     """
 
     dataset: str
     entry: ShardEntry
     cache: ShardCache | None
     roots: tuple[str, ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
 
     def path(self, extension: str) -> str:
         """Path or URL of the shard's ``tar``, ``idx``, ``packets`` or ``parquet``."""

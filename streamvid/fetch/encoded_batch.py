@@ -13,13 +13,14 @@ import numpy.typing as npt
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
-from streamvid.errors import ClipError
+from streamvid.errors import ClipError, DatasetError
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
-from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
+from streamvid.video.packet_check import contradiction
 from streamvid.video.packet_selection import EncodedSlice, PacketSelection, damaged_packet, extract_packets
 from streamvid.video.stored_clip import UNORDERED
 
@@ -164,8 +165,20 @@ def read_slices(
         for start, end in sample.spans.tolist()
     ]
     shards = dataset.clips.shard[[sample.clip for sample in samples]].tolist()
-    with shard_errors(dataset, dict(zip(paths, shards, strict=True))):
-        blocks = iter(reader.read(wanted))
+    versions: dict[str, FileVersion] = {}
+    foreign: dict[str, int] = {}
+    for sample, path in zip(samples, paths, strict=True):
+        version = dataset.version(sample.clip)
+        if version is not None and versions.setdefault(path, version) != version:
+            what = "its file is indexed twice, before and after it was changed: leave one of the datasets out"
+            raise dataset.clip_error(sample.clip, what, path, offset=0, suspect="source")
+        if version is not None:
+            foreign.setdefault(path, sample.clip)
+    try:
+        with shard_errors(dataset, {path: s for path, s in zip(paths, shards, strict=True) if path not in foreign}):
+            blocks = iter(reader.read(wanted, versions))
+    except DatasetError as error:
+        raise dataset.file_error(error, foreign) from error
     slices = []
     for sample, path, origin in zip(samples, paths, origins, strict=True):
         part = sample.packets
@@ -180,7 +193,28 @@ def read_slices(
                 suspect="shard" if dataset.shards[int(dataset.clips.shard[sample.clip])].has_tar else "source",
             )
         slices.append(encoded_slice(dataset.clips, sample.clip, part, data))
+        if path in foreign and (part.crc32c < 0).any():
+            _check_unknown(dataset, sample, path, slices[-1])
     return slices
+
+
+def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:
+    """Hold packets that nobody has looked at against their bitstream, once. Raises ClipError if that contradicts."""
+    part = sample.packets
+    if dataset.is_checked(sample.clip, part.numbers):
+        return
+    found = contradiction(read.codec, read.stsd, part, read.data)
+    if found is not None:
+        number, what = found
+        raise dataset.clip_error(
+            sample.clip,
+            f"{what}: index it without --fast",
+            path,
+            offset=int(dataset.clips.mp4_offset[sample.clip] + part.offsets[number]),
+            packet=int(part.numbers[number]),
+            suspect="source",
+        )
+    dataset.set_checked(sample.clip, part.numbers)
 
 
 def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8) -> EncodedSlice:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from streamvid.checks import suggest_keywords
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.dataset import dataset_path, read_manifest
-from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest, ShardEntry
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
@@ -38,6 +38,8 @@ from streamvid.inspection.checks import (
     check_packets_file,
     check_tar,
 )
+from streamvid.inspection.notes import named, notes
+from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
@@ -45,10 +47,6 @@ from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, local_path
 from streamvid.workers import WorkerCrashError, Workers
-
-_SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
-_NAMED: Final = 5
-"""The most shards that a message names; any further ones are counted."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ class _Task:
         rows: the sampled clips; None: all clips and the whole tar.
         decode: whether to decode them.
         threads: clips that are checked at the same time.
+        roots, bounds: where clips outside of shards lie; see `streamvid.dataset.shard_files.ShardFiles`.
     """
 
     path: str
@@ -111,6 +110,8 @@ class _Task:
     rows: tuple[int, ...] | None
     decode: bool
     threads: int
+    roots: tuple[str, ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def verify(
     seed: int = 0,
     workers: int | None = None,
     progress: bool = True,
+    roots: Sequence[str | os.PathLike[str]] = (),
 ) -> VerifyReport:
     """Check a dataset.
 
@@ -150,6 +152,7 @@ def verify(
         seed: of the sample.
         workers: number of processes, by default one per core; each checks a shard at a time.
         progress: show a progress bar if stderr is a terminal.
+        roots: as of `Dataset.open`.
 
     Raises:
         DatasetError: dataset.json is missing or damaged.
@@ -164,6 +167,9 @@ def verify(
     started = time.monotonic()
     path = dataset_path(path)
     manifest = read_manifest(path)
+    allowed = given_roots(roots)
+    resolved = resolve_roots(path, manifest.roots, allowed)
+    bounds = Bounds.of(path, resolved, allowed)
     cores = len(os.sched_getaffinity(0))
     count = min(workers or cores, max(1, len(manifest.shards)))
     # With fewer shards than cores, several clips of a shard are checked at a time.
@@ -176,7 +182,9 @@ def verify(
     foreign: list[str] = []
     with Workers(count) as pool, Progress("verifying", manifest.clips, enabled=progress) as bar:
         futures = [
-            pool.submit(_check_shard, _Task(path, entry, None if drawn is None else drawn[s], decode, threads))
+            pool.submit(
+                _check_shard, _Task(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds)
+            )
             for s, entry in enumerate(manifest.shards)
         ]
         for entry, future in zip(manifest.shards, futures, strict=True):
@@ -200,7 +208,7 @@ def verify(
             Problem(
                 "",
                 "",
-                f"neither idx nor parquet of {_named(foreign)} are those in dataset.json: "
+                f"neither idx nor parquet of {named(foreign)} are those in dataset.json: "
                 "it is older or newer than the shards",
             )
         )
@@ -210,7 +218,7 @@ def verify(
         checked=manifest.clips if drawn is None else sum(map(len, drawn)),
         decoded=decode,
         problems=tuple(problems),
-        notes=tuple(_notes(path, manifest)),
+        notes=tuple(notes(path, manifest)),
         elapsed=time.monotonic() - started,
     )
 
@@ -225,30 +233,6 @@ def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
         tuple((part - (end - entry.clips)).tolist())
         for part, end, entry in zip(parts, ends, manifest.shards, strict=True)
     ]
-
-
-def _notes(path: str, manifest: Manifest) -> Iterator[str]:
-    """Files beside the dataset that readers ignore."""
-    folder = join(path, SHARD_FOLDER)
-    known = {entry.name for entry in manifest.shards}
-    try:
-        files = filesystem.list_files(folder) if manifest.shards else []
-    except DatasetError:  # storage without listing, such as HTTP, or no folder, which is reported as a problem
-        files = []
-    matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
-    strays = sorted({match.group(1) for match in matches if match} - known)
-    if strays:
-        yield (
-            f"{SHARD_FOLDER}/ holds {_named(strays)}, not named in dataset.json: "
-            "left from a pack that has not finished, or of another version of the dataset"
-        )
-    if filesystem.exists(join(path, UNFINISHED_FILE)):
-        yield f"there is {UNFINISHED_FILE}: a pack to this destination is running or was interrupted"
-
-
-def _named(shards: Sequence[str]) -> str:
-    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
-    return f"shard{'s' if len(shards) > 1 else ''} {', '.join(shards[:_NAMED])}{more}"
 
 
 def _check_shard(task: _Task) -> _Checked:
@@ -276,17 +260,20 @@ def _check_shard(task: _Task) -> _Checked:
         if task.rows is None and "tar" in files:
             for what, row in check_tar(files["tar"], clips):
                 report(what, clips.key[row] if row is not None else "")
+        source = None if entry.has_tar else source_of_shard(task.path, entry, clips, task.roots, task.bounds)
         if {"tar", "packets"} & set(files) and not (task.rows is not None and "tar" in wrong):
             rows = range(len(clips)) if task.rows is None else task.rows
             with ThreadPoolExecutor(task.threads) as threads:
-                check = partial(_check_row, task, files, clips, checksums)
+                check = partial(_check_row, task, files, clips, checksums, source)
                 for row, found in zip(rows, threads.map(check, rows), strict=True):
                     for what in found:
                         report(what, clips.key[row])
     return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
 
 
-def _check_row(task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], row: int) -> list[str]:
+def _check_row(
+    task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], source: ClipSource | None, row: int
+) -> list[str]:
     found: list[str] = []
     index = None
     if "packets" in files:
@@ -297,6 +284,8 @@ def _check_row(task: _Task, files: dict[str, Path], clips: ClipTable, checksums:
         if task.rows is not None:
             found += check_headers(read, clips, row)
         found += check_clip(read, clips, row, index, sha256=checksums[row], decode=task.decode)
+    if source is not None and index is not None:
+        found += check_place(source, row, index, decode=task.decode)
     return found
 
 

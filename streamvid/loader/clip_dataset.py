@@ -60,6 +60,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             of the dataset, drawn by seed, epoch and item, and `valid` is False. Frames that are asked for by number or
             instant (`At`, `get`) come, or an error does.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
+        roots: folders and URLs of which the dataset may read files (docs/in_place.md); an open `Dataset` has its own.
 
     Attributes:
         dataset: the packed dataset.
@@ -82,13 +83,14 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         on_error: OnError = "skip",
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
+        roots: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         self._can_sample = sampling is not None
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
         if subset.weights is not None:
             raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-        open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for))
+        open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for), roots=roots)
         samples = SampleSet.open(
             subset,
             sampling=sampling or All(),
@@ -114,11 +116,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickled it holds the dataset's path rather than its rows, which are opened again where it is unpickled. Those
         of a large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
-        return {**self.__dict__, "dataset": (self.dataset.path, self.dataset.reader.retry)}
+        return {**self.__dict__, "dataset": (self.dataset.path, self.dataset.reader.retry, self.dataset.roots)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        path, retry = state["dataset"]
-        self.__dict__.update(state, dataset=Dataset.open(path, retry_for=retry))
+        path, retry, roots = state["dataset"]
+        self.__dict__.update(state, dataset=Dataset.open(path, retry_for=retry, roots=roots))
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""

@@ -116,11 +116,15 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
 
 def _row(dataset: ClipSource, clip: object) -> int:
     if isinstance(clip, str):
-        return dataset.row(clip)
-    row = _index(clip, "a clip")
-    if not -len(dataset) <= row < len(dataset):
-        raise IndexError(f"clip {row} of {len(dataset)}")
-    return row % len(dataset)
+        row = dataset.row(clip)
+    else:
+        row = _index(clip, "a clip")
+        if not -len(dataset) <= row < len(dataset):
+            raise IndexError(f"clip {row} of {len(dataset)}")
+        row %= len(dataset)
+    if row in dataset.forgotten:
+        raise KeyError(f"clip {dataset.key(row)!r} is forgotten: the dataset does not deliver it any more")
+    return row
 
 
 def _index(value: Any, what: str) -> int:

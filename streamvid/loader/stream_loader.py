@@ -102,6 +102,7 @@ class StreamLoader:
         max_errors: bad clips that this rank may find before it gives up; default: 10, or 1 % of its clips if more.
         quarantine: the folder in which bad clips are noted, and where a resumed run finds them; default: `quarantine`
             in the working directory. It is made for the first bad clip.
+        roots: folders and URLs of which datasets may read files (docs/in_place.md); an open `Dataset` has its own.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
@@ -141,6 +142,7 @@ class StreamLoader:
         on_error: OnError = "skip",
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
+        roots: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         # Options first: these need no dataset to be wrong.
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
@@ -167,10 +169,8 @@ class StreamLoader:
         device_id = find_device(device)
         self._cache: ShardCache | None = None
         self._retry = Retry.of(retry_for)
-        self._cache_options = (
-            user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir")),
-            cache_bytes,
-        )
+        folder = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
+        self._cache_options, self._roots = (folder, cache_bytes), roots
         self._samples = samples = self._open(dataset, sampling, transform, columns, seed)
         self.dataset = samples.dataset
         self.skipped = samples.pools.short
@@ -376,7 +376,7 @@ class StreamLoader:
         )
 
     def _open_cached(self, path: str) -> Dataset:
-        return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry)
+        return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry, roots=self._roots)
 
     def _cache_for(self, local: bool) -> ShardCache | None:
         """The cache of shards, which is opened for the first dataset that is not local."""

@@ -98,7 +98,7 @@ def read_track(file: io.RawIOBase) -> VideoTrack:
         NeedsDemuxerError: it is none, or one that is not read here.
         OSError: it cannot be read.
     """
-    length = os.fstat(file.fileno()).st_size
+    length = file.seek(0, os.SEEK_END)
     moov, media = _top_level(file, length)
     try:
         return _Movie(moov).track(media)

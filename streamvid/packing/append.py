@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streamvid.dataset.dataset import Dataset
@@ -15,6 +15,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
 from streamvid.storage import filesystem
+from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.url import join, redact
 
 
@@ -29,6 +30,9 @@ class BaseDataset:
         keys: of all clips, case-folded and sorted.
         labelled: whether any clip has a label.
         rejected: the rows of rejected.parquet.
+        places: of each video that stays where it is, by name: its clips that are not forgotten, as shard and row, and
+            its version.
+        forgotten: shard and row of each forgotten clip.
     """
 
     manifest: Manifest
@@ -37,6 +41,8 @@ class BaseDataset:
     keys: tuple[str, ...]
     labelled: bool
     rejected: tuple[Rejected, ...]
+    places: Mapping[str, tuple[tuple[tuple[str, int], ...], FileVersion]]
+    forgotten: tuple[tuple[str, int], ...]
 
     @property
     def next_number(self) -> int:
@@ -66,11 +72,35 @@ def read_base(destination: str) -> BaseDataset:
         tuple(sorted(key.casefold() for key in dataset.clips.key)),
         bool((dataset.clips.label >= 0).any()),
         tuple(read_rejected(destination)),
+        _places(dataset),
+        tuple(map(dataset.place_in_shard, dataset.forgotten.tolist())),
     )
 
 
-def new_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> list[SourceVideo]:
-    """The sources whose names the dataset does not have, with unused keys.
+def _places(dataset: Dataset) -> dict[str, tuple[tuple[tuple[str, int], ...], FileVersion]]:
+    found: dict[str, tuple[tuple[tuple[str, int], ...], FileVersion]] = {}
+    forgotten = set(dataset.forgotten.tolist())
+    for row, source in enumerate(dataset.clips.source if dataset.clips.files is not None else ()):
+        version = dataset.version(row)
+        if version is not None and row not in forgotten:
+            clips, _ = found.get(source, ((), version))
+            found[source] = ((*clips, dataset.place_in_shard(row)), version)
+    return found
+
+
+def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[str, tuple[tuple[str, int], ...]]:
+    """The videos that the dataset has in another version, and its clips of each, as shard and row."""
+    changed = {}
+    for source in sources:
+        clips, version = base.places.get(source.name, ((), None))
+        now = source.file_bytes or source.size, source.mark
+        if version is not None and not source.problem and (version.size, version.mark) != now:
+            changed[source.name] = clips
+    return changed
+
+
+def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:
+    """The sources whose names the dataset does not have, and those that have changed, with unused keys.
 
     A source gets a longer key, with digits of its name's SHA-256, if its usual key is used or is a prefix of used
     keys: the keys of clips cut from it begin so.
@@ -78,13 +108,14 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> list[Sourc
     Raises:
         InputError: all keys that a source may have are used.
     """
-    new = [source for source in sources if source.name not in base.sources]
+    new = [source for source in sources if source.name in changed or source.name not in base.sources]
     taken: set[str] = {source.key.casefold() for source in new}
     found = []
     for source in new:
         key = source.key
         if _is_taken(key, base):
-            longer = (other for other in longer_keys(source.name) if other.casefold() not in taken)
+            others = [*longer_keys(source.name), *longer_keys(f"{source.key}/{source.mark}")]
+            longer = (other for other in others if other.casefold() not in taken)
             key = next((other for other in longer if not _is_taken(other, base)), "")
             if not key:
                 raise InputError(f"no key is free for {source.name}: rename it")

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.errors import InputError
-from streamvid.packing.fingerprints import differing_parts, map_in_threads
+from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
     FinishedElsewhereError,
@@ -39,13 +39,15 @@ from streamvid.packing.journal import (
 )
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
+from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import is_local, join, local_path, redact
 
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
 
 DATASET_EXISTS: Final = (
-    "{} holds a dataset already: choose another place, overwrite it (--overwrite), or add to it (--append)"
+    "{} holds a dataset already: choose another place, overwrite it (--overwrite), or add to it (--append; of index, "
+    "--update)"
 )
 
 _OUR_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -180,6 +182,7 @@ def publish(
     *,
     rejected: Sequence[Rejected],
     report: Mapping[str, object],
+    tables: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write dataset.json, which completes the dataset. A killed call can be repeated.
 
@@ -189,6 +192,7 @@ def publish(
         manifest: the content of dataset.json.
         rejected: the rows of rejected.parquet; without any there is no such file.
         report: the content of pack-report.json besides the fingerprint.
+        tables: further files that dataset.json names, by name.
 
     Raises:
         FinishedElsewhereError: as from `Journal.check`.
@@ -204,6 +208,8 @@ def publish(
     strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]
     map_in_threads(filesystem.remove_file, strays)
     _write_rejected(destination, rejected)
+    for name, content in (tables or {}).items():
+        filesystem.write_bytes(join(destination, name), content)
     data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

@@ -7,27 +7,26 @@ import json
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from fractions import Fraction
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
-from streamvid.errors import InputError
+from streamvid.errors import DatasetError, InputError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
+from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import is_local, local_path
-
-T = TypeVar("T")
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
-_THREADS: Final = 32
 _LIST_FROM: Final = 100
 """Videos in one remote folder from which on one listing is faster than a request for each."""
 _PARTS: Final = (
@@ -39,18 +38,24 @@ _PARTS: Final = (
 """What the four digests of a pack's fingerprint are made from."""
 
 
+NO_MARK: Final = "!"
 MISSING: Final = Details(0, "missing", False)
 
 
-def source_details(paths: Sequence[str]) -> list[Details]:
+def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -> list[Details]:
     """Size and version of each source, in the same order; those of an image folder cover all its files.
 
     Args:
         paths: local paths or URLs. A remote folder with many of the sources is listed once.
+        hosts: as of `streamvid.storage.filesystem.details`; then a file that gives none of that has a mark that begins
+            with `NO_MARK` and says why.
 
     Raises:
         StreamvidError: a storage does not answer, or denies access.
     """
+    if len(several := dict.fromkeys(paths)) < len(paths):  # parts of one file
+        of = dict(zip(several, source_details(list(several), hosts), strict=True))
+        return [of[path] for path in paths]
     found: list[Details | None] = [None] * len(paths)
     folders: dict[str, list[int]] = defaultdict(list)
     for i, path in enumerate(paths):
@@ -72,18 +77,9 @@ def source_details(paths: Sequence[str]) -> list[Details]:
                 single.append(i)  # a folder, or a name that the listing spells differently: one request for it
             else:
                 found[i] = details
-    for i, one in zip(single, map_in_threads(_remote, [paths[i] for i in single]), strict=True):
+    for i, one in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
         found[i] = one
     return [MISSING if one is None else one for one in found]
-
-
-def map_in_threads(function: Callable[[str], T], paths: Sequence[str]) -> list[T]:
-    """Call a function that does I/O for each path, in threads; the results are in the order of the paths."""
-    if not paths:
-        return []
-    first = function(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call
-    with ThreadPoolExecutor(min(_THREADS, len(paths))) as threads:
-        return [first, *threads.map(function, paths[1:])]
 
 
 def _local(path: str) -> Details:
@@ -100,8 +96,15 @@ def _local(path: str) -> Details:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
 
 
-def _remote(path: str) -> Details:
-    details = filesystem.details(path)
+def _remote(hosts: Collection[str] | None, path: str) -> Details:
+    try:
+        details = filesystem.details(path, hosts=hosts)
+    except StorageUnavailable:
+        raise
+    except DatasetError as error:
+        if hosts is None:
+            raise
+        return Details(0, NO_MARK + str(error).rstrip("."), False)
     if details is None:
         return MISSING
     if details.is_folder:

@@ -16,13 +16,18 @@ from typing import Final
 
 from streamvid.checks import decimal
 from streamvid.errors import VideoError
-from streamvid.packing.options import Cut, FixedLength, RejectedCut
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes
+from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import frame_end_ticks
 
 ROUNDING: Final = Fraction(1, 2000)
 """Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists and Matroska files round
 times to milliseconds."""
+
+_MAX_CLIPS: Final = 10**6
+"""Clips of one video: their keys end in six digits."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | RejectedCut:
     else:
         first = frame_at(clip, decimal(cut.start))
         end = frames if cut.end is None else frame_at(clip, decimal(cut.end))
+    if cut.frames is not None and first < end and end - first != cut.frames:
+        return RejectedCut(f"the {describe_cut(cut)} holds {end - first} frames, and should hold {cut.frames}")
     if first < end:
         return FrameSpan(first, end, cut)
     if first >= frames:
@@ -129,3 +136,37 @@ def span_columns(clip: StoredClip, span: FrameSpan) -> dict[str, float | int]:
         "start_frame": span.first,
         "end_frame": span.end,
     }
+
+
+def source_spans(
+    source: SourceVideo, whole: StoredClip, options: PackOptions
+) -> tuple[list[FrameSpan], list[RejectedCut]]:
+    """The frames of each clip, and the listed cuts that hold none.
+
+    Raises:
+        VideoError: there is no clip, or there are more than `_MAX_CLIPS`.
+    """
+    rejected: list[RejectedCut] = []
+    match options.cutting:
+        case None:
+            found = cut_spans(whole, source.cuts or ())
+            spans = [one for one in found if isinstance(one, FrameSpan)]
+            rejected = [one for one in found if isinstance(one, RejectedCut)]
+            if not spans:
+                raise no_clip(rejected) if rejected else VideoError("no cuts are listed for it")
+        case FixedLength() as rule:
+            spans = fixed_spans(whole, rule)
+        case Scenes() as rule:
+            from streamvid.packing.scenes import scene_starts
+
+            with as_video_error():
+                spans = scene_spans(whole, scene_starts(whole, rule))
+    if len(spans) > _MAX_CLIPS:
+        raise VideoError(f"it would be cut into {len(spans)} clips; the limit is {_MAX_CLIPS}")
+    return spans, rejected
+
+
+def no_clip(rejected: Sequence[RejectedCut]) -> VideoError:
+    """The error for a video of which all cuts are rejected."""
+    others = f", and so with the {len(rejected) - 1} others" if len(rejected) > 1 else ""
+    return VideoError(rejected[0].reason + others)

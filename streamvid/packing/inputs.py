@@ -12,18 +12,24 @@ import os
 import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from braceexpand import braceexpand
 from natsort import natsort_keygen
 
 from streamvid.errors import DatasetError, InputError
+from streamvid.packing.found import Found, path_parts
 from streamvid.packing.images import find_sequence
 from streamvid.packing.keys import duplicates, make_keys
+from streamvid.packing.lerobot import find_episodes, is_lerobot
 from streamvid.packing.lists import is_list, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut
+from streamvid.packing.places import Places, place_of
+from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
+from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.url import is_local, local_path, redact
 from streamvid.video.containers import VIDEO_EXTENSIONS
@@ -46,6 +52,11 @@ class SourceVideo:
         cuts: its rows in the cut list, in order; None without a cut list.
         size: bytes; 0 if unknown.
         mark: of the version of its content, see `streamvid.storage.filesystem.Details`.
+        part: offset and size in bytes, if it is a part of the file at `path`.
+        file_bytes: of the file at `path`, where it is a part of that.
+        root, file: the file at `path` as a dataset names it, where it stays there: a folder or URL, and the path below.
+        hosts: to which its URL may redirect, besides its own, where it stays there.
+        problem: why it cannot be used, if that is known before it is read; "" if not.
     """
 
     path: str
@@ -56,23 +67,15 @@ class SourceVideo:
     cuts: tuple[Cut, ...] | None = None
     size: int = 0
     mark: str = ""
+    part: tuple[int, int] | None = None
+    file_bytes: int = 0
+    root: str = ""
+    file: str = ""
+    hosts: tuple[str, ...] = ()
+    problem: str = ""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A video found below a root folder.
-
-    `parts` are the components of its absolute path, the first `depth` of them those of the root.
-    """
-
-    path: str
-    parts: tuple[str, ...]
-    depth: int
-    label: int | str | None = None
-    rows: tuple[int, ...] = ()
-
-
-def find_sources(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVideo]:
+def find_sources(inputs: Sequence[str], lists: MetadataLists, *, places: Places | None = None) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
     Args:
@@ -80,16 +83,17 @@ def find_sources(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVide
             `video`; relative paths are relative to the list), local or on an object store. A video that is given more
             than once is packed once.
         lists: takes the other columns of the lists.
+        places: find what others made, too: videos in tars, episodes of LeRobot datasets; and tell where files lie.
 
     Raises:
         InputError: an input does not exist or holds no video, or a list cannot be used.
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
-    found: dict[tuple[str, ...], _Found] = {}
+    found: dict[tuple[str, ...], Found] = {}
     for given in inputs:
         try:
-            videos = _find(given, lists)
+            videos = _find(given, lists) if places is None else _find_foreign(given, lists, places)
         except StorageUnavailable:
             raise
         except DatasetError as error:
@@ -103,19 +107,41 @@ def find_sources(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVide
     natural = natsort_keygen()
     # "a1" and "a01" are equal in natural order: the name breaks the tie, so that the order of inputs does not matter.
     order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
-    keys = make_keys([names[i] for i in order])
-    return [
-        SourceVideo(chosen[i].path, names[i], key, chosen[i].label, chosen[i].rows)
-        for i, key in zip(order, keys, strict=True)
-    ]
+    short = [chosen[i].name or names[i] for i in order]
+    again = set(duplicates([posixpath.splitext(name)[0].casefold() for name in short]))
+    keys = make_keys([names[i] if at in again else short[at] for at, i in enumerate(order)])
+    sources = []
+    for i, key in zip(order, keys, strict=True):
+        one = chosen[i]
+        source = SourceVideo(one.path, names[i], key, one.label, one.rows, one.cuts, mark=one.mark, part=one.part)
+        if places is not None:
+            root, file = place_of(one)
+            source = replace(source, root=root, file=file, hosts=places.hosts, problem=one.problem)
+        sources.append(source)
+    return sources
 
 
-def _columns(video: _Found, lists: MetadataLists) -> tuple[int | str | None, ...]:
+def _find_foreign(given: str, lists: MetadataLists, places: Places) -> list[Found]:
+    """The same as `_find`, of LeRobot datasets and tars, too."""
+    if is_lerobot(given):
+        return [*map(places.check, find_episodes(given, places.cameras, lists))]
+    if places.cameras:
+        raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
+    if "{" in given and given.lower().endswith(TAR_EXTENSIONS):
+        found = [_single(path) for path in dict.fromkeys(braceexpand(given))]
+    else:
+        found = _find(given, lists, (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS))
+    found = [*map(places.check, found)]
+    tars = [one for one in found if not one.problem and one.path.lower().endswith(TAR_EXTENSIONS)]
+    return [one for one in found if one not in tars] + (find_in_tars(tars, lists, places.hosts) if tars else [])
+
+
+def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]:
     """The label and the other columns of a video in lists."""
     return video.label, *map(lists.json, video.rows)
 
 
-def _names(videos: list[_Found]) -> list[str]:
+def _names(videos: list[Found]) -> list[str]:
     """Paths below the roots. Where two are equal, components of the roots are prepended until they differ."""
     depths = [video.depth for video in videos]
     while True:
@@ -127,30 +153,32 @@ def _names(videos: list[_Found]) -> list[str]:
             depths[i] -= 1
 
 
-def _find(given: str, lists: MetadataLists) -> list[_Found]:
+def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...] = VIDEO_EXTENSIONS) -> list[Found]:
     shown = redact(given)
     local = is_local(given)
     if local:
         given = local_path(given)
     if local and os.path.isdir(given):
-        return _below(given, _walk(given), shown)
+        return _below(given, _walk(given), shown, extensions)
     if local and os.path.isfile(given):
         return _listed(given, lists) if is_list(given) else [_single(given)]
     if glob.has_magic(given):
-        return _globbed(given, shown)
+        return _globbed(given, shown, extensions)
     if local:
         raise InputError(f"no such file or folder: {shown}")
     if is_list(given):
         return _listed(given, lists)
+    if not has_ranges(given) and given.lower().endswith(extensions):
+        return [_single(given)]  # a web server would be asked for all of it, to look for links in it
     files = filesystem.list_files(given, recursive=True)
-    if [_parts(file) for file in files] == [_parts(given)]:
+    if [path_parts(file) for file in files] == [path_parts(given)]:
         return [_single(given)]
-    return _below(given, files, shown)
+    return _below(given, files, shown, extensions)
 
 
-def _single(path: str) -> _Found:
-    parts = _parts(path)
-    return _Found(path, parts, len(parts) - 1)
+def _single(path: str) -> Found:
+    parts = path_parts(path)
+    return Found(path, parts, len(parts) - 1)
 
 
 def _walk(folder: str) -> list[str]:
@@ -172,15 +200,15 @@ def _walk(folder: str) -> list[str]:
     return files
 
 
-def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
-    root = _parts(folder)
+def _below(folder: str, files: Sequence[str], shown: str, extensions: tuple[str, ...]) -> list[Found]:
+    root = path_parts(folder)
     # Hidden files are skipped: macOS writes a "._clip.mp4" beside each clip.mp4 that it copies.
-    parts = {path: _parts(path) for path in files}
+    parts = {path: path_parts(path) for path in files}
     files = [path for path in files if not any(part.startswith(".") for part in parts[path][len(root) :])]
-    found = [_Found(path, parts[path], len(root)) for path in files if _is_video(path)]
+    found = [Found(path, parts[path], len(root)) for path in files if path.lower().endswith(extensions)]
     sequences = _sequences(files, root, {video.parts[:-1] for video in found})
     folders = {sequence.parts for sequence in sequences}
-    others = [path for path in files if not _is_video(path) and parts[path][:-1] not in folders]
+    others = [path for path in files if not path.lower().endswith(extensions) and parts[path][:-1] not in folders]
     if not found and not sequences:
         raise InputError(
             f"no videos in {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all are "
@@ -190,7 +218,7 @@ def _below(folder: str, files: Sequence[str], shown: str) -> list[_Found]:
     return found + sequences
 
 
-def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[_Found]:
+def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[Found]:
     """Folders of images, their paths ending in '/'; `taken` are folders with videos, which are none."""
     folders: dict[str, list[str]] = defaultdict(list)
     for path in files:
@@ -198,15 +226,11 @@ def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tup
         folders[parent].append(name)
     found = []
     for parent, names in folders.items():
-        parts = _parts(parent + "/")
+        parts = path_parts(parent + "/")
         if parts not in taken and find_sequence(names):
             # If the input folder itself is one, its name is the folder's, as for a file that is given by name.
-            found.append(_Found(parent + "/", parts, min(len(root), len(parts) - 1)))
+            found.append(Found(parent + "/", parts, min(len(root), len(parts) - 1)))
     return found
-
-
-def _is_video(path: str) -> bool:
-    return path.lower().endswith(VIDEO_EXTENSIONS)
 
 
 def _tell_left_out(files: Sequence[str], shown: str) -> None:
@@ -227,13 +251,13 @@ def _counted(files: Sequence[str], before: str = ": ") -> str:
     return before + ", ".join(words) if words else ""
 
 
-def _globbed(pattern: str, shown: str) -> list[_Found]:
+def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Found]:
     if is_local(pattern):
         matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
-    others = [path for path in matches if not _is_video(path)]
-    matches = [path for path in matches if _is_video(path)]
+    others = [path for path in matches if not path.lower().endswith(extensions)]
+    matches = [path for path in matches if path.lower().endswith(extensions)]
     if not matches:
         raise InputError(
             f"no videos match {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all "
@@ -241,26 +265,31 @@ def _globbed(pattern: str, shown: str) -> list[_Found]:
         )
     _tell_left_out(others, shown)
     fixed = []  # the components before the first with a wildcard
-    for part in _parts(pattern)[:-1]:
+    for part in path_parts(pattern)[:-1]:
         if glob.has_magic(part):
             break
         fixed.append(part)
-    return [_Found(path, _parts(path), len(fixed)) for path in matches]
+    return [Found(path, path_parts(path), len(fixed)) for path in matches]
 
 
-def _listed(path: str, lists: MetadataLists) -> list[_Found]:
+def _listed(path: str, lists: MetadataLists) -> list[Found]:
     shown = redact(path)
     parsed = read_list(path)
     table = parsed.table
-    column, cells = video_column(table, ("path", "video"), shown)
+    urls = ("url",) if "url" in table.schema.names else ()
+    column, cells = video_column(table, ("path", "video", *urls), shown)
     if not cells:
         raise InputError(f"{shown} lists no videos: add rows to it")
     folder = posixpath.dirname(path)
     videos = [posixpath.join(folder, cell) if is_local(cell) else cell for cell in cells]
+    if not is_local(path) and any(map(is_local, videos)):
+        raise InputError(
+            f"{shown} is remote and names {next(filter(is_local, videos))[:200]!r}: it cannot name local files"
+        )
     # Folders of images end in '/': local ones are recognised, remote ones must be listed so.
     videos = [v.rstrip("/") + "/" if is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
-    parts = [_parts(video) for video in videos]
-    above = _parts(folder)
+    parts = [path_parts(video) for video in videos]
+    above = path_parts(folder)
     root = len(above)
     if any(p[:root] != above for p in parts):
         # Not all are below the list's folder: names are relative to their lowest common folder.
@@ -269,16 +298,6 @@ def _listed(path: str, lists: MetadataLists) -> list[_Found]:
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)
     first = lists.add(parsed, (column, "label"), shown)
     return [
-        _Found(video, p, root, label, (first + i,))
+        Found(video, p, root, label, (first + i,))
         for i, (video, p, label) in enumerate(zip(videos, parts, labels, strict=True))
     ]
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    """The components of the absolute path: equal for all spellings of a path."""
-    if is_local(path):
-        # File names on disk may not be UTF-8; text in JSON and Parquet is.
-        shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
-        return tuple(shown.split("/")[1:])
-    protocol, _, rest = path.partition("://")
-    return (protocol, *[part for part in rest.split("/") if part])

@@ -6,23 +6,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import pyarrow as pa
 
-from streamvid.packing.append import BaseDataset, extend_classes, new_sources
+from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name
-from streamvid.packing.fingerprints import job_fingerprint, source_details, versions
+from streamvid.packing.fingerprints import MISSING, NO_MARK, job_fingerprint, source_details, versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.labels import Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
+from streamvid.packing.places import Places, check_destination, root_name
 from streamvid.packing.scenes import scene_versions
+from streamvid.storage.filesystem import Details
 from streamvid.storage.url import redact
 
 log = logging.getLogger(__name__)
+
+_INDEXED: Final = 4 << 20
+"""Bytes that a video counts of a shard that holds none: a group of the usual size is of 256 videos."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,14 @@ class PackJob:
         shard_size: the most bytes of a tar, unless a single clip is larger.
         options: how every video is cut and transcoded.
         versions: of the libraries; a machine with others must not take part.
+        roots: of the dataset, where videos stay where they are.
     """
 
     fingerprint: str
     shard_size: int
     options: PackOptions
     versions: Mapping[str, str]
+    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class JobSpec:
         unlabelled: how many sources have no label; 0 if none has one.
         settings: options for pack-report.json.
         joins: how the rows of each label or metadata list matched the sources.
+        forget: shard and row of the base's clips whose videos have changed.
     """
 
     job: PackJob
@@ -87,6 +96,7 @@ class JobSpec:
     unlabelled: int
     settings: dict[str, object]
     joins: tuple[Join, ...]
+    forget: tuple[tuple[str, int], ...] = ()
 
     def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
         """A group from a cursor on."""
@@ -106,11 +116,15 @@ def plan_job(
     name: str | None,
     options: PackOptions,
     base: BaseDataset | None,
+    places: Places | None = None,
+    after: str = "",
 ) -> JobSpec:
     """Find the sources and determine everything that the dataset's bytes depend on. Reads lists, but no video.
 
     Args:
         base: the dataset that is appended to.
+        places: as of `streamvid.packing.inputs.find_sources`.
+        after: fingerprint of the job that this one goes on with.
         inputs, destination, labels, metadata, cuts, shard_size, name, options: as of `streamvid.packing.pack.pack`.
 
     Raises:
@@ -118,7 +132,9 @@ def plan_job(
     """
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
-    sources = find_sources(inputs, lists)
+    sources = find_sources(inputs, lists, places=places)
+    if options.in_place:
+        check_destination((source.path for source in sources), destination)
     check_rate((source.path for source in sources), options.fps)
     found = len(sources)
     joins: list[Join] = []
@@ -136,21 +152,30 @@ def plan_job(
         if uncut:
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cuts))
         found -= uncut
+    if options.in_place:
+        sources = _with_details(sources, places)
+    changed = {} if base is None or not options.in_place else changed_sources(sources, base)
     if base is not None:
-        sources = new_sources(sources, base)
+        sources = new_sources(sources, base, changed)
     unlabelled = sum(source.label is None and not _all_cuts_labelled(source) for source in sources)
     classes = class_names({source.label for source in sources} | {c.label for s in sources for c in s.cuts or ()})
     if base is not None:
         classes = extend_classes(classes, base, labelled=unlabelled < len(sources))
     sources = _numbered(sources, classes)
-    cutting = cuts is not None or options.cutting is not None
+    cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
-    found_details = source_details([source.path for source in sources])
-    sources = [replace(s, size=one.size, mark=one.mark) for s, one in zip(sources, found_details, strict=True)]
-    groups = partition([source.size for source in sources], shard_size, first=0 if base is None else base.next_number)
+    if not options.in_place:
+        sources = _with_details(sources, places)
+    sizes = [_INDEXED if options.in_place else source.size for source in sources]
+    groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
     if name is None:
         name = base_name(destination) if base is None else base.manifest.name
     settings: dict[str, object] = {"name": name, "shard_size": shard_size, **vars(options)}
+    settings |= {"after": after} if after else {}
+    known = () if base is None else base.manifest.roots
+    if options.in_place:
+        sources = [replace(source, root=root_name(source.root, destination)) for source in sources]
+        known = tuple(dict.fromkeys((*known, *(source.root for source in sources if not source.problem))))
     fingerprint = job_fingerprint(
         sources,
         columns,
@@ -159,7 +184,7 @@ def plan_job(
         base="" if base is None else base.sha256,
     )
     return JobSpec(
-        PackJob(fingerprint, shard_size, options, versions()),
+        PackJob(fingerprint, shard_size, options, versions(), known),
         sources,
         columns,
         groups,
@@ -170,7 +195,27 @@ def plan_job(
         unlabelled=unlabelled if unlabelled < len(sources) else 0,
         settings=settings,
         joins=tuple(joins),
+        forget=tuple(clip for clips in changed.values() for clip in clips),
     )
+
+
+def _with_details(sources: list[SourceVideo], places: Places | None) -> list[SourceVideo]:
+    """The sources with their sizes and versions."""
+    hosts = None if places is None else places.hosts
+    details = iter(source_details([source.path for source in sources if not source.problem], hosts))
+    return [source if source.problem else _detailed(source, next(details)) for source in sources]
+
+
+def _detailed(source: SourceVideo, found: Details) -> SourceVideo:
+    """The source with its size and version."""
+    if source.file and (found is MISSING or found.mark.startswith(NO_MARK)):
+        return replace(source, problem="it does not exist any more" if found is MISSING else found.mark[len(NO_MARK) :])
+    if source.part is None:
+        return replace(source, size=found.size, mark=found.mark)
+    changed = source.problem or (
+        "" if source.mark == found.mark else "it was changed while it was looked at: run this again"
+    )
+    return replace(source, size=source.part[1], file_bytes=found.size, mark=found.mark, problem=changed)
 
 
 def _numbered(sources: list[SourceVideo], classes: tuple[str, ...] | None) -> list[SourceVideo]:

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, UNFINISHED_FILE, ShardEntry
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.fingerprints import differing_parts, map_in_threads
+from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
+from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import join, redact
 
 PROGRESS_FOLDER: Final = "progress"

@@ -58,6 +58,7 @@ class Cut:
         unit: of both. Frame numbers are whole.
         label: of the clip, as the list has it; None: the clip gets its video's label.
         rows: the number of the row; see `streamvid.packing.metadata`.
+        frames: that it must hold, or it is rejected; None: any number.
     """
 
     start: float
@@ -65,6 +66,7 @@ class Cut:
     unit: CutUnit = "seconds"
     label: int | str | None = None
     rows: tuple[int, ...] = ()
+    frames: int | None = None
 
 
 @suggesting
@@ -86,6 +88,8 @@ class PackOptions:
         decode: the frames of a clip that must decode, as a loader decodes them, for the clip to be accepted: "none";
             "first": the first 64 and the 64 in the middle, which a window at the start or in the centre is made of;
             "all". What is transcoded is decoded as a whole in any case.
+        in_place: leave videos where they lie, and store what is known of them: "tables" takes that of an MP4 or MOV
+            from its tables, "packets" looks at each packet; None: pack them.
 
     Raises:
         InputError: a rate that is none, or no such level of decoding.
@@ -98,6 +102,7 @@ class PackOptions:
     fps: Fraction | None = None
     track: int | None = None
     decode: DecodeLevel = "first"
+    in_place: Literal["tables", "packets"] | None = None
 
     def __post_init__(self) -> None:
         if self.decode not in DECODE_LEVELS:

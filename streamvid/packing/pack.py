@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from streamvid.checks import integer, is_integer, suggest_keywords
 from streamvid.dataset.dataset import read_manifest
+from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
@@ -105,27 +106,60 @@ def pack(
             shard is written.
     """
     started = time.monotonic()
-    paths = _paths(inputs, "inputs")
-    (destination,) = _paths(destination, "destination", most=1)
+    paths = given_paths(inputs, "inputs")
+    (destination,) = given_paths(destination, "destination", most=1)
     if not isinstance(options, PackOptions):
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     if options.track is not None and not (is_integer(options.track) and options.track >= 0):
         raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
-    _check_options(shard_size, workers, engine, address, overwrite, append)
+    check_options(shard_size, workers, engine, address, overwrite, append)
     state = read_state(destination)
     if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
         raise InputError(DATASET_EXISTS.format(redact(destination)))
     spec = plan_job(
         paths,
         destination,
-        labels=None if labels is None else _paths(labels, "labels", most=1)[0],
-        metadata=_paths(metadata, "metadata"),
-        cuts=None if cuts is None else _paths(cuts, "cuts", most=1)[0],
+        labels=None if labels is None else given_paths(labels, "labels", most=1)[0],
+        metadata=given_paths(metadata, "metadata"),
+        cuts=None if cuts is None else given_paths(cuts, "cuts", most=1)[0],
         shard_size=shard_size,
         name=name,
         options=options,
         base=read_base(destination) if append else None,
     )
+    return run_job(
+        spec,
+        destination,
+        overwrite=overwrite,
+        workers=workers,
+        engine=engine,
+        address=address,
+        progress=progress,
+        started=started,
+    )
+
+
+def run_job(
+    spec: JobSpec,
+    destination: str,
+    *,
+    overwrite: bool,
+    workers: int | None,
+    engine: Engine,
+    address: str | None,
+    progress: bool,
+    started: float,
+) -> PackReport:
+    """Do what a specification says, or what is left of it.
+
+    Args:
+        spec: the job.
+        destination, overwrite, workers, engine, address, progress: as of `pack`.
+        started: when it was begun, in seconds of the monotonic clock.
+
+    Raises:
+        InputError: as of `pack`.
+    """
     if not spec.sources:
         return _nothing_to_append(destination, spec, started)
     fingerprint = spec.job.fingerprint
@@ -140,7 +174,7 @@ def pack(
         except FinishedElsewhereError:
             if read_claim(destination) in (None, fingerprint):
                 remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
-            return _was_there(destination, spec, started)
+            return was_there(destination, spec, started)
 
 
 def _pack_groups(
@@ -215,9 +249,16 @@ def _finish(
         classes=spec.classes,
         shards=added if base is None else (*base.manifest.shards, *added),
         revision=0 if base is None else base.manifest.revision + 1,
+        roots=spec.job.roots,
+        forgotten=None if base is None else base.manifest.forgotten,
     )
+    tables = {}
+    if base is not None and spec.forget:
+        forgotten = sorted({*base.forgotten, *spec.forget})
+        named, data = write_forgotten(forgotten, manifest.revision)
+        manifest, tables = replace(manifest, forgotten=named), {named.file: data}
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
-    publish(destination, fingerprint, manifest, rejected=listed, report=document)
+    publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)
@@ -239,7 +280,7 @@ def _report(
     )
 
 
-def _was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
+def was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
     """The report if the same pack has been finished before."""
     manifest = read_manifest(destination)
     return replace(_report(spec, destination, manifest, tuple(read_rejected(destination)), started), was_there=True)
@@ -254,7 +295,7 @@ def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackR
     return replace(_report(spec, destination, spec.base.manifest, (), started), was_there=True)
 
 
-def _paths(given: object, name: str, *, most: int | None = None) -> list[str]:
+def given_paths(given: object, name: str, *, most: int | None = None) -> list[str]:
     """Paths or URLs as text: one, or with no `most` several in a list.
 
     Raises:
@@ -271,7 +312,7 @@ def _paths(given: object, name: str, *, most: int | None = None) -> list[str]:
     return found
 
 
-def _check_options(
+def check_options(
     shard_size: int,
     workers: int | None,
     engine: str,
@@ -279,6 +320,7 @@ def _check_options(
     overwrite: bool,
     append: bool,
 ) -> None:
+    """Check options of `pack`. Raises InputError for one that cannot be."""
     integer(shard_size, "shard_size", most=None)
     if workers is not None:
         integer(workers, "workers")

@@ -11,19 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from streamvid.dataset.schema import MAX_FILE_BYTES
-from streamvid.decode.damage import Damage, find_damage
-from streamvid.errors import DatasetError, StreamvidError, VideoError
-from streamvid.packing.frame_spans import FrameSpan, cut_spans, fixed_spans, scene_spans, seconds_at, span_columns
+from streamvid.errors import StreamvidError, VideoError
+from streamvid.packing.accept import find_clip_damage
+from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
 from streamvid.packing.images import is_sequence
+from streamvid.packing.index_source import index_source
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, PreparedClip, RejectedCut, Scenes
+from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
-from streamvid.storage import filesystem
-from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.url import is_local, local_path
+from streamvid.packing.source_file import local_video
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import non_displayed_bytes, trim_clip
@@ -32,10 +29,6 @@ log = logging.getLogger(__name__)
 
 # Errors of the machine, not of the video: they end the pack instead of rejecting one video after another.
 _MACHINE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_MAX_CLIPS: Final = 10**6
-"""Clips of one video: their keys end in six digits."""
-_WINDOW: Final = 64
-"""Frames at the start of a clip, and in its middle, that must decode by default: as most models take at most."""
 _MAX_HIDDEN: Final = 20
 """The most non-displayed bytes that a video's clips may store, as a multiple of the video's. An hour without key
 frames, cut into clips of 10 s, would store 180 times its bytes; 1 s clips of GOPs of 250 frames store 4 times."""
@@ -58,16 +51,11 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         OSError, StreamvidError: the machine or the storage fails; other videos would fail as well.
     """
     try:
-        if is_sequence(source.path):
-            video = folder
-        elif is_local(source.path):
-            video = Path(local_path(source.path))
-            if video.exists() and not video.is_file():
-                raise VideoError("it is a pipe, a device or a socket, not a file")
-        else:
-            video = folder / "source"
-            folder.mkdir()
-            _fetch(source.path, video)
+        if source.problem:
+            raise VideoError(source.problem)
+        if options.in_place:
+            return index_source(source, folder, options)
+        video = folder if is_sequence(source.path) else local_video(source, folder)
         cutting = options.cutting is not None or source.cuts is not None
         scenes = isinstance(options.cutting, Scenes)
         whole, transcoded = remux_or_build(source.path, video, folder, options, cut_only=cutting and not scenes)
@@ -81,7 +69,7 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         if cutting:
             return _cut(source, whole, folder, options)
         clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
-        if clip is whole and not transcoded and (damage := _find_damage(clip, options.decode)):
+        if clip is whole and not transcoded and (damage := find_clip_damage(clip, options.decode)):
             raise VideoError(str(damage))
         return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
@@ -101,7 +89,7 @@ def _cut(
     source: SourceVideo, whole: StoredClip, folder: Path, options: PackOptions
 ) -> list[PreparedClip | RejectedCut]:
     """Cut a video into clips. Removes its MP4 if that is a temporary file."""
-    spans, rejected = _clip_spans(source, whole, options)
+    spans, rejected = source_spans(source, whole, options)
     video = whole
     hidden = sum(non_displayed_bytes(whole.index, span.first, span.end) for span in spans)
     reencode = options.exact_cuts and hidden > 0
@@ -114,7 +102,7 @@ def _cut(
         with as_video_error():
             trimmed = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
             clip = transcode_if_needed(trimmed, folder / f"clip-{number:06d}", options, reencode=reencode)
-        if clip is trimmed and (damage := _find_damage(clip, options.decode)):
+        if clip is trimmed and (damage := find_clip_damage(clip, options.decode)):
             _discard(clip.mp4, folder)
             damaged.append(RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}"))
             continue
@@ -125,29 +113,8 @@ def _cut(
         clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", rows, span_columns(video, span), label))
     _discard(whole.mp4, folder)
     if not clips:
-        raise _no_clip(damaged)
+        raise no_clip(damaged)
     return [*rejected, *damaged, *clips]
-
-
-def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
-    """Decode the frames of a clip that an option of packing asks for.
-
-    Returns:
-        all the damage of the clip if one of them is damaged; else None.
-    """
-    count = len(clip.index.visible)
-    if level == "none":
-        return None
-    if level == "all":
-        frames = np.arange(count)
-    else:
-        middle = (count - _WINDOW) // 2
-        # One more where there are two ways to halve the rest.
-        centre = np.arange(max(0, middle), min(count, middle + _WINDOW + 1))
-        frames = np.union1d(np.arange(min(count, _WINDOW)), centre)
-    found = find_damage(clip.index, frames, clip.slice)
-    # All that is damaged is listed, whatever was looked for.
-    return found and find_damage(clip.index, np.arange(count), clip.slice)
 
 
 def _discard(file: Path, folder: Path) -> None:
@@ -188,55 +155,9 @@ def _reencode_with_key_frames(
     return encoded, replace(options, transcode=None, exact_cuts=False)
 
 
-def _clip_spans(
-    source: SourceVideo, whole: StoredClip, options: PackOptions
-) -> tuple[list[FrameSpan], list[RejectedCut]]:
-    """The frames of each clip, and the listed cuts that hold none.
-
-    Raises:
-        VideoError: there is no clip, or there are more than `_MAX_CLIPS`.
-    """
-    rejected: list[RejectedCut] = []
-    match options.cutting:
-        case None:
-            found = cut_spans(whole, source.cuts or ())
-            spans = [one for one in found if isinstance(one, FrameSpan)]
-            rejected = [one for one in found if isinstance(one, RejectedCut)]
-            if not spans:
-                raise _no_clip(rejected) if rejected else VideoError("no cuts are listed for it")
-        case FixedLength() as rule:
-            spans = fixed_spans(whole, rule)
-        case Scenes() as rule:
-            from streamvid.packing.scenes import scene_starts
-
-            with as_video_error():
-                spans = scene_spans(whole, scene_starts(whole, rule))
-    if len(spans) > _MAX_CLIPS:
-        raise VideoError(f"it would be cut into {len(spans)} clips; the limit is {_MAX_CLIPS}")
-    return spans, rejected
-
-
-def _no_clip(rejected: Sequence[RejectedCut]) -> VideoError:
-    """The error for a video of which all cuts are rejected."""
-    others = f", and so with the {len(rejected) - 1} others" if len(rejected) > 1 else ""
-    return VideoError(rejected[0].reason + others)
-
-
 def _check_size(clip: StoredClip) -> StoredClip:
     """The clip itself. Raises VideoError if it is too large for a tar."""
     size = clip.mp4_bytes
     if size > MAX_FILE_BYTES:
         raise VideoError(f"it is {size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB: cut it (--clip)")
     return clip
-
-
-def _fetch(path: str, local: Path) -> None:
-    """Fetch a remote video. Raises VideoError if it does not exist, DatasetError if its storage fails."""
-    try:
-        filesystem.get_file(path, local)
-    except StorageUnavailable:
-        raise
-    except DatasetError as error:
-        if not filesystem.exists(path):
-            raise VideoError(str(error)) from error
-        raise

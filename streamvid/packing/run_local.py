@@ -23,6 +23,7 @@ from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
+from streamvid.packing.row_writer import PlaceWriter
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _AHEAD: Final = 2
 """Videos per worker that are in progress or wait to be written; bounds the space of temporary files."""
+_MOST_INDEXED: Final = 4096
+"""Clips of a shard that holds none of their bytes."""
 _LEAST_LIMIT_S: Final = 6 * 3600.0
 _BYTES_PER_S: Final = 10_000
 """Time limit of a video: six hours and a second for every 10 kB, longer than any encoder takes."""
@@ -76,7 +79,7 @@ class _GroupWriter:
         self._job, self._task, self._journal = job, task, journal
         self._destination, self._folder = destination, folder
         self._part = task.cursor.part
-        self._writer: ShardWriter | None = None
+        self._writer: ShardWriter | PlaceWriter | None = None
         self._seconds = 0.0
         self._rejected: list[Rejected] = []
         self._notices: list[Notice] = []
@@ -102,15 +105,25 @@ class _GroupWriter:
                 yield self.commit((number, clip))
             if self._writer is None:
                 shard = self._task.group.first + self._part
-                self._writer = ShardWriter(shard, self._folder, metadata=self._task.metadata)
-            self._writer.add(key, source.name, prepared)
+                self._writer = self._begin(shard)
+            if isinstance(self._writer, PlaceWriter):
+                self._writer.add(key, source, prepared)
+            else:
+                self._writer.add(key, source.name, prepared)
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
+    def _begin(self, number: int) -> ShardWriter | PlaceWriter:
+        if self._job.options.in_place:
+            return PlaceWriter(number, self._folder, metadata=self._task.metadata, roots=self._job.roots)
+        return ShardWriter(number, self._folder, metadata=self._task.metadata)
+
     def _is_full(self, key: str, source: str, prepared: PreparedClip) -> bool:
         if self._writer is None or self._part + 1 == self._task.group.names:
             return False
+        if isinstance(self._writer, PlaceWriter):
+            return self._writer.clips >= _MOST_INDEXED
         return self._writer.size_with(key, source, prepared) > self._job.shard_size
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
@@ -142,7 +155,7 @@ def _counts(outcome: Outcome, resumed: int) -> tuple[int, int, int]:
         return 0, 0, 1
     outcome = outcome[resumed:]
     made = [prepared for prepared in outcome if isinstance(prepared, PreparedClip)]
-    return len(made), sum(prepared.clip.mp4_bytes for prepared in made), len(outcome) - len(made)
+    return len(made), sum(int(prepared.clip.index.size.sum()) for prepared in made), len(outcome) - len(made)
 
 
 @dataclass(frozen=True)

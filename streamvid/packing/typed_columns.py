@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -77,6 +78,38 @@ def large_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string(kind):
         return pa.large_string()
     return pa.large_list(kind.value_type) if pa.types.is_list(kind) else kind
+
+
+def column_of_values(values: Sequence[Any]) -> pa.Array:
+    """A column of what JSON files and NumPy arrays of others hold, null for None: numbers, texts, lists of these. Where
+    the types of its values disagree, all are text."""
+    there = [value for value in values if value is not None]
+    if there and all(isinstance(value, np.ndarray) for value in there):
+        depths = {value.ndim for value in there}
+        kind = pa.from_numpy_dtype(np.result_type(*{value.dtype for value in there}))
+        if len(depths) == 1:
+            for _ in range(depths.pop()):
+                kind = pa.list_(kind)
+            return pa.array([None if value is None else value.tolist() for value in values], type=kind)
+    plain = [value.tolist() if isinstance(value, np.ndarray) else _utf8(value) for value in values]
+    scalars = {type(value) for value in plain} - {type(None)}
+    if scalars <= {int, float} or len(scalars) == 1:
+        try:
+            column = pa.array([float(v) if float in scalars and type(v) is int else v for v in plain])
+            if column_type(column.type) == column.type:
+                return column
+        except (pa.ArrowException, OverflowError):
+            pass
+    return pa.array([v if v is None or isinstance(v, str) else dump_json(json_value(v)) for v in plain], pa.string())
+
+
+def _utf8(value: Any) -> Any:
+    """A value of a JSON file with text alone that UTF-8 has: JSON can escape half a character."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_utf8(one) for one in value]
+    return {_utf8(name): _utf8(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:

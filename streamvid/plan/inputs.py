@@ -92,7 +92,7 @@ class Source:
 
     def checksums(self) -> list[str]:
         """SHA-256 of every shard, in order."""
-        return [entry.sha256 for entry in self.dataset.shards]
+        return [entry.identity for entry in self.dataset.shards]
 
     def part_of(self, rows: Int64) -> Int64:
         """int64 [rows]: which part each row belongs to."""
@@ -150,7 +150,7 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
         InputError: no clip of a part is selected, or its condition, keys or weights do not fit its columns.
     """
     pools, short = [], 0
-    excluded = [np.empty(0, dtype=np.int64)]
+    excluded = [source.dataset.forgotten]
     for part, subset in enumerate(source.subsets):
         rows = _selected(source, part)
         if subset.exclude is not None:

@@ -13,6 +13,22 @@ PART_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True)
+class FileVersion:
+    """What tells a file from what it becomes when somebody changes it.
+
+    Attributes:
+        size: in bytes.
+        mark: the time of its last modification in ns of a local file, else its ETag, or what its storage has for one.
+        within: real folders, in one of which a local file must lie, wherever links lead; empty: anywhere. Of a URL:
+            hosts to which redirects may lead, besides its own.
+    """
+
+    size: int
+    mark: str
+    within: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ByteRange:
     """Bytes [start, end) of the file at a local path or URL."""
 

@@ -71,6 +71,10 @@ class AccessRefused(DatasetError):  # noqa: N818
     """The storage refuses the credentials: for a while, perhaps, as while they are renewed."""
 
 
+class FileChangedError(DatasetError):
+    """A file is not the version that was asked for."""
+
+
 @contextlib.contextmanager
 def explained(path: AnyPath, action: str) -> Iterator[None]:
     """Translate exceptions of the block into InputError, DatasetError or StorageUnavailable about `path`. Those that

@@ -23,15 +23,16 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from streamvid.errors import DatasetError
-from streamvid.storage.client import asked, locate
+from streamvid.storage.client import asked, has_ranges, locate
 from streamvid.storage.explain import explained, status_of, true_cause
-from streamvid.storage.ranges import read_ranges
+from streamvid.storage.http_ranges import size_and_mark
+from streamvid.storage.ranges import mark_of_info, read_ranges
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
@@ -97,10 +98,19 @@ class Details:
     is_folder: bool
 
 
-def details(path: AnyPath, *, retry: Retry | None = None) -> Details | None:
-    """The details of a file or folder, None if there is none. Raises DatasetError or InputError."""
+def details(path: AnyPath, *, retry: Retry | None = None, hosts: Collection[str] | None = None) -> Details | None:
+    """The details of a file or folder, None if there is none. Raises DatasetError or InputError.
+
+    Args:
+        path: of the file.
+        retry: for how long its storage is asked.
+        hosts: of a file on a web server, follow redirects to its own host and these alone, and take none that tells no
+            version of it.
+    """
 
     def ask() -> Details | None:
+        if hosts is not None and not has_ranges(path):
+            return Details(*size_and_mark(os.fspath(path), hosts), False)
         try:
             return _details(_info(path, patient=retry is not None))
         except FileNotFoundError as exc:
@@ -248,10 +258,7 @@ def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
 
 def _details(info: Mapping[str, Any]) -> Details:
     size = info.get("size")
-    # Each storage has its own name for it.
-    marks = (info.get(name) for name in ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "created"))
-    mark = next((str(mark) for mark in marks if mark is not None), "")
-    return Details(size if isinstance(size, int) else 0, mark, info.get("type") == "directory")
+    return Details(size if isinstance(size, int) else 0, mark_of_info(info), info.get("type") == "directory")
 
 
 def _full(fs: Any, path: AnyPath, name: str) -> str:

@@ -47,6 +47,12 @@ class LruCache(Generic[K, V]):
                 self._total -= self._size(self._values.popitem(last=False)[1])
             return value
 
+    def drop(self, key: K) -> None:
+        """Forget a value, if it is there."""
+        with self._usable_lock():
+            if (value := self._values.pop(key, None)) is not None:
+                self._total -= self._size(value)
+
     def _usable_lock(self) -> threading.Lock:
         if self._pid != os.getpid():
             # After a fork another thread of the parent may have held the lock.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
-from streamvid.storage.byte_range import PART_BYTES, ByteRange, join
+from streamvid.storage.byte_range import PART_BYTES, ByteRange, FileVersion, join
+from streamvid.storage.explain import FileChangedError
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import is_local, local_path, redact
+from streamvid.storage.url import is_local, is_within, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
@@ -57,7 +58,7 @@ class RangeReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
+    def read(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion] | None = None) -> list[UInt8]:
         """Read ranges: remote ones concurrently, those close together by one request, then local ones, each file from
         front to back.
 
@@ -66,6 +67,7 @@ class RangeReader:
 
         Args:
             ranges: in any order, of any number of files; they may overlap.
+            versions: that files must have, by path.
 
         Returns:
             The bytes of each range, uint8 [end - start], in the order of `ranges`.
@@ -73,33 +75,40 @@ class RangeReader:
         Raises:
             DatasetError: a file is missing, cannot be read, ends before a range does, or is an object whose ETag has
                 changed since this reader read it first. Names the file.
+            FileChangedError: it is another version of the file.
             StorageUnavailable: the storage did not answer, for as long as `retry` says.
         """
+        versions = versions or {}
         remote = [n for n, one in enumerate(ranges) if not is_local(one.path)]
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
-            blocks = dict(zip(remote, self._read_remote([ranges[n] for n in remote]), strict=True))
+            blocks = dict(zip(remote, self._read_remote([ranges[n] for n in remote], versions), strict=True))
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                self._file(ranges[n].path).read_ahead(ranges[n])
-            blocks |= {n: self._file(ranges[n].path).read(ranges[n]) for n in some}
+                self._file(ranges[n].path, versions).read_ahead(ranges[n])
+            for n in some:
+                file = self._file(ranges[n].path, versions)
+                blocks[n] = file.read(ranges[n])
+                file.check(ranges[n].path, versions)
         for n, one in enumerate(ranges):
             if len(blocks[n]) != one.end - one.start:
                 raise _unreadable(one.path, f"ends before byte {one.end}", FileTooShort)
         return [blocks[n] for n in range(len(ranges))]
 
-    def _read_remote(self, ranges: Sequence[ByteRange]) -> list[UInt8]:
+    def _read_remote(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
         if self.cache is not None:
             kept = self.cache.read(ranges)
             missing = [n for n in range(len(ranges)) if n not in kept]
-            fetched = self._fetch([ranges[n] for n in missing], self.cache) if missing else []
+            fetched = self._fetch([ranges[n] for n in missing], self.cache, versions) if missing else []
             kept.update(zip(missing, fetched, strict=True))
             return [kept[n] for n in range(len(ranges))]
-        return self._fetch(ranges, None)
+        return self._fetch(ranges, None, versions)
 
-    def _fetch(self, ranges: Sequence[ByteRange], cache: RangeCache | None) -> list[UInt8]:
+    def _fetch(
+        self, ranges: Sequence[ByteRange], cache: RangeCache | None, versions: Mapping[str, FileVersion]
+    ) -> list[UInt8]:
         wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
         joined, places = join(wanted, gap=self.remote.link.gap)
         parts = [
@@ -107,7 +116,9 @@ class RangeReader:
             for one in joined
             for start in range(one.start, max(one.end, one.start + 1), PART_BYTES)
         ]
-        read = iter(np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry))
+        read = iter(
+            np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry, versions=versions)
+        )
         blocks = []
         for one in joined:
             pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // PART_BYTES)))]
@@ -119,8 +130,14 @@ class RangeReader:
             for one, n in zip(ranges, places, strict=True)
         ]
 
-    def _file(self, path: str) -> _LocalFile:
-        return self._open.get(path) or self._open.put(path, _LocalFile(path))
+    def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:
+        """A file, open. Another version that was open is closed: the path may be that of another file now."""
+        kept = self._open.get(path)
+        if kept is not None and kept.is_version(versions.get(path)):
+            return kept
+        if kept is not None:
+            self._open.drop(path)
+        return self._open.put(path, _LocalFile(path, versions.get(path)))
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:
@@ -133,12 +150,34 @@ class _LocalFile:
     """An open file descriptor, closed with the last reference: another thread may still read from a file that
     `RangeReader` has dropped."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, wanted: FileVersion | None) -> None:
         self._descriptor = -1
         try:
             self._descriptor = open_file(local_path(path))
         except OSError as error:
             raise _unreadable(path, f"cannot be opened ({error.strerror})") from error
+
+        folders = wanted.within if wanted else ()
+        real = os.readlink(f"/proc/self/fd/{self._descriptor}") if folders else ""
+        if real and not any(is_within(real, folder) for folder in folders):
+            raise _unreadable(path, f"is a link to {real}: if that is meant, name its folder with roots=")
+
+    def is_version(self, wanted: FileVersion | None) -> bool:
+        """Whether the open file, whatever has become of its name, is what it should be."""
+        if wanted is None:
+            return True
+        now = os.fstat(self._descriptor)
+        return (now.st_size, str(now.st_mtime_ns)) == (wanted.size, wanted.mark)
+
+    def check(self, path: str, versions: Mapping[str, FileVersion]) -> None:
+        """Raises FileChangedError if what was read is not of the version that was asked for."""
+        wanted = versions.get(path)
+        if wanted is not None and not self.is_version(wanted):
+            now = os.fstat(self._descriptor).st_size
+            what = f"of {now} instead of {wanted.size} bytes" if now != wanted.size else "written at another time"
+            error = FileChangedError(f"{redact(path)} was changed since it was indexed: it is {what}")
+            error.path = redact(path)
+            raise error
 
     def read_ahead(self, wanted: ByteRange) -> None:
         """Let the kernel fetch the range into the page cache, in the background."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
+from streamvid.storage import http_ranges
+from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.client import is_s3, locate, renew_credentials
-from streamvid.storage.explain import AccessRefused, StorageUnavailable, explained
+from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges, changed
@@ -39,12 +42,15 @@ class RemoteRanges:
         self._etags: dict[str, str] = {}
         self._s3 = S3Ranges()
 
-    def read(self, ranges: Sequence[Range], *, retry: Retry) -> list[bytes]:
+    def read(
+        self, ranges: Sequence[Range], *, retry: Retry, versions: Mapping[str, FileVersion] | None = None
+    ) -> list[bytes]:
         """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
 
         Args:
             ranges: path, start and end of each.
             retry: for how long; a range that comes shorter than the file allows is asked for again, too.
+            versions: that files must have, by path.
 
         Raises DatasetError or InputError, which names the first file that cannot be read, or has another ETag than at
         its first range.
@@ -55,7 +61,7 @@ class RemoteRanges:
             if refused:
                 self._s3 = S3Ranges()  # signs anew
             renew_credentials(refused)
-            outcomes = self._read_once(left)
+            outcomes = self._read_once(left, versions or {})
             for (path, _, _), outcome in zip(left, outcomes, strict=True):
                 if isinstance(outcome, AccessRefused):
                     refused.add(os.fspath(path))
@@ -63,7 +69,7 @@ class RemoteRanges:
 
         return retry.each(ranges, attempt)
 
-    def _read_once(self, ranges: Sequence[Range]) -> list[bytes | Trouble]:
+    def _read_once(self, ranges: Sequence[Range], versions: Mapping[str, FileVersion]) -> list[bytes | Trouble]:
         """The ranges, or errors after which it may be tried again. Raises all other errors."""
         found: dict[int, bytes | BaseException] = {}
         by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
@@ -77,8 +83,11 @@ class RemoteRanges:
             starts, ends = [ranges[n][1] for n in numbers], [ranges[n][2] for n in numbers]
             blocks: Sequence[Any]
             try:
+                wanted = {name: versions.get(os.fspath(ranges[n][0])) for name, n in zip(names, numbers, strict=True)}
                 if is_s3(fs):
-                    blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)))
+                    blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)), wanted)
+                elif any(wanted.values()):
+                    blocks = _of_version(fs, list(zip(names, starts, ends, strict=True)), wanted)
                 else:
                     blocks = fs.cat_ranges(names, starts, ends, on_error="return")
             except Exception as error:
@@ -96,11 +105,18 @@ class RemoteRanges:
                 outcomes.append(bytes(block))
             except (StorageUnavailable, AccessRefused) as error:
                 outcomes.append(error)
+            except DatasetError as error:
+                error.path = redact(path)
+                raise
         return outcomes
 
-    def _of_s3(self, fs: Any, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | BaseException]:
+    def _of_s3(
+        self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
+    ) -> list[bytes | BaseException]:
         """Ranges of objects, requested side by side, with their ETags compared. Empty ranges are not asked for."""
-        s3, etags = self._s3, self._etags
+        s3 = self._s3
+        marks = {name: version.mark for name, version in versions.items() if version is not None}
+        etags = self._etags if not marks else ChainMap(marks, self._etags)
 
         async def one(name: str, start: int, end: int) -> bytes:
             if end <= start:
@@ -116,6 +132,45 @@ class RemoteRanges:
             return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+
+def _of_version(
+    fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
+) -> list[bytes | BaseException]:
+    """Ranges of files of storages that know no If-Match: web servers know If-Range; all others are asked for the file's
+    mark after the ranges, as it is then what it was before."""
+    names, starts, ends = [one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges]
+    if not hasattr(fs, "encode_url"):
+        read = fs.cat_ranges(names, starts, ends, on_error="return")
+        marks = {name: mark_of_info(fs.info(name)) for name, version in versions.items() if version is not None}
+        return [
+            FileChangedError(f"{redact(name)} was changed since it was indexed: its storage has another version")
+            if name in marks and (version := versions[name]) is not None and marks[name] != version.mark
+            else block
+            for name, block in zip(names, read, strict=True)
+        ]
+
+    plain = [n for n, name in enumerate(names) if versions[name] is None]
+    given = ([names[n] for n in plain], [starts[n] for n in plain], [ends[n] for n in plain])
+    found = dict(zip(plain, fs.cat_ranges(*given, on_error="return") if plain else [], strict=True))
+
+    async def one(name: str, start: int, end: int) -> bytes:
+        version = versions[name]
+        if version is None or end <= start:
+            return b""
+        return await http_ranges.read_range(fs, name, start, end, version.mark, version.within)
+
+    async def every() -> list[bytes | BaseException]:
+        return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
+
+    blocks = cast(list[bytes | BaseException], sync(fs.loop, every))
+    return [found.get(n, block) for n, block in enumerate(blocks)]
+
+
+def mark_of_info(info: Mapping[str, Any]) -> str:
+    """What tells a version of a file, of fsspec's details of it: each storage has its own name for that."""
+    names = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "Last-Modified", "created")
+    return next((str(info[name]) for name in names if info.get(name) is not None), "")
 
 
 def _check_length(path: AnyPath, found: int, start: int, end: int) -> None:

@@ -19,6 +19,7 @@ import fsspec
 
 from streamvid.errors import DatasetError
 from streamvid.storage import client
+from streamvid.storage.explain import FileChangedError
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
 
@@ -141,9 +142,9 @@ async def _get_object(
         response["Body"].close()
 
 
-def changed(name: str, known: str, now: str = "") -> DatasetError:
+def changed(name: str, known: str, now: str = "") -> FileChangedError:
     """The error of an object that is another one now."""
-    return DatasetError(
+    return FileChangedError(
         f"s3://{name} has changed while it was being read: its ETag was {known}{f' and is {now}' if now else ''}; "
         "go back to the version that the run began with, or start it anew"
     )

@@ -68,3 +68,8 @@ def redact(url: AnyPath) -> str:
     """A URL, or a text with URLs, fit for a message: user names, passwords and secret query parts become `***`."""
     text = _USERINFO.sub(r"\1***@", os.fspath(url))
     return _SECRET_PART.sub(r"\1***", text)
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Whether a real path is a folder, or lies below it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

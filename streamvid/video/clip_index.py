@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCE
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
+
+LEAD_IN: Final = "lead-in"
+"""A trait: see docs/format.md."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
     """
     found = {
         UNORDERED: codec in ("h264", "hevc") and not _in_output_order(kinds, pts),
-        "lead-in": not kinds[0].random_access,
+        LEAD_IN: not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),
     }

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import av
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.bitstream import hevc, packet_info
-from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.bitstream.nal import head_of_packet
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.checksum import crc32c
 from streamvid.mp4.reader import NeedsDemuxerError, VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import ClipTimes, build_clip
 from streamvid.video.probe import FrameFormat, probe_packet
-from streamvid.video.read_buffer import coalesce, read_blocks
+from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
 from streamvid.video.timestamps import PacketTimes
 
 _MIN_TIMESCALE: Final = 10_000
 """FFmpeg's MP4 muxer doubles smaller timescales until they reach this (movenc.c). The same is done here, so that both
 ways of storing a file give the same index."""
+_LOOKED_AT: Final = 3
+"""Sync samples of a track that are looked at, the first and the last among them."""
+_HEAD_BYTES: Final = 4096
+"""Bytes of a packet in which its first slice begins, behind parameter sets and messages."""
 
 
 def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
@@ -54,14 +60,9 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
 
 def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     signature = file_signature(file.fileno())
-    track = read_track(file)
-    first = next(read_blocks(file, track.offset[:1], track.size[:1])).ranges[0]
-    if not packet_info.classifier(track.codec, track.stsd)(first).random_access:
-        raise NeedsDemuxerError("a first packet that decoding cannot start from")
-    frame_format, profile = probe_packet(track, bytes(first))
-    stsd = _sample_description(track, frame_format)
-    times = _clip_times(track)
-    of = packet_info.classifier(track.codec, stsd)
+    found = _read_header(file)
+    track, times = found.track, found.times
+    of = packet_info.classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
     offset, sha256, unwritten = track.offset, "", None
@@ -71,14 +72,14 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
             crcs.extend(map(crc32c, block.ranges))
     else:
         head = clip_header(
-            stsd,
+            found.stsd,
             pts=times.pts,
             sizes=track.size,
             sync=track.sync,
             shown=(0, int(times.pts.max()) + times.last_frame),
-            width=frame_format.width,
-            height=frame_format.height,
-            rotation=frame_format.rotation,
+            width=found.frame_format.width,
+            height=found.frame_format.height,
+            rotation=found.frame_format.rotation,
             timescale=times.time_base[1],
         )
         checksum = hashlib.sha256(head)
@@ -89,21 +90,102 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
                 checksum.update(run)
         offset, sha256 = len(head) + np.cumsum(track.size) - track.size, checksum.hexdigest()
         unwritten = UnwrittenMp4(head, *coalesce(track.offset, track.size), signature)
-    clip = build_clip(
-        source,
-        track.codec,
-        profile,
-        frame_format,
-        stsd=stsd,
-        kinds=packet_info.finalize_disposable(track.codec, kinds),
-        times=times,
-        offset=offset,
-        size=track.size,
-        crcs=crcs,
-    )
+    clip = found.clip(source, packet_info.finalize_disposable(track.codec, kinds), offset, crcs)
     if clip.has_trait(UNORDERED):
         raise NeedsDemuxerError("times in another order than that of its pictures")
-    return replace(clip, sha256=sha256, unwritten=unwritten, left_out=(AUDIO,) if track.has_audio else ())
+    return replace(clip, sha256=sha256, unwritten=unwritten)
+
+
+def index_by_tables(name: Path, file: io.RawIOBase) -> StoredClip:
+    """The clip of an MP4 or MOV file by its tables and very few of its packets, with positions in the file.
+
+    What tables do not tell is taken as it is in sound files: sync samples are random access packets, and of those some
+    are looked at; pictures are output in the order of their times. Nothing is known to be disposable. Whoever decodes
+    checks it: `streamvid.video.packet_check`.
+
+    Args:
+        name: of the file.
+        file: it, open for reading.
+
+    Raises:
+        NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.
+        OSError, DatasetError: it cannot be read.
+    """
+    try:
+        found = _read_header(file)
+        track, pts = found.track, found.times.pts
+        sync = np.flatnonzero(track.sync)
+        for number in np.unique(sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)][1:]).tolist():
+            if number and not found.of(memoryview(_packet_head(file, track, number))).random_access:
+                raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+        order = np.empty(len(pts), dtype=np.int64)
+        order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
+        anchor = np.maximum.accumulate(np.where(track.sync, np.arange(len(pts)), 0))
+        leading = pts < pts[anchor]
+        kinds = [
+            PacketKind(random_access=access, skipped_leading=behind, order=rank)
+            for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
+        ]
+        return found.clip(name, kinds, track.offset, [-1] * len(pts))
+    except (EOFError, av.error.FFmpegError) as error:
+        raise NeedsDemuxerError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a file's tables and its first packet say.
+
+    Attributes:
+        track: the tables.
+        frame_format, profile: of the first packet's picture.
+        stsd: the sample description that the clip gets.
+        times: of its packets.
+        of: classifies its packets, and has seen the first.
+    """
+
+    track: VideoTrack
+    of: Classifier
+    frame_format: FrameFormat
+    profile: str
+    stsd: bytes
+    times: ClipTimes
+
+    def clip(self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int]) -> StoredClip:
+        """The clip, of packets of these kinds at these places of a file, with these checksums."""
+        made = build_clip(
+            file,
+            self.track.codec,
+            self.profile,
+            self.frame_format,
+            stsd=self.stsd,
+            kinds=kinds,
+            times=self.times,
+            offset=offset,
+            size=self.track.size,
+            crcs=crcs,
+        )
+        return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
+
+
+def _read_header(file: io.RawIOBase) -> _Header:
+    track = read_track(file)
+    start = int(track.offset[0])
+    first = read_range(file, start, start + int(track.size[0])).data
+    of = packet_info.classifier(track.codec, track.stsd)
+    if not of(first).random_access:
+        raise NeedsDemuxerError("a first packet that decoding cannot start from")
+    frame_format, profile = probe_packet(track, bytes(first))
+    return _Header(track, of, frame_format, profile, _sample_description(track, frame_format), _clip_times(track))
+
+
+def _packet_head(file: io.RawIOBase, track: VideoTrack, number: int) -> bytes:
+    """As much of a packet as tells its kind."""
+    start, size = int(track.offset[number]), int(track.size[number])
+    if track.codec == "av1":
+        return bytes(read_range(file, start, start + size))
+    at = 4 if track.codec == "h264" else 21  # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
+    head = bytes(read_range(file, start, start + min(size, _HEAD_BYTES)))
+    return head_of_packet(head, (track.configuration[at] & 3) + 1)
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:

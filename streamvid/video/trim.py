@@ -15,7 +15,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream import packet_info
 from streamvid.mp4.writer import clip_header
-from streamvid.video.clip_index import traits
+from streamvid.video.clip_index import LEAD_IN, traits
 from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.read_buffer import coalesce
@@ -96,8 +96,8 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
         IndexError: the video has no such frames.
         ValueError: the clip cannot be an MP4.
     """
-    index = cut_index(whole.index, first, end)
-    duration = frame_end_ticks(whole, end - 1) - int(whole.index.frame_pts[first])
+    clip = cut_clip(whole, first, end)
+    index = clip.index
     num, den = whole.time_base
     if num != 1:
         raise ValueError(f"its time base {num}/{den} is not that of an MP4")
@@ -106,7 +106,7 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
         pts=index.pts,
         sizes=index.size,
         sync=(index.flags & RANDOM_ACCESS) != 0,
-        shown=(0, duration),
+        shown=(0, clip.duration),
         width=whole.width,
         height=whole.height,
         rotation=whole.rotation,
@@ -116,8 +116,25 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
         file.write(head)
         _copy(source, file, index.offset, index.size)
     offset = len(head) + np.cumsum(index.size) - index.size
-    clip = replace(whole, mp4=target, index=replace(index, offset=offset), duration=duration, sha256="", unwritten=None)
-    return replace(clip, traits=_traits(clip)) if whole.traits or not index.flags[0] & RANDOM_ACCESS else clip
+    return replace(clip, mp4=target, index=replace(index, offset=offset), sha256="", unwritten=None)
+
+
+def cut_clip(whole: StoredClip, first: int, end: int, *, readable: bool = True) -> StoredClip:
+    """The clip of the frames [first, end) of a video, in the video's own file.
+
+    Args:
+        whole, first, end: as of `trim_clip`.
+        readable: its packets can be looked at; if not, the clip has those traits that its index tells.
+
+    Raises:
+        IndexError: the video has no such frames.
+    """
+    index = cut_index(whole.index, first, end)
+    duration = frame_end_ticks(whole, end - 1) - int(whole.index.frame_pts[first])
+    clip = replace(whole, index=index, duration=duration)
+    if not whole.traits and index.flags[0] & RANDOM_ACCESS:
+        return clip
+    return replace(clip, traits=_traits(clip) if readable else LEAD_IN)
 
 
 def frame_end_ticks(clip: StoredClip, frame: int) -> int:

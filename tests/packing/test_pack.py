@@ -379,7 +379,7 @@ def test_shards_of_others_are_left_alone(videos: Path, tmp_path: Path) -> None:
 def test_a_dataset_that_appears_meanwhile_is_not_replaced(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search(inputs: Sequence[str], lists: MetadataLists) -> list[SourceVideo]:
+    def search(inputs: Sequence[str], lists: MetadataLists, **_: object) -> list[SourceVideo]:
         monkeypatch.undo()
         pack([videos / "slow.mp4"], tmp_path / "ds")
         return find_sources(inputs, lists)

@@ -217,7 +217,7 @@ def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.Monke
     reader = RangeReader()
     read = reader.remote.read
     monkeypatch.setattr(
-        reader.remote, "read", lambda wanted, retry: (asked.extend(wanted), read(wanted, retry=retry))[1]
+        reader.remote, "read", lambda wanted, **options: (asked.extend(wanted), read(wanted, **options))[1]
     )
     spans = [(3, 980), (990, 1000), (500, 500), (600, 700)]
     blocks = reader.read([ByteRange("memory://parts", a, b) for a, b in spans])

@@ -1,0 +1,137 @@
+"""Indexes videos where they lie: a dataset of rows and frame indexes that name files which stay where they are.
+
+It is a pack that writes no videos: the same sources, lists, groups, journal and reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from streamvid.checks import suggest_keywords
+from streamvid.dataset.grants import grant
+from streamvid.errors import InputError
+from streamvid.packing.append import read_base
+from streamvid.packing.destination import DATASET_EXISTS, read_rejected, read_state
+from streamvid.packing.job_spec import JobSpec, plan_job
+from streamvid.packing.journal import read_claim
+from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, Scenes
+from streamvid.packing.pack import SHARD_SIZE, Engine, Path, check_options, given_paths, run_job, was_there
+from streamvid.packing.places import Places
+from streamvid.packing.report import PackReport
+from streamvid.storage.url import redact
+
+
+@suggest_keywords
+def index(
+    places: Path | Sequence[Path],
+    destination: Path,
+    *,
+    fast: bool = False,
+    camera: str | Sequence[str] = (),
+    roots: Path | Sequence[Path] = (),
+    update: bool = False,
+    copy_others: bool = False,
+    labels: Path | None = None,
+    metadata: Path | Sequence[Path] = (),
+    cuts: Path | None = None,
+    cutting: FixedLength | Scenes | None = None,
+    decode: DecodeLevel = "first",
+    name: str | None = None,
+    workers: int | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> PackReport:
+    """Make a dataset of videos that stay where they are. docs/in_place.md says what can be indexed.
+
+    A call that was killed resumes where it was when it is made again.
+
+    Args:
+        places: folders, files, globs and lists of videos or of tars that hold them; LeRobot datasets; or one of these.
+        destination: a folder or an object-store prefix for the dataset.
+        fast: take what is known of an MP4 or MOV from its tables, with a few reads; all other files, and those of which
+            tables do not tell enough, are looked at in full.
+        camera: of LeRobot datasets, one or several; default: all.
+        roots: folders and URLs to which links, and lists of others, may lead besides the places.
+        update: look at what is new or changed since the dataset at the destination was made, and add it.
+        copy_others: pack what cannot be read where it lies.
+        labels, metadata, cuts, name, workers, engine, address, overwrite, progress: as of `streamvid.pack`.
+        cutting, decode: as of `streamvid.PackOptions`.
+
+    Raises:
+        InputError: as from `streamvid.pack`.
+    """
+    started = time.monotonic()
+    (destination,) = given_paths(destination, "destination", most=1)
+    check_options(SHARD_SIZE, workers, engine, address, overwrite, update)
+    state = read_state(destination)
+    if state.manifest is not None and state.report is None and not (overwrite or update or state.claimed_by):
+        raise InputError(DATASET_EXISTS.format(redact(destination)))
+    options = PackOptions(
+        compatible_with="any", cutting=cutting, decode=decode, in_place="tables" if fast else "packets"
+    )
+    paths, told = given_paths(places, "places"), given_paths(roots, "roots")
+    cameras = [camera] if isinstance(camera, str) else list(camera)
+
+    def plan(options: PackOptions, *, append: bool, after: str = "") -> JobSpec:
+        return plan_job(
+            paths,
+            destination,
+            labels=None if labels is None else given_paths(labels, "labels", most=1)[0],
+            metadata=given_paths(metadata, "metadata"),
+            cuts=None if cuts is None else given_paths(cuts, "cuts", most=1)[0],
+            shard_size=SHARD_SIZE,
+            name=name,
+            options=options,
+            base=read_base(destination) if append else None,
+            places=Places(tuple(paths), tuple(told), tuple(cameras)),
+            after=after,
+        )
+
+    def run(spec: JobSpec, *, overwrite: bool) -> PackReport:
+        return run_job(
+            spec,
+            destination,
+            overwrite=overwrite,
+            workers=workers,
+            engine=engine,
+            address=address,
+            progress=progress,
+            started=started,
+        )
+
+    spec = plan(options, append=update)
+    fingerprint = spec.job.fingerprint
+    grant(destination, [*spec.job.roots, *told])
+    if not copy_others:
+        return run(spec, overwrite=overwrite)
+    if not overwrite and state.report is not None and _after(state.report) == fingerprint:
+        return was_there(destination, spec, started)  # and what it could not read where it lies was packed
+    try:
+        report = run(spec, overwrite=overwrite)
+    except InputError:
+        if update or read_claim(destination) is not None or not read_rejected(destination):
+            raise
+        return run(plan(PackOptions(cutting=cutting, decode=decode), append=False), overwrite=False)
+    if not report.rejected:
+        return report
+    packed = run(plan(PackOptions(cutting=cutting, decode=decode), append=True, after=fingerprint), overwrite=False)
+    return replace(
+        packed,
+        clips=packed.clips + report.clips,
+        bytes=packed.bytes + report.bytes,
+        videos=report.videos,
+        resumed=packed.resumed + report.resumed,
+        notices=report.notices + packed.notices,
+        joins=report.joins,
+        was_there=report.was_there and packed.was_there,
+    )
+
+
+def _after(report: Mapping[str, object]) -> object:
+    """The fingerprint of the job that a dataset's last one went on with."""
+    options = report.get("options")
+    return options.get("after") if isinstance(options, dict) else None

@@ -1,0 +1,81 @@
+"""The clips of one source where it lies: what packing would store of it, without its bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from streamvid.errors import VideoError
+from streamvid.mp4.reader import NeedsDemuxerError
+from streamvid.packing.accept import find_clip_damage
+from streamvid.packing.frame_spans import FrameSpan, no_clip, source_spans, span_columns
+from streamvid.packing.images import is_sequence
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
+from streamvid.packing.source_file import local_video, source_bytes
+from streamvid.storage.url import is_local, local_path
+from streamvid.video.in_place import index_where_it_lies
+from streamvid.video.ingest import index_by_tables
+from streamvid.video.probe import VideoFile
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.trim import cut_clip
+
+log = logging.getLogger(__name__)
+
+
+def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
+    """Find the clips of a source where it lies; otherwise as `streamvid.packing.process_source.process_source`.
+
+    Raises:
+        VideoError: it cannot be read where it lies, or was changed meanwhile.
+    """
+    if is_sequence(source.path):
+        raise VideoError(
+            "a folder of images is no video, so that it cannot be read where it lies: pack it (--copy-others)"
+        )
+    whole = _by_tables(source) if options.in_place == "tables" and not options.track else None
+    readable = whole is None
+    if whole is None:
+        whole = index_where_it_lies(VideoFile(local_video(source, folder), options.track, options.fps), folder / "copy")
+    if source.cuts is None and options.cutting is None:
+        clips: list[PreparedClip | RejectedCut] = [PreparedClip(whole, "", source.rows, {}, source.label)]
+        damage = find_clip_damage(whole, options.decode) if readable else None
+        if damage:
+            raise VideoError(str(damage))
+    else:
+        spans, rejected = source_spans(source, whole, options)
+        clips = [
+            *rejected,
+            *(_cut(source, whole, number, span, options, readable) for number, span in enumerate(spans)),
+        ]
+        if not any(isinstance(one, PreparedClip) for one in clips):
+            raise no_clip([one for one in clips if isinstance(one, RejectedCut)])
+    if is_local(source.path):
+        now = os.stat(local_path(source.path))
+        if (now.st_size, str(now.st_mtime_ns)) != (source.file_bytes or source.size, source.mark):
+            raise VideoError("it was changed while it was indexed: run this again")
+    return clips
+
+
+def _by_tables(source: SourceVideo) -> StoredClip | None:
+    """The clip by a file's tables; None if it must be looked at in full."""
+    try:
+        return index_by_tables(Path(source.name), source_bytes(source))
+    except (NeedsDemuxerError, ArithmeticError, ValueError) as reason:
+        log.debug("%s is looked at in full: %s", source.name, reason)
+        return None
+
+
+def _cut(
+    source: SourceVideo, whole: StoredClip, number: int, span: FrameSpan, options: PackOptions, readable: bool
+) -> PreparedClip | RejectedCut:
+    """One clip of a source that is cut."""
+    clip = cut_clip(whole, span.first, span.end, readable=readable)
+    if readable and (damage := find_clip_damage(clip, options.decode)):
+        return RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}")
+    rows, label = source.rows, source.label
+    if span.cut is not None:
+        rows += span.cut.rows
+        label = label if span.cut.label is None else span.cut.label
+    return PreparedClip(clip, f"_{number:06d}", rows, span_columns(whole, span), label)

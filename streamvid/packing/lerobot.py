@@ -1,0 +1,149 @@
+"""LeRobot datasets, version 3: many episodes in one video file, each a clip by its span.
+
+`meta/info.json` has the features, of which those of dtype "video" are cameras, and the pattern of the videos' paths.
+`meta/episodes/*/*.parquet` has a row for each episode: its number, length in frames and tasks, and for each camera the
+file and the span, `videos/<camera>/chunk_index`, `file_index`, `from_timestamp` and `to_timestamp`
+(https://huggingface.co/docs/lerobot/lerobot-dataset-v3).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamvid.checks import is_integer, is_real
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.found import Found, path_parts
+from streamvid.packing.lists import ParsedList
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.options import Cut
+from streamvid.storage import filesystem
+from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.threads import map_in_threads
+from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.text import first_line
+
+_INFO: Final = "meta/info.json"
+_EPISODES: Final = "meta/episodes"
+_NOT_AS_WRITTEN: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
+_FIELD: Final = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?([0-9]{1,2})d)?\}")
+"""Of the pattern of paths. Not `str.format`, which would follow whatever an info.json says."""
+
+
+def is_lerobot(place: str) -> bool:
+    """Whether a folder or URL is that of a LeRobot dataset."""
+    if "*" in place or posixpath.splitext(place)[1]:
+        return False
+    return filesystem.exists(join(place, _INFO))
+
+
+def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> list[Found]:
+    """The video files of a LeRobot dataset, with a cut for each episode.
+
+    Args:
+        place: folder or URL of the dataset.
+        cameras: whose videos; without any: of all.
+        lists: takes the columns `task`, `episode` and `camera`.
+
+    Raises:
+        InputError: it is of another version, has no such camera, or cannot be read.
+    """
+    place = local_path(place) if is_local(place) else place
+    shown = redact(place)
+    try:
+        pattern, rate, there = _read_info(place)
+        files = [path for path in filesystem.list_files(join(place, _EPISODES), recursive=True) if ".parquet" in path]
+        rows = [row for table in map_in_threads(_read_table, files) for row in table]
+    except (
+        DatasetError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        raise InputError(f"cannot read the LeRobot dataset {shown}: {first_line(error)}") from error
+    unknown = sorted(set(cameras) - set(there))
+    if unknown:
+        raise InputError(f"{shown} has no camera {unknown[0]!r}: it has {', '.join(there) or 'none'}")
+    chosen = [camera for camera in there if camera in cameras or not cameras]
+    columns: dict[str, list[Any]] = {"task": [], "episode": [], "camera": []}
+    cuts: dict[str, list[tuple[Cut, int]]] = defaultdict(list)
+    try:
+        for row in sorted(rows, key=lambda row: int(row["episode_index"])):
+            for camera in chosen:
+                at = f"videos/{camera}"
+                if row.get(f"{at}/file_index") is None:
+                    continue  # an episode without this camera
+                numbers = {name: int(row[f"{at}/{name}"]) for name in ("chunk_index", "file_index")}
+                path = _FIELD.sub(lambda found: _filled(found, camera, numbers), pattern)  # noqa: B023
+                cut = _cut(
+                    float(row[f"{at}/from_timestamp"]), float(row[f"{at}/to_timestamp"]), int(row["length"]), rate
+                )
+                cuts[path].append((cut, len(columns["episode"])))
+                tasks = row.get("tasks")
+                columns["task"].append("; ".join(map(str, tasks)) if isinstance(tasks, list) else None)
+                columns["episode"].append(int(row["episode_index"]))
+                columns["camera"].append(camera)
+    except _NOT_AS_WRITTEN as error:
+        raise InputError(f"the episodes of {shown} are not as LeRobot writes them ({error!r})") from error
+    if not cuts:
+        raise InputError(f"{shown} has no episodes with videos: record some first")
+    types = {"task": pa.string(), "episode": pa.int64(), "camera": pa.string()}
+    table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
+    first = lists.add(ParsedList(table, table), (), shown)
+    depth = len(path_parts(place))
+    found = []
+    for path, own in cuts.items():
+        whole = join(place, path)
+        spans = tuple(
+            Cut(cut.start, cut.end, cut.unit, rows=(first + row,), frames=cut.frames)
+            for cut, row in sorted(own, key=lambda item: (item[0].start, item[1]))
+        )
+        problem = (
+            "" if ".." not in path.split("/") and not path.startswith("/") else "its path leads out of the dataset"
+        )
+        found.append(Found(whole, path_parts(place) + tuple(path.split("/")), depth, cuts=spans, problem=problem))
+    return found
+
+
+def _filled(found: re.Match[str], camera: str, numbers: Mapping[str, int]) -> str:
+    return camera if found[1] == "video_key" else str(numbers[found[1]]).zfill(int(found[2] or 0))
+
+
+def _cut(start: float, end: float, frames: int, rate: float) -> Cut:
+    """An episode's span. A frame belongs to it if its time is nearer to the span's first instant than half a frame."""
+    half = 0.5 / rate
+    if not (math.isfinite(start) and math.isfinite(end)):
+        raise ValueError(f"a span from {start} to {end}")
+    return Cut(max(start - half, 0.0), max(end - half, 0.0), "seconds", frames=frames)
+
+
+def _read_info(place: str) -> tuple[str, float, list[str]]:
+    """The pattern of video paths, frames per second, and the cameras."""
+    info = json.loads(filesystem.read_bytes(join(place, _INFO)))
+    version = str(info.get("codebase_version", "none"))
+    if not version.startswith("v3"):
+        raise ValueError(f"it has the version {version}, and v3 is read: convert it with LeRobot's own tools")
+    rate, pattern = info["fps"], info["video_path"]
+    if not (is_real(rate) or is_integer(rate)) or not rate > 0 or not isinstance(pattern, str):
+        raise ValueError("its fps or video_path are none")
+    cameras = [name for name, feature in info["features"].items() if feature.get("dtype") == "video"]
+    return pattern, float(rate), cameras
+
+
+def _read_table(path: str) -> list[dict[str, Any]]:
+    """The rows of a table of episodes, without statistics."""
+    with pq.ParquetFile(arrow_reader(filesystem.read_bytes(path))) as file:
+        names = [name for name in file.schema_arrow.names if not name.startswith(("stats/", "data/", "dataset_"))]
+        rows: list[dict[str, Any]] = file.read(columns=names, use_threads=False).to_pylist()
+        return rows

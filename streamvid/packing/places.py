@@ -1,0 +1,108 @@
+"""Where files that stay where they are may lie: the roots of a dataset, and what is not followed unless told."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+from urllib.parse import urlsplit
+
+from streamvid.errors import InputError
+from streamvid.packing.found import Found, path_parts
+from streamvid.storage.url import is_local, is_within, local_path, redact
+
+_PLAIN: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
+_NAMES: Final = re.compile(r"[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*/?")
+_DOTS: Final = re.compile(r"(\A|/)\.\.?(/|\Z)")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to look for files that stay where they are.
+
+    Attributes:
+        given: what the user indexes.
+        told: further roots, to which links and lists may lead.
+        cameras: of LeRobot datasets; without any: all.
+    """
+
+    given: tuple[str, ...]
+    told: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Of the URLs among them: where redirects may lead."""
+        urls = (urlsplit(one).hostname for one in (*self.given, *self.told) if not is_local(one))
+        return tuple(dict.fromkeys(host for host in urls if host))
+
+    def check(self, video: Found) -> Found:
+        """The video, with a problem if it leads where nobody has told to go, or cannot be named."""
+        problem = video.problem or self._problem(video)
+        if not problem:
+            return video
+        parts = video.parts if is_local(video.path) else tuple(map(redact, path_parts(redact(video.path))))
+        return replace(video, problem=problem, parts=parts)
+
+    def _problem(self, video: Found) -> str:
+        root, file = place_of(video)
+        path = f"{root}/{file}"
+        if path != path.encode("utf-8", "replace").decode() or not _NAMES.fullmatch(file) or _DOTS.search(file):
+            return "its name cannot be stored: rename it"
+        if is_local(path):
+            real = os.path.realpath(path)
+            folders = [root, *(local_path(one) for one in (*self.given, *self.told) if is_local(one))]
+            if not any(is_within(real, os.path.realpath(folder)) for folder in folders):
+                return f"it is a link to {real}: name the folder there with --roots if it is meant"
+            return ""
+        if redact(path) != path:
+            return "its URL holds a password or a signature, which no dataset stores: give one without"
+        host = urlsplit(path).hostname or ""
+        if path.startswith(("http:", "https:")) and host not in self.hosts and is_private(host):
+            return f"its host {host} has a private address: name it with --roots if it is meant"
+        return ""
+
+
+def place_of(video: Found) -> tuple[str, str]:
+    """The root of a video, a folder or URL, and the path of its file below that."""
+    local = is_local(video.path)
+    path = os.path.abspath(local_path(video.path)) if local else video.path
+    least = 1 if local else 2  # a URL's protocol and host
+    below = max(1, len(path_parts(video.path)) - max(video.depth, least))
+    root, *names = path.rsplit("/", below)
+    return root, "/".join(names)
+
+
+def check_destination(paths: Iterable[str], destination: str) -> None:
+    """Refuse a remote dataset that would name local files. Raises InputError."""
+    local = None if is_local(destination) else next(filter(is_local, paths), None)
+    if local is not None:
+        raise InputError(
+            f"the dataset {redact(destination)} cannot name local files such as {local}: index them into a local "
+            "folder, or pack them"
+        )
+
+
+@cache
+def is_private(host: str) -> bool:
+    """Whether any address of a host is none of the public internet's: private, loopback, link-local, reserved."""
+    try:
+        found = {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # whoever reads it meets the same
+    return any(not ipaddress.ip_address(address).is_global for address in found)
+
+
+def root_name(root: str, destination: str) -> str:
+    """A root as dataset.json has it: relative if it is the dataset's folder or lies below that, so that both can be
+    moved together."""
+    base = os.path.abspath(local_path(destination)) if is_local(destination) else destination.rstrip("/")
+    if root == base:
+        return ""
+    below = root.removeprefix(base + "/")
+    return below if below != root and _PLAIN.fullmatch(below) else root

@@ -1,0 +1,198 @@
+"""Writes what every shard has: clips → rows (Parquet) and frame indexes (packets). docs/format.md specifies both."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamvid.dataset.manifest import SHARD_FOLDER, ShardEntry
+from streamvid.dataset.schema import PLACE_SCHEMA, SCHEMA
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.metadata import Metadata
+from streamvid.packing.options import PreparedClip
+from streamvid.storage import filesystem
+from streamvid.storage.url import is_local, join
+from streamvid.video.frame_index import RANDOM_ACCESS
+from streamvid.video.index_file import encode_index
+
+_CLIP_COLUMNS: Final = (
+    "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
+    "stsd",
+)  # fmt: skip
+"""Attributes of a stored clip that are columns of the same names."""
+
+Row = dict[str, int | str | bytes | None]
+
+
+class RowWriter:
+    """Writes the rows and frame indexes of one shard to a local folder. A context manager."""
+
+    schema = SCHEMA
+
+    def __init__(self, number: int, folder: Path, *, metadata: Metadata) -> None:
+        """Begin a shard.
+
+        Args:
+            number: its number in the dataset.
+            folder: an existing local folder for its files until `commit`.
+            metadata: the rows of the clips, with all columns of the pack, also those that no clip of this shard has.
+        """
+        self.name = f"{number:08d}"
+        self._metadata = metadata
+        self._folder = folder
+        self._packets = HashingFile(self._path("packets").open("wb", buffering=1 << 20))
+        self._rows: list[Row] = []
+        self._frames = 0
+        self._metadata_of: list[tuple[tuple[int, ...], Mapping[str, float | int]]] = []
+
+    @property
+    def clips(self) -> int:
+        """Number of clips added."""
+        return len(self._rows)
+
+    def _path(self, extension: str) -> Path:
+        return self._folder / f"{self.name}.{extension}"
+
+    def _add_row(self, key: str, source: str, prepared: PreparedClip, place: Row) -> None:
+        """Append a clip's row and frame index; `place` says where its bytes are."""
+        clip = prepared.clip
+        index, index_offset = encode_index(clip.index), self._packets.written
+        self._packets.write(index.data)
+        self._frames += len(clip.index.visible)
+        self._metadata_of.append((prepared.rows, prepared.span))
+        self._rows.append(
+            {
+                "key": key,
+                "source": source,
+                "label": prepared.label if isinstance(prepared.label, int) else None,
+                "meta": self._metadata.json(prepared.rows, prepared.span),
+                **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
+                "time_base_num": clip.time_base[0],
+                "time_base_den": clip.time_base[1],
+                "frames": len(clip.index.visible),
+                "packets": len(clip.index),
+                "random_access": int(np.count_nonzero(clip.index.flags & RANDOM_ACCESS)),
+                "index_offset": index_offset,
+                "index_size": len(index.data),
+                "index_blocks": index.blocks,
+                "index_crc32c": index.crc32c,
+                **place,
+            }
+        )
+
+    def _commit(self, destination: str, others: Sequence[str]) -> tuple[dict[str, str], ShardEntry]:
+        """Finish the files and move them to the dataset, `others` first, each atomically.
+
+        Returns:
+            the SHA-256 of the others, and the entry of a shard that has none of them.
+        """
+        self.close()
+        write_parquet(self._rows, self._path("parquet"), self._metadata.columns(self._metadata_of), self.schema)
+        files = (*others, "packets", "parquet")
+        sums = {kind: hashlib.sha256(self._path(kind).read_bytes()).hexdigest() for kind in files if kind != "tar"}
+        for kind in files:
+            filesystem.move_file(self._path(kind), join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
+        entry = ShardEntry(
+            self.name, len(self._rows), self._frames, 0, "", "", self._packets.written, sums["packets"], sums["parquet"]
+        )
+        return sums, entry
+
+    def close(self) -> None:
+        """Close the files."""
+        self._packets.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PlaceWriter(RowWriter):
+    """Writes a shard of clips that stay where they are.
+
+    Args:
+        number, folder, metadata: as of `RowWriter`.
+        roots: of the dataset.
+    """
+
+    schema = pa.schema([*SCHEMA, *PLACE_SCHEMA])
+
+    def __init__(self, number: int, folder: Path, *, metadata: Metadata, roots: Sequence[str]) -> None:
+        super().__init__(number, folder, metadata=metadata)
+        self._roots = {root: number for number, root in enumerate(roots)}
+
+    def add(self, key: str, source: SourceVideo, prepared: PreparedClip) -> None:
+        """Append a clip of a source that has a place."""
+        offset, size = source.part or (0, source.size)
+        local = is_local(source.path)
+        place: Row = {
+            "mp4_offset": offset,
+            "mp4_size": size,
+            "json_offset": 0,
+            "json_size": 0,
+            "sha256": "",
+            "root": self._roots[source.root],
+            "file": source.file,
+            "file_size": source.file_bytes or source.size,
+            "file_mtime_ns": int(source.mark) if local else None,
+            "file_etag": None if local else source.mark,
+        }
+        self._add_row(key, source.name, prepared, place)
+
+    def commit(self, destination: str) -> ShardEntry:
+        """Finish the shard and move its files to `destination`; errors as of `streamvid.storage.filesystem`."""
+        return self._commit(destination, ())[1]
+
+
+def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.Schema = SCHEMA) -> None:
+    """Write the Parquet file of a shard.
+
+    Args:
+        rows: the columns of each clip.
+        path: of the file.
+        fields: the metadata columns, see `streamvid.packing.metadata.Metadata.columns`.
+        schema: of the other columns.
+    """
+    columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
+    table = pa.Table.from_arrays(columns, schema=schema)
+    for name in fields.column_names:
+        table = table.append_column(fields.schema.field(name), fields[name])
+    # One row group, as a shard is read as a whole: more would cost requests.
+    pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
+
+
+class HashingFile(io.RawIOBase):
+    """A file that counts the bytes written and computes their SHA-256."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.written
+
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
+        self._file.write(data)
+        self._sha256.update(data)
+        self.written += len(data)
+        return len(data)
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

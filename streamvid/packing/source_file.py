@@ -1,0 +1,61 @@
+"""The bytes of a source: a local file, or a copy of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from streamvid.errors import DatasetError, VideoError
+from streamvid.packing.inputs import SourceVideo
+from streamvid.storage import filesystem
+from streamvid.storage.byte_range import ByteRange, FileVersion
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.ranged_file import RangedFile
+from streamvid.storage.url import is_local, local_path
+
+_CHUNK_BYTES: Final = 8 << 20
+
+
+def local_video(source: SourceVideo, folder: Path) -> Path:
+    """The file of a source, or a copy in a folder if it is remote, or a part of a file.
+
+    Raises:
+        VideoError: it is no file, does not exist, or is another one than when it was found.
+        DatasetError: its storage fails.
+    """
+    if is_local(source.path) and source.part is None:
+        video = Path(local_path(source.path))
+        if video.exists() and not video.is_file():
+            raise VideoError("it is a pipe, a device or a socket, not a file")
+        return video
+    folder.mkdir(exist_ok=True)
+    video = folder / "source"
+    if source.part is None and not source.file:
+        _fetch(source.path, video)
+        return video
+    file = source_bytes(source)
+    with video.open("wb") as copy:
+        while chunk := file.read(_CHUNK_BYTES):
+            copy.write(chunk)
+    return video
+
+
+def source_bytes(source: SourceVideo) -> RangedFile:
+    """The bytes of a source, of the version that was found."""
+    start, size = source.part or (0, source.size)
+    version = FileVersion(
+        source.file_bytes or source.size, source.mark, source.hosts if not is_local(source.path) else ()
+    )
+    return RangedFile(ByteRange(source.path, start, start + size), version)
+
+
+def _fetch(path: str, local: Path) -> None:
+    """Fetch a remote video. Raises VideoError if it does not exist, DatasetError if its storage fails."""
+    try:
+        filesystem.get_file(path, local)
+    except StorageUnavailable:
+        raise
+    except DatasetError as error:
+        if not filesystem.exists(path):
+            raise VideoError(str(error)) from error
+        raise

@@ -1,0 +1,222 @@
+"""WebDataset shards that others made: each video in a tar is a source, the members beside it are its columns.
+
+Members of a sample have one name up to the first dot, as webdataset groups them, wherever they lie in the tar. Of each
+tar its headers and small members are read, by ranges, and no video.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from streamvid.errors import DatasetError
+from streamvid.packing.found import Found
+from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.typed_columns import column_of_values
+from streamvid.storage import filesystem
+from streamvid.storage.byte_range import ByteRange, FileVersion
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.filesystem import Details
+from streamvid.storage.ranged_file import RangedFile
+from streamvid.storage.threads import map_in_threads
+from streamvid.storage.url import is_local, local_path
+from streamvid.text import first_line
+from streamvid.video.containers import VIDEO_EXTENSIONS
+
+COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
+_SAMPLE: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+"""A member's sample and its extension, as webdataset splits names; hidden files are no members."""
+_COLUMNS: Final = ("txt", "json", "cls", "npy")
+_MAX_BYTES: Final = 1 << 20
+"""The largest member that becomes a column."""
+
+
+@dataclass
+class _Video:
+    """A video of a tar, the columns of its sample, and why it cannot be read."""
+
+    name: str
+    part: tuple[int, int] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Tar:
+    videos: list[_Video]
+    mark: str
+
+
+def find_in_tars(tars: Sequence[Found], lists: MetadataLists, hosts: tuple[str, ...] = ()) -> list[Found]:
+    """The videos in tars, with what lies beside them as metadata; a tar that cannot be read with its reason.
+
+    Args:
+        tars: the files.
+        lists: takes the columns.
+        hosts: to which URLs may redirect.
+
+    Raises:
+        DatasetError: a storage does not answer.
+    """
+    read = map_in_threads(partial(_read, hosts), [tar.path for tar in tars])
+    videos = [video for tar in read for video in tar.videos]
+    labels = _take_labels(videos)
+    columns = dict.fromkeys(name for video in videos for name in video.values)
+    table = pa.table({name: column_of_values([video.values.get(name) for video in videos]) for name in columns})
+    if not columns:  # a table without columns has no rows
+        table = pa.table({"": pa.nulls(len(videos))})
+    first = lists.add(ParsedList(table, table), ("",), "the members of the tars")
+    found, number = [], 0
+    for tar, content in zip(tars, read, strict=True):
+        for video in content.videos:
+            inside = tuple(part for part in video.name.split("/") if part not in ("", "."))
+            found.append(
+                replace(
+                    tar,
+                    parts=tar.parts + inside,
+                    label=tar.label if labels[number] is None else labels[number],
+                    rows=(*tar.rows, first + number),
+                    part=video.part,
+                    mark=content.mark,
+                    name="/".join(inside),
+                    problem=video.problem,
+                )
+            )
+            number += 1
+    return found
+
+
+def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
+    """The labels in `.cls` members, taken out of the values: numbers if all are, else text."""
+    texts: list[str | None] = [video.values.pop("cls", None) for video in videos]
+    whole = all(text is None or re.fullmatch("[0-9]{1,9}", text) for text in texts)
+    return [int(text) if whole and text is not None else text for text in texts]
+
+
+def _read(hosts: tuple[str, ...], path: str) -> _Tar:
+    """A tar's videos."""
+    if path.lower().endswith(COMPRESSED):
+        return _Tar(
+            [_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")], ""
+        )
+    try:
+        details = _details(path, hosts)
+        if details is None:
+            return _Tar([_Video("", problem="it does not exist any more")], "")
+        file = RangedFile(
+            ByteRange(path, 0, details.size), FileVersion(details.size, details.mark, () if is_local(path) else hosts)
+        )
+        return _Tar(list(_videos(file, details.size)), details.mark)
+    except StorageUnavailable:
+        raise
+    except DatasetError as error:
+        return _Tar([_Video("", problem=str(error))], "")
+
+
+def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
+    """Size and version of a file, as of `streamvid.packing.fingerprints.source_details`."""
+    if not is_local(path):
+        return filesystem.details(path, hosts=hosts)
+    try:
+        status = os.stat(local_path(path))
+    except OSError:
+        return None
+    return Details(status.st_size, str(status.st_mtime_ns), False)
+
+
+def _videos(file: RangedFile, size: int) -> Iterator[_Video]:
+    members: dict[str, tarfile.TarInfo] = {}
+    broken = ""
+    try:
+        with tarfile.open(fileobj=file, mode="r:", errors="backslashreplace") as tar:
+            for member in tar:
+                if _SAMPLE.fullmatch(member.name) and not member.isdir():
+                    members[member.name] = member  # of several of one name the last, as whoever unpacks it gets
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        broken = f"it cannot be read as a tar{' to its end' * bool(members)} ({first_line(error)})"
+    samples: dict[str, dict[str, tarfile.TarInfo]] = defaultdict(dict)
+    for name, member in members.items():
+        sample, extension = _split(name)
+        samples[sample][extension] = member
+    there = False
+    for own in samples.values():
+        videos = [one for extension, one in own.items() if _is_video(extension)]
+        for member in videos:
+            there = True
+            problem = _problem(member, size)
+            values = {} if problem else _values(file, own, _split(member.name)[1])
+            yield _Video(member.name, None if problem else (member.offset_data, member.size), values, problem)
+    if broken or not there:
+        yield _Video("", problem=broken or "it holds no videos")
+
+
+def _split(name: str) -> tuple[str, str]:
+    found = _SAMPLE.fullmatch(name)
+    assert found is not None
+    return found[1], found[2]
+
+
+def _problem(member: tarfile.TarInfo, size: int) -> str:
+    if member.issparse():
+        return "it is sparse in the tar, and not there in one piece"
+    if not member.isreg():
+        return "it is a link in the tar, and not a file: name the one that it links to"
+    if not 0 < member.size <= size - member.offset_data:
+        return "the tar ends before it does" if member.size > 0 else "it is empty"
+    return ""
+
+
+def _values(file: RangedFile, sample: dict[str, tarfile.TarInfo], video: str) -> dict[str, Any]:
+    """The columns of a video: of the members with its sample's name, `a.1.json` for `a.1.mp4` before others."""
+    prefix = video.rpartition(".")[0]
+    others = {name.rpartition(".")[0] for name in sample if _is_video(name)} - {"", prefix}
+    values: dict[str, Any] = {}
+    for extension, member in sorted(sample.items(), key=lambda item: item[0].rpartition(".")[0] == prefix):
+        before, _, kind = extension.rpartition(".")
+        kind, before = kind.lower(), "" if before == prefix else before
+        usable = member.isreg() and not member.issparse() and member.size <= _MAX_BYTES
+        if kind in _COLUMNS and usable and before not in others:
+            file.seek(member.offset_data)
+            for name, value in _parse(file.read(member.size), kind).items():
+                values[f"{before}_{name}" if before else name] = value
+    return values
+
+
+def _is_video(extension: str) -> bool:
+    return f".{extension}".lower().endswith(VIDEO_EXTENSIONS)
+
+
+def _parse(data: bytes, kind: str) -> dict[str, Any]:
+    """A member's columns; none if it is not what its extension says."""
+    if kind == "npy":
+        try:
+            array = np.load(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, OSError, EOFError):
+            return {}
+        return {"npy": array} if array.dtype.kind in "biuf" else {}
+    text = data.decode("utf-8", "backslashreplace")
+    if kind == "cls":
+        return {"cls": text.strip()} if text.strip() else {}
+    if kind == "txt":
+        return {"txt": text}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {"json": value}
+    taken = (*RESERVED_COLUMNS, *_COLUMNS)
+    return {f"json_{name}" if name in taken or not name else name: one for name, one in value.items()}

@@ -1,0 +1,91 @@
+"""Files on web servers that must be what they were: ranges with If-Range, and redirects to no other host."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from fsspec.asyn import sync
+
+from streamvid.errors import DatasetError
+from streamvid.storage.client import locate
+from streamvid.storage.explain import FileChangedError
+from streamvid.storage.url import redact
+
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS: Final = 5
+
+
+async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: Collection[str]) -> bytes:
+    """Bytes [start, end) of a file.
+
+    Args:
+        fs: fsspec's HTTP file system.
+        url: of the file.
+        start, end: not empty.
+        mark: ETag or Last-Modified that it must have; an empty one is refused.
+        hosts: to which redirects may lead, besides the URL's own.
+
+    Raises:
+        FileChangedError: it has another mark now.
+        DatasetError: its server sends no ranges, or redirects to another host.
+        Exceptions of aiohttp, as `streamvid.storage.explain` knows them.
+    """
+    headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    if not mark.startswith("W/"):  # a weak one matches nothing (RFC 9110, 13.1.5)
+        headers["If-Range"] = mark
+    async with _answer(fs, "GET", url, headers, hosts) as answer:
+        answer.raise_for_status()
+        if mark_of(answer.headers) != mark:
+            raise FileChangedError(f"{redact(url)} was changed since it was indexed: its server has another version")
+        if answer.status != 206:
+            raise DatasetError(f"Cannot read {redact(url)}: its server does not answer requests for ranges of bytes.")
+        data: bytes = await answer.read()
+        return data
+
+
+def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
+    """Size in bytes and mark of a file; arguments and errors as of `read_range`."""
+    fs, name = locate(url, patient=True)
+
+    async def ask() -> tuple[int, str]:
+        async with _answer(fs, "HEAD", name, {"Accept-Encoding": "identity"}, hosts) as answer:
+            answer.raise_for_status()
+            length, mark = answer.headers.get("Content-Length"), mark_of(answer.headers)
+        if length is None or not mark:
+            raise DatasetError(
+                f"Cannot tell a change of {redact(url)}: its server gives no size, ETag or Last-Modified."
+            )
+        return int(length), mark
+
+    found: tuple[int, str] = sync(fs.loop, ask)
+    return found
+
+
+def mark_of(headers: Any) -> str:
+    """What tells a version of a file from others; "" if the server does not say."""
+    return str(headers.get("ETag") or headers.get("Last-Modified") or "")
+
+
+@asynccontextmanager
+async def _answer(
+    fs: Any, method: str, url: str, headers: dict[str, str], hosts: Collection[str]
+) -> AsyncIterator[Any]:
+    """The answer to a request, after redirects on the same host."""
+    session = await fs.set_session()
+    own, at = urlsplit(url).hostname, url
+    for _ in range(_MOST_REDIRECTS):
+        async with session.request(method, fs.encode_url(at), headers=headers, allow_redirects=False) as answer:
+            if answer.status not in _REDIRECTS:
+                yield answer
+                return
+            at = urljoin(at, answer.headers.get("Location", ""))
+        host = urlsplit(at).hostname
+        if urlsplit(at).scheme not in ("http", "https") or (host != own and host not in hosts):
+            raise DatasetError(
+                f"Cannot read {redact(url)}: it redirects to another host, {redact(str(host))}; if that is meant, name "
+                "it with roots= (--roots)."
+            )
+    raise DatasetError(f"Cannot read {redact(url)}: it redirects again and again.")

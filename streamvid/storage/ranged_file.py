@@ -1,0 +1,62 @@
+"""A part of a file in any storage as a file object, read by byte ranges as they are asked for."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Final
+
+from streamvid.storage.byte_range import ByteRange, FileVersion
+from streamvid.storage.range_reader import RangeReader
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_BLOCK: Final = 16 << 10
+"""Bytes that are read at least: headers of boxes and tars are small, and often follow each other."""
+
+
+class RangedFile(io.RawIOBase):
+    """Bytes [start, end) of a file, for reading.
+
+    Args:
+        wanted: the file and the part of it.
+        version: that the file must have; None: any.
+
+    Raises:
+        DatasetError: as of `RangeReader.read`, when something is read.
+    """
+
+    def __init__(self, wanted: ByteRange, version: FileVersion | None = None) -> None:
+        self._part, self._reader = wanted, RangeReader()
+        self._versions = {} if version is None else {wanted.path: version}
+        self._at = 0
+        self._begin, self._block = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._part.end - self._part.start}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        first, last = self._at, min(self._at + len(view), self._part.end - self._part.start)
+        if last <= first:
+            return 0
+        if not self._begin <= first <= last <= self._begin + len(self._block):
+            start = self._part.start + first
+            end = min(max(start + _BLOCK, self._part.start + last), self._part.end)
+            (block,) = self._reader.read([ByteRange(self._part.path, start, end)], self._versions)
+            self._begin, self._block = first, block.tobytes()
+        view[: last - first] = self._block[first - self._begin : last - self._begin]
+        self._at = last
+        return last - first

@@ -1,0 +1,431 @@
+"""Datasets of videos that stay where they are: the frames of packed ones, and what becomes of files that change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import ClipError, DatasetError, InputError
+from streamvid.inspection.verify import verify
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.loader.stream_loader import StreamLoader
+from streamvid.packing.index import index
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import FixedLength, PackOptions
+from streamvid.packing.pack import pack
+from streamvid.plan.inputs import Mix
+from streamvid.sampling.spread import All
+from streamvid.sampling.windows import Window
+from streamvid.transform.spec import Transform
+from tests.support.clips import write
+from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
+from tests.support.packed import make_videos, packing_inline
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user of the test's own, and no worker processes."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)  # bad clips are noted there
+    with packing_inline():
+        yield
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    (tmp_path / "videos").mkdir()
+    return make_videos(tmp_path / "videos")
+
+
+def frames(path: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """All frames of all clips."""
+    clips = ClipDataset(Dataset.open(path, **options), sampling=All())
+    return {key: clips[key]["video"].numpy() for key in clips.dataset.clips.key}
+
+
+def same(ours: dict[str, np.ndarray[Any, Any]], packed: dict[str, np.ndarray[Any, Any]]) -> bool:
+    return ours.keys() == packed.keys() and all(np.array_equal(ours[key], packed[key]) for key in packed)
+
+
+def test_frames_and_rows_are_those_of_packed_videos(tmp_path: Path, videos: Path) -> None:
+    report = index(videos, tmp_path / "indexed", progress=False)
+    pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
+    assert not report.rejected
+    assert same(frames(tmp_path / "indexed"), frames(tmp_path / "packed"))
+    ours, packed = (Dataset.open(tmp_path / name).to_arrow() for name in ("indexed", "packed"))
+    assert ours.equals(packed)
+    assert {path.suffix for path in (tmp_path / "indexed").rglob("*") if path.is_file()} == {
+        ".json", ".packets", ".parquet",
+    }  # fmt: skip
+
+
+def test_loaders_and_mixtures(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
+    options: dict[str, Any] = {
+        "sampling": Window(4),
+        "transform": Transform(resize=(32, 32)),
+        "batch_size": 2,
+        "seed": 3,
+    }
+    for one in (str(tmp_path / "indexed"), Mix([(str(tmp_path / "indexed"), 1), (str(tmp_path / "packed"), 1)])):
+        with StreamLoader(one, **options) as loader:
+            batches = [(batch["key"], batch["video"]) for batch in loader]
+            assert sum(len(keys) for keys, _ in batches) >= 6
+    with (
+        StreamLoader(str(tmp_path / "indexed"), **options) as a,
+        StreamLoader(str(tmp_path / "packed"), **options) as b,
+    ):
+        for ours, packed in zip(a, b, strict=True):
+            assert ours["key"] == packed["key"]
+            assert np.array_equal(ours["video"], packed["video"])
+
+
+def test_a_state_resumes(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 2}
+    with StreamLoader(str(tmp_path / "indexed"), **options) as loader:
+        wanted = [batch["key"] for batch in loader]
+    with StreamLoader(str(tmp_path / "indexed"), **options) as loader:
+        for _ in loader:
+            state = loader.state_dict()
+            break
+    with StreamLoader(str(tmp_path / "indexed"), **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch["key"] for batch in loader] == wanted[1:]
+
+
+def test_tars_of_others(tmp_path: Path) -> None:
+    clips = [encoded(replace(CLIP, frames=count), tmp_path) for count in (5, 6)]
+    members = [
+        (f"{n}.{ext}", data) for n, clip in enumerate(clips) for ext, data in (("mp4", clip), ("txt", b"text %d" % n))
+    ]
+    write_tar(tmp_path / "tars" / "a.tar", members)
+    index(tmp_path / "tars", tmp_path / "indexed", progress=False)
+    for number, clip in enumerate(clips):
+        (tmp_path / f"{number}.mp4").write_bytes(clip)
+    pack([tmp_path / "0.mp4", tmp_path / "1.mp4"], tmp_path / "packed", options=PackOptions("any"), progress=False)
+    assert same(frames(tmp_path / "indexed"), frames(tmp_path / "packed"))
+    assert Dataset.open(tmp_path / "indexed").to_arrow()["txt"].to_pylist() == ["text 0", "text 1"]
+
+
+def test_episodes_of_a_robot(tmp_path: Path) -> None:
+    place = write_lerobot(tmp_path / "robot", [5, 4, 3])
+    index(place, tmp_path / "indexed", camera=CAMERA, progress=False)
+    whole = frames_of_files(tmp_path, place)
+    ours = frames(tmp_path / "indexed")
+    assert [len(one) for one in ours.values()] == [5, 4, 3]
+    assert np.array_equal(np.concatenate(list(ours.values())), whole)
+    table = Dataset.open(tmp_path / "indexed").to_arrow()
+    assert table["task"].to_pylist() == ["task 0", "task 1", "task 0"]
+    assert table["episode"].to_pylist() == [0, 1, 2]
+    assert set(table["camera"].to_pylist()) == {CAMERA}
+
+
+def frames_of_files(tmp_path: Path, place: Path) -> np.ndarray[Any, Any]:
+    """The frames of a place's video files one after another, as packing has them."""
+    pack(place / "videos", tmp_path / "whole", options=PackOptions("any"), progress=False)
+    return np.concatenate(list(frames(tmp_path / "whole").values()))
+
+
+def test_a_span_that_is_not_as_long_as_it_says_is_listed(tmp_path: Path) -> None:
+    place = write_lerobot(tmp_path / "robot", [5, 4, 3], lengths={1: 6})
+    report = index(place, tmp_path / "indexed", progress=False)
+    assert [one.reason.partition(" holds ")[2] for one in report.rejected] == ["4 frames, and should hold 6"]
+    assert Dataset.open(tmp_path / "indexed").to_arrow()["episode"].to_pylist() == [0, 2]
+
+
+def test_cuts_where_they_lie(tmp_path: Path) -> None:
+    write(replace(CLIP, frames=20, gop=8), tmp_path / "long.mp4")
+    cutting = FixedLength(6, "frames")
+    index(tmp_path / "long.mp4", tmp_path / "indexed", cutting=cutting, progress=False)
+    pack(tmp_path / "long.mp4", tmp_path / "packed", options=PackOptions("any", cutting=cutting), progress=False)
+    assert same(frames(tmp_path / "indexed"), frames(tmp_path / "packed"))
+
+
+def test_a_state_and_a_quarantine_are_of_one_dataset(tmp_path: Path, videos: Path) -> None:
+    """Shards without tars are known by their rows."""
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 1}
+    for name in ("a", "b"):
+        index(videos / name, tmp_path / f"of-{name}", progress=False)
+    broken = videos / "a/one.mp4"
+    broken.write_bytes(broken.read_bytes() + b"!")
+    with StreamLoader(str(tmp_path / "of-a"), **options) as loader:
+        for batch in loader:
+            state = loader.state_dict()
+            assert not batch["key"][0].startswith("a_one")
+    with StreamLoader(str(tmp_path / "of-b"), **options) as loader:
+        assert all(bool(batch["valid"].all()) for batch in loader)
+        with pytest.raises(InputError):
+            loader.load_state_dict(state)
+
+
+def test_by_tables(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "fast", fast=True, progress=False)
+    pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
+    assert same(frames(tmp_path / "fast"), frames(tmp_path / "packed"))
+    data = Dataset.open(tmp_path / "fast")
+    assert (data.index(0).crc32c == -1).all()
+
+
+def test_tables_that_lie_are_found_out_when_they_are_used(tmp_path: Path) -> None:
+    """Of 40 key frames by the container one is none, and not one of those that are looked at."""
+    path = write(replace(CLIP, frames=40, gop=1, b_frames=0), tmp_path / "clip.mp4")
+    plain = write(replace(CLIP, frames=40, gop=40, b_frames=0), tmp_path / "plain.mp4").read_bytes()
+    whole = path.read_bytes()
+    index(path, tmp_path / "fast", fast=True, progress=False)
+    data = Dataset.open(tmp_path / "fast")
+    own = data.index(0)
+    at, size = int(own.offset[13]), int(own.size[13])
+    # The NAL unit of the slice as one that is no IDR: type 5 becomes 1.
+    start = whole.index(b"\x65", at, at + size)
+    status = path.stat()
+    path.write_bytes(whole[:start] + b"\x61" + whole[start + 1 :])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert plain
+    clips = ClipDataset(str(tmp_path / "fast"))
+    clips.get("clip", frames=[12])
+    with pytest.raises(ClipError, match=r"its container calls it a key frame.*without --fast"):
+        clips.get("clip", frames=[13])
+
+
+def test_a_file_that_changes_is_a_bad_clip(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    clips = ClipDataset(str(tmp_path / "indexed"))
+    (key,) = [key for key in clips.dataset.clips.key if key.startswith("a_one")]
+    wanted = clips.get(key, frames=[3])["video"]
+    path = videos / "a/one.mp4"
+    status, data = path.stat(), path.read_bytes()
+    # Another file of that name: whoever has the old one open still reads that.
+    os.replace(shutil.copy(videos / "slow.mp4", tmp_path / "other.mp4"), path)
+    assert np.array_equal(clips.get(key, frames=[3])["video"], wanted)
+    with pytest.raises(ClipError, match=f"clip '{key}'.*changed since it was indexed.*bytes"):
+        ClipDataset(str(tmp_path / "indexed")).get(key, frames=[3])
+    path.write_bytes(data)
+    with pytest.raises(ClipError, match="written at another time"):
+        ClipDataset(str(tmp_path / "indexed")).get(key, frames=[3])
+    # The same size and time, and other bytes: the checksums of its packets tell.
+    at = int(clips.dataset.index(clips.dataset.row(key)).offset[0])
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ClipError, match="CRC-32C"):
+        ClipDataset(str(tmp_path / "indexed")).get(key, frames=[0])
+    path.unlink()
+    with pytest.raises(ClipError, match="cannot be opened"):
+        ClipDataset(str(tmp_path / "indexed")).get(key, frames=[3])
+
+
+def test_a_file_that_changes_while_it_is_open_is_noticed(tmp_path: Path) -> None:
+    path = write(CLIP, tmp_path / "clip.mp4")
+    index(path, tmp_path / "indexed", progress=False)
+    clips = ClipDataset(str(tmp_path / "indexed"))
+    clips.get("clip", frames=[0])
+    with path.open("r+b") as file:
+        file.write(b"\x00")
+    with pytest.raises(ClipError, match="changed since it was indexed"):
+        clips.get("clip", frames=[0])
+
+
+def test_what_cannot_be_read_where_it_lies_is_listed_or_packed(tmp_path: Path, videos: Path) -> None:
+    write(replace(CLIP, container="ts"), videos / "stream.ts")
+    report = index(videos, tmp_path / "indexed", progress=False)
+    assert [one.source for one in report.rejected] == ["stream.ts"]
+    assert pq.read_table(tmp_path / "indexed" / "rejected.parquet")["source"].to_pylist() == ["stream.ts"]
+    report = index(videos, tmp_path / "both", copy_others=True, progress=False)
+    assert report.clips == 7
+    assert not report.rejected
+    pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
+    assert same(frames(tmp_path / "both"), frames(tmp_path / "packed"))
+    assert index(videos, tmp_path / "both", copy_others=True, progress=False).was_there
+
+
+def test_only_what_must_be_copied(tmp_path: Path) -> None:
+    write(replace(CLIP, container="ts"), tmp_path / "stream.ts")
+    with pytest.raises(InputError, match="pieces of 184 bytes"):
+        index(tmp_path / "stream.ts", tmp_path / "indexed", progress=False)
+    assert index(tmp_path / "stream.ts", tmp_path / "indexed", copy_others=True, progress=False).clips == 1
+    assert len(frames(tmp_path / "indexed")["stream"]) == 12
+
+
+def test_the_same_again_does_nothing(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    before = (tmp_path / "indexed" / "dataset.json").read_bytes()
+    assert index(videos, tmp_path / "indexed", progress=False).was_there
+    assert (tmp_path / "indexed" / "dataset.json").read_bytes() == before
+    with pytest.raises(InputError, match="--update"):
+        index(videos / "a", tmp_path / "indexed", progress=False)
+
+
+def test_update_looks_at_what_is_new_or_changed(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streamvid.packing import process_source
+
+    looked: list[str] = []
+    index_source = process_source.index_source
+
+    def look(source: SourceVideo, *rest: Any) -> Any:
+        looked.append(source.name)
+        return index_source(source, *rest)
+
+    monkeypatch.setattr(process_source, "index_source", look)
+    index(videos, tmp_path / "indexed", progress=False)
+    assert len(looked) == 6
+    assert index(videos, tmp_path / "indexed", update=True, progress=False).was_there
+    write(replace(CLIP, frames=7), videos / "new.mp4")
+    write(replace(CLIP, frames=8), videos / "slow.mp4")
+    report = index(videos, tmp_path / "indexed", update=True, progress=False)
+    assert looked[6:] == ["new.mp4", "slow.mp4"]
+    assert report.clips == 2
+    data = Dataset.open(tmp_path / "indexed")
+    (old,) = data.forgotten.tolist()
+    assert data.clips.source[old] == "slow.mp4"
+    clips = ClipDataset(data, sampling=All())
+    assert len({clips[number]["key"] for number in range(len(clips))}) == 7
+    with pytest.raises(KeyError, match="forgotten"):
+        clips.get(old, frames=[0])
+    every: dict[str, Any] = {"sampling": All(), "transform": Transform(resize=(32, 32)), "on_error": "raise"}
+    with StreamLoader(data, batch_size=1, **every) as loader:
+        shown = {data.clips.source[int(batch["clip"][0])]: batch["mask"].sum() for batch in loader}
+    assert (len(shown), shown["slow.mp4"], shown["new.mp4"]) == (7, 8, 7)
+    # Again and again: each version has a key of its own.
+    for frames_now in (4, 5, 6, 7):
+        write(replace(CLIP, frames=frames_now), videos / "slow.mp4")
+        assert index(videos, tmp_path / "indexed", update=True, progress=False).clips == 1
+    assert len(Dataset.open(tmp_path / "indexed").forgotten) == 5
+
+
+def test_a_place_that_changes_while_it_is_indexed(
+    tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from streamvid.packing import index_source
+
+    look = index_source.index_where_it_lies
+
+    def change_first(video: Any, folder: Path) -> Any:
+        if video.path.name == "slow.mp4":
+            video.path.write_bytes(video.path.read_bytes())
+        if video.path.name == "one.mp4":
+            video.path.unlink()
+        return look(video, folder)
+
+    monkeypatch.setattr(index_source, "index_where_it_lies", change_first)
+    report = index(videos, tmp_path / "indexed", progress=False)
+    assert sorted(one.source for one in report.rejected) == ["a/one.mp4", "slow.mp4"]
+    assert report.clips == 4
+
+
+def test_other_processes_and_roots(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    index(videos, tmp_path / "indexed", progress=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    clips = ClipDataset(str(tmp_path / "indexed"), roots=[videos])
+    again = pickle.loads(pickle.dumps(clips))
+    assert np.array_equal(again.get("slow", frames=[1])["video"], clips.get("slow", frames=[1])["video"])
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 2}
+    with StreamLoader(str(tmp_path / "indexed"), roots=videos, **options) as loader:
+        assert next(iter(loader))["video"].shape[0] == 2
+    assert verify(tmp_path / "indexed", roots=[videos], progress=False).ok
+
+
+def test_verify(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    assert verify(tmp_path / "indexed", decode=True, progress=False).problems == ()
+    path = videos / "slow.mp4"
+    path.write_bytes(path.read_bytes())
+    (problem,) = verify(tmp_path / "indexed", progress=False).problems
+    assert problem.clip == "slow"
+    assert "changed" in problem.what
+
+
+# What a dataset may read
+
+
+def test_other_roots_must_be_named_by_the_user(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    Dataset.open(tmp_path / "indexed")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    with pytest.raises(InputError, match="roots="):
+        Dataset.open(tmp_path / "indexed")
+    assert frames(tmp_path / "indexed", roots=[str(videos)])
+
+
+def test_a_grant_is_of_a_dataset_and_its_roots(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    shutil.copytree(tmp_path / "indexed", tmp_path / "copied")
+    with pytest.raises(InputError, match="roots="):
+        Dataset.open(tmp_path / "copied")
+    document = json.loads((tmp_path / "indexed" / "dataset.json").read_text())
+    (tmp_path / "indexed" / "dataset.json").write_text(json.dumps(document | {"roots": ["/etc"]}))
+    with pytest.raises(InputError, match="/etc"):
+        Dataset.open(tmp_path / "indexed")
+
+
+def test_a_dataset_in_the_folder_that_it_indexes_can_be_moved(tmp_path: Path, videos: Path) -> None:
+    index(videos, videos, progress=False)
+    assert Dataset.open(videos).manifest.roots == ("",)
+    wanted = frames(videos)
+    videos.rename(tmp_path / "moved")
+    assert same(frames(tmp_path / "moved"), wanted)
+
+
+def test_links_out_of_a_root_are_not_followed_unless_told(tmp_path: Path, videos: Path) -> None:
+    outside = write(CLIP, tmp_path / "outside.mp4")
+    (videos / "link.mp4").symlink_to(outside)
+    report = index(videos, tmp_path / "indexed", progress=False)
+    assert [(one.source, "--roots" in one.reason) for one in report.rejected] == [("link.mp4", True)]
+    index(videos, tmp_path / "told", roots=tmp_path, progress=False)
+    assert len(frames(tmp_path / "told")["link"]) == 12
+    # A file that becomes a link after it was indexed.
+    (videos / "slow.mp4").rename(tmp_path / "slow.mp4")
+    (videos / "slow.mp4").symlink_to(tmp_path / "slow.mp4")
+    with pytest.raises(ClipError, match="link to"):
+        ClipDataset(str(tmp_path / "indexed")).get("slow", frames=[0])
+
+
+def test_a_remote_dataset_never_names_local_files(tmp_path: Path, videos: Path) -> None:
+    with pytest.raises(InputError, match="cannot name local files"):
+        index(videos, "memory://indexed", progress=False)
+    index(videos, tmp_path / "indexed", progress=False)
+    import fsspec
+
+    fsspec.filesystem("memory").put(str(tmp_path / "indexed"), "/stolen", recursive=True)
+    with pytest.raises(DatasetError, match="only a local one may"):
+        Dataset.open("memory://stolen", roots=[str(videos)])
+
+
+def test_secrets_in_urls_are_not_stored(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/bucket/a.mp4", write(CLIP, tmp_path / "a.mp4").read_bytes())
+    rows = [
+        "url",
+        "memory://bucket/a.mp4",
+        "https://u:pw@example.org/a.mp4",
+        "https://example.org/b.mp4?X-Amz-Signature=q",
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(rows) + "\n")
+    report = index(tmp_path / "list.csv", tmp_path / "indexed", progress=False)
+    assert report.clips == 1
+    assert all("password or a signature" in one.reason for one in report.rejected)
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "indexed").rglob("*") if path.is_file())
+    assert b"pw@" not in everything
+    assert b"Signature=q" not in everything
+
+
+def test_private_addresses_in_lists_are_refused_unless_told(tmp_path: Path) -> None:
+    write(CLIP, tmp_path / "a.mp4")
+    (tmp_path / "list.csv").write_text("url\na.mp4\nhttp://169.254.169.254/latest/a.mp4\nhttp://127.0.0.1:9/a.mp4\n")
+    report = index(tmp_path / "list.csv", tmp_path / "indexed", progress=False)
+    assert report.clips == 1
+    assert all("private address" in one.reason for one in report.rejected)

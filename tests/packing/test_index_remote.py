@@ -1,0 +1,180 @@
+"""Videos indexed where they lie in buckets and on web servers: few bytes, one version, one host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import ClipError, InputError
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.loader.stream_loader import StreamLoader
+from streamvid.packing.index import index
+from streamvid.sampling.windows import Window
+from streamvid.storage import filesystem
+from streamvid.storage.ranges import RemoteRanges
+from streamvid.transform.spec import Transform
+from tests.support.clips import write
+from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
+from tests.support.packed import packing_inline
+from tests.support.web import Site, website
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)  # bad clips are noted there
+    with packing_inline():
+        yield
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with website() as found:
+        yield found
+
+
+def upload(folder: Path, url: str) -> str:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            filesystem.put_file(path, f"{url}/{path.relative_to(folder)}")
+    return url
+
+
+def frames(path: str | Path, key: str) -> np.ndarray[Any, Any]:
+    clips = ClipDataset(Dataset.open(path, retry_for=0))
+    count = int(clips.dataset.clips.frames[clips.dataset.row(key)])
+    return np.asarray(clips.get(key, frames=range(count))["video"])
+
+
+def listed(site: Site, tmp_path: Path, *paths: str) -> Path:
+    """A table of URLs."""
+    table = tmp_path / "list.csv"
+    table.write_text("url,caption\n" + "".join(f"{site.url}{path},of {path}\n" for path in paths))
+    return table
+
+
+# Buckets
+
+
+def test_a_bucket_of_videos_tars_and_episodes(tmp_path: Path, s3_bucket: str) -> None:
+    place = tmp_path / "place"
+    clip = encoded(CLIP, tmp_path)
+    write_tar(place / "a.tar", [("0.mp4", clip), ("0.txt", b"a text")])
+    write(CLIP, place / "plain.mp4")
+    url = upload(place, f"s3://{s3_bucket}/place")
+    for fast in (False, True):
+        report = index(url, tmp_path / f"indexed-{fast}", fast=fast, progress=False)
+        assert not report.rejected
+        assert np.array_equal(frames(tmp_path / f"indexed-{fast}", "0"), frames(tmp_path / f"indexed-{fast}", "plain"))
+    assert Dataset.open(tmp_path / "indexed-True").manifest.roots == (url,)
+    robot = upload(write_lerobot(tmp_path / "robot", [3, 4]), f"s3://{s3_bucket}/robot")
+    index(robot, f"s3://{s3_bucket}/indexed", progress=False)
+    data = Dataset.open(f"s3://{s3_bucket}/indexed")
+    assert data.clips.frames.tolist() == [3, 4]
+    assert data.columns.get("episode").to_pylist() == [0, 1]
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 1}
+    with StreamLoader(data, **options) as loader:
+        assert len([*loader]) == 2
+
+
+def test_an_object_that_changes_is_a_bad_clip(tmp_path: Path, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/videos"
+    filesystem.put_file(write(CLIP, tmp_path / "a.mp4"), f"{url}/a.mp4")
+    index(url, tmp_path / "indexed", fast=True, progress=False)
+    frames(tmp_path / "indexed", "a")
+    filesystem.put_file(write(replace(CLIP, crf=40), tmp_path / "b.mp4"), f"{url}/a.mp4")
+    with pytest.raises(ClipError, match=r"clip 'a'.*changed"):
+        frames(tmp_path / "indexed", "a")
+
+
+# Web servers
+
+
+def test_a_table_of_urls(tmp_path: Path, site: Site) -> None:
+    site.files = {
+        "/v/a.mp4": encoded(CLIP, tmp_path),
+        "/v/b.webm": encoded(replace(CLIP, codec="vp9", container="webm"), tmp_path),
+    }
+    index(listed(site, tmp_path, "/v/a.mp4", "/v/b.webm"), tmp_path / "indexed", roots=site.url, progress=False)
+    data = Dataset.open(tmp_path / "indexed")
+    assert data.columns.get("caption").to_pylist() == ["of /v/a.mp4", "of /v/b.webm"]
+    assert frames(tmp_path / "indexed", "a").shape[0] == 12
+    assert frames(tmp_path / "indexed", "b").shape[0] == 12
+
+
+def test_tables_take_few_bytes_of_a_long_video(tmp_path: Path, site: Site) -> None:
+    params = (("nal-hrd", "cbr"), ("bitrate", "3000"), ("vbv-maxrate", "3000"), ("vbv-bufsize", "600"), ("filler", "1"))
+    minute = replace(CLIP, width=64, height=64, frames=1800, gop=60, crf=None, params=params)
+    site.files["/long.mp4"] = encoded(minute, tmp_path)
+    assert len(site.files["/long.mp4"]) > 20 << 20
+    index(f"{site.url}/long.mp4", tmp_path / "indexed", fast=True, progress=False)
+    assert site.sent < 0.01 * len(site.files["/long.mp4"])
+
+
+@pytest.mark.parametrize("marks", ["ETag", "Last-Modified"])
+def test_every_range_carries_if_range(tmp_path: Path, site: Site, marks: str) -> None:
+    site.marks = marks
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    index(f"{site.url}/a.mp4", tmp_path / "indexed", progress=False)
+    site.requests.clear()
+    frames(tmp_path / "indexed", "a")
+    asked = [headers for method, _, headers in site.requests if method == "GET"]
+    assert asked
+    assert all(headers["If-Range"] for headers in asked)
+    site.files["/a.mp4"] = encoded(replace(CLIP, crf=40), tmp_path)
+    with pytest.raises(ClipError, match=r"clip 'a'.*changed since it was indexed"):
+        frames(tmp_path / "indexed", "a")
+
+
+def test_servers_that_tell_no_version_are_listed(tmp_path: Path, site: Site) -> None:
+    site.marks = ""
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    with pytest.raises(InputError, match="gives no size, ETag or Last-Modified"):
+        index(f"{site.url}/a.mp4", tmp_path / "indexed", progress=False)
+
+
+def test_redirects_to_another_host_are_refused_unless_told(tmp_path: Path, site: Site) -> None:
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    other = site.url.replace("127.0.0.1", "localhost")
+    site.redirects = {"/own.mp4": "/a.mp4", "/other.mp4": f"{other}/a.mp4", "/meta.mp4": "http://169.254.169.254/x"}
+    names = ("/own.mp4", "/other.mp4", "/meta.mp4")
+    report = index(listed(site, tmp_path, *names), tmp_path / "indexed", roots=site.url, progress=False)
+    assert report.clips == 1
+    assert [("redirects to another host" in one.reason) for one in report.rejected] == [True, True]
+    assert frames(tmp_path / "indexed", "own").shape[0] == 12
+    told = [site.url, other]
+    assert index(listed(site, tmp_path, *names), tmp_path / "told", roots=told, progress=False).clips == 2
+    assert frames(tmp_path / "told", "other").shape[0] == 12
+    # A redirect that comes later.
+    del site.redirects["/own.mp4"]
+    site.redirects["/own.mp4"] = "http://169.254.169.254/x"
+    with pytest.raises(ClipError, match="redirects to another host"):
+        frames(tmp_path / "indexed", "own")
+
+
+def test_a_remote_list_names_no_local_files(tmp_path: Path, site: Site) -> None:
+    secret = write(CLIP, tmp_path / "secret.mp4")
+    site.files["/list.csv"] = f"path\n{secret}\n".encode()
+    with pytest.raises(InputError, match="is remote and names"):
+        index(f"{site.url}/list.csv", tmp_path / "indexed", progress=False)
+
+
+def test_another_version_is_not_tried_again(tmp_path: Path, site: Site) -> None:
+    """It is what it is: asking again would cost ten minutes."""
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    index(f"{site.url}/a.mp4", tmp_path / "indexed", progress=False)
+    site.files["/a.mp4"] += b"more"
+    site.requests.clear()
+    clips = ClipDataset(Dataset.open(tmp_path / "indexed"))
+    with pytest.raises(ClipError):
+        clips.get("a", frames=[0])
+    assert len([one for one in site.requests if one[0] == "GET"]) == 1
+    assert isinstance(clips.dataset.reader.remote, RemoteRanges)
+    assert json.loads((tmp_path / "indexed" / "dataset.json").read_text())["roots"] == [site.url]

@@ -1,0 +1,58 @@
+"""Episodes of LeRobot datasets as cuts of their video files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import InputError
+from streamvid.packing.inputs import find_sources
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.places import Places
+from tests.support.foreign import CAMERA, write_lerobot
+from tools.clips import Recipe
+
+SMALL = Recipe(width=64, height=64, gop=2, b_frames=0)
+
+
+def test_each_episode_is_a_cut_of_its_file(tmp_path: Path) -> None:
+    place = write_lerobot(tmp_path / "robot", [5, 4, 3], cameras=(CAMERA, "wrist"), recipe=SMALL)
+    lists = MetadataLists()
+    sources = find_sources([str(place)], lists, places=Places((), (), (CAMERA,)))
+    assert [source.name for source in sources] == [f"videos/{CAMERA}/chunk-000/file-00{n}.mp4" for n in (0, 1)]
+    cuts = [cut for source in sources for cut in source.cuts or ()]
+    assert [cut.frames for cut in cuts] == [5, 4, 3]
+    rows = [json.loads(lists.json(cut.rows[0])) for cut in cuts]
+    assert rows == [{"task": f"task {n % 2}", "episode": n, "camera": CAMERA} for n in range(3)]
+    assert len(find_sources([str(place)], MetadataLists(), places=Places(()))) == 4
+
+
+def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
+    place = write_lerobot(tmp_path / "robot", [5], recipe=SMALL)
+    with pytest.raises(InputError, match=f"no camera 'side': it has {CAMERA}"):
+        find_sources([str(place)], MetadataLists(), places=Places((), (), ("side",)))
+    with pytest.raises(InputError, match="leave out --camera"):
+        find_sources([str(place / "videos")], MetadataLists(), places=Places((), (), ("side",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"codebase_version": "v2.1"}, "version v2.1"),
+        ({"fps": 0}, "fps"),
+        ({"features": []}, "cannot read"),
+        ({"video_path": "../{video_key}.mp4"}, ""),
+    ],
+)
+def test_what_is_no_dataset_of_version_3(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    place = write_lerobot(tmp_path / "robot", [5], recipe=SMALL)
+    info = json.loads((place / "meta/info.json").read_text()) | change
+    (place / "meta/info.json").write_text(json.dumps(info))
+    if said:
+        with pytest.raises(InputError, match=said):
+            find_sources([str(place)], MetadataLists(), places=Places(()))
+    else:
+        (source,) = find_sources([str(place)], MetadataLists(), places=Places(()))
+        assert "leads out" in source.problem

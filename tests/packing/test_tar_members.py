@@ -1,0 +1,146 @@
+"""Videos in tars of others, and the columns beside them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import InputError
+from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.places import Places
+from tests.support.foreign import npy, write_tar
+
+VIDEO = b"a video, for all that finding it matters"
+
+
+def find(*given: Path) -> tuple[list[SourceVideo], list[dict[str, object]]]:
+    """The sources, and the metadata of each."""
+    lists = MetadataLists()
+    sources = find_sources([str(one) for one in given], lists, places=Places(()))
+    return sources, [json.loads(lists.json(source.rows[0])) if source.rows else {} for source in sources]
+
+
+def test_members_are_parts_of_the_tar_with_their_columns(tmp_path: Path) -> None:
+    path = write_tar(
+        tmp_path / "a.tar",
+        [
+            ("000.mp4", VIDEO), ("000.txt", b"a cat"), ("000.cls", b"3\n"),
+            ("000.json", b'{"width": 5, "key": "000", "ok": true}'), ("000.npy", npy([1, 2.5])),
+            ("000.pyd", b"\x80\x04N."), ("001.mp4", VIDEO + b"!"), ("001.cls", b"0"),
+        ],
+    )  # fmt: skip
+    sources, columns = find(path)
+    assert [source.key for source in sources] == ["000", "001"]
+    assert [source.name for source in sources] == ["a.tar/000.mp4", "a.tar/001.mp4"]
+    assert [source.label for source in sources] == [3, 0]
+    data = path.read_bytes()
+    for source, wanted in zip(sources, (VIDEO, VIDEO + b"!"), strict=True):
+        assert source.part is not None
+        assert (source.file, source.root) == ("a.tar", str(tmp_path))
+        assert data[source.part[0] : sum(source.part)] == wanted
+    assert columns[0] == {"txt": "a cat", "width": 5, "json_key": "000", "ok": True, "npy": [1.0, 2.5]}
+    assert set(columns[1].values()) == {None}
+
+
+def test_members_of_a_sample_may_lie_apart_and_keys_repeat_across_tars(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_tar(
+            tmp_path / f"{name}.tar",
+            [("x.mp4", VIDEO), ("y.mp4", VIDEO), ("x.txt", f"{name} x".encode()), ("y.txt", f"{name} y".encode())],
+        )
+    sources, columns = find(tmp_path)
+    assert [one["txt"] for one in columns] == ["a x", "a y", "b x", "b y"]
+    keys = [source.key for source in sources]
+    assert len(set(keys)) == 4
+    assert keys[0].startswith("a_tar_x-")
+
+
+def test_keys_with_dots_and_spaces(tmp_path: Path) -> None:
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            ("my clip.1.mp4", VIDEO), ("my clip.2.mp4", VIDEO), ("my clip.1.txt", b"one"), ("my clip.2.txt", b"two"),
+            ("my clip.json", b'{"shared": 1}'), ("dir.v2/b.mp4", VIDEO), ("dir.v2/b.info.json", b'{"a": 1}'),
+        ],
+    )  # fmt: skip
+    sources, columns = find(tmp_path / "a.tar")
+    by_name = dict(zip((source.name for source in sources), columns, strict=True))
+    first, second = by_name["a.tar/my clip.1.mp4"], by_name["a.tar/my clip.2.mp4"]
+    assert (first["txt"], first["shared"], second["txt"], second["shared"]) == ("one", 1, "two", 1)
+    assert by_name["a.tar/dir.v2/b.mp4"]["info_a"] == 1
+    assert all(set(source.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-") for source in sources)
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_of_gnu_and_pax(tmp_path: Path, format: int) -> None:
+    name = "d" * 90 + "/" + "é" * 120
+    path = write_tar(tmp_path / "a.tar", [(f"{name}.mp4", VIDEO), (f"{name}.txt", b"long")], format=format)
+    (source,), (columns,) = find(path)
+    assert source.part is not None
+    assert path.read_bytes()[source.part[0] : sum(source.part)] == VIDEO
+    assert columns["txt"] == "long"
+
+
+def test_types_that_disagree_become_text(tmp_path: Path) -> None:
+    bodies = [
+        b'{"n": 1, "s": "x", "d": {"a": 1}, "l": [1]}',
+        b'{"n": "one", "s": null, "d": 4, "l": ["a"]}',
+        b"not JSON",
+    ]
+    members = [(f"{n}.{ext}", data) for n, body in enumerate(bodies) for ext, data in (("mp4", VIDEO), ("json", body))]
+    _, columns = find(write_tar(tmp_path / "a.tar", [*members, ("3.mp4", VIDEO), ("3.json", b"[1, 2]")]))
+    assert [one["n"] for one in columns] == ["1", "one", None, None]
+    assert [one["d"] for one in columns] == ['{"a":1}', "4", None, None]
+    assert columns[3]["json"] == [1, 2]
+
+
+def test_half_a_character_in_json_is_text(tmp_path: Path) -> None:
+    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.json", rb'{"a": "\ud800"}')]))
+    assert columns["a"] == "\\ud800"
+
+
+def test_arrays_with_pickles_are_no_columns(tmp_path: Path) -> None:
+    import io
+
+    import numpy as np
+
+    stream = io.BytesIO()
+    np.save(stream, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.npy", stream.getvalue())]))
+    assert "npy" not in columns
+
+
+def test_what_cannot_be_read_where_it_lies_is_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "cut.tar", [("0.mp4", VIDEO), ("1.mp4", VIDEO * 100)])
+    path.write_bytes(path.read_bytes()[:1800])
+    (tmp_path / "z.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (tmp_path / "no.tar").write_bytes(b"no tar" * 200)
+    write_tar(tmp_path / "none.tar", [("0.txt", b"text alone")])
+    with tarfile.open(tmp_path / "link.tar", "w") as tar:
+        link = tarfile.TarInfo("0.mp4")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    problems = {source.name: source.problem for source in find(tmp_path)[0]}
+    assert problems.pop("cut.tar/0.mp4") == ""
+    assert "ends before it does" in problems["cut.tar/1.mp4"]
+    assert "compressed" in problems["z.tar.gz"]
+    assert "cannot be read as a tar" in problems["no.tar"]
+    assert "holds no videos" in problems["none.tar"]
+    assert "link" in problems["link.tar/0.mp4"]
+
+
+def test_braces_name_several_tars(tmp_path: Path) -> None:
+    for number in range(3):
+        write_tar(tmp_path / f"{number:03d}.tar", [(f"{number}.mp4", VIDEO)])
+    sources, _ = find(tmp_path / "{000..001}.tar")
+    assert [source.key for source in sources] == ["0", "1"]
+
+
+def test_an_empty_place(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no videos in"):
+        find(tmp_path)

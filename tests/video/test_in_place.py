@@ -1,0 +1,134 @@
+"""Videos indexed where they lie: the index that packing gives, by packets and by tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.errors import VideoError
+from streamvid.mp4.reader import NeedsDemuxerError
+from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS
+from streamvid.video.in_place import index_where_it_lies
+from streamvid.video.ingest import index_by_tables
+from streamvid.video.probe import VideoFile
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
+from tools.clips import Recipe
+
+SMALL = Recipe(width=128, height=96, frames=18, gop=6)
+LYING = {
+    "b_frames.mp4": SMALL,
+    "audio.mov": replace(SMALL, container="mov", audio=True),
+    "fragmented.mp4": replace(SMALL, muxer=(("movflags", "frag_keyframe+empty_moov"),)),
+    "avc3.mp4": replace(SMALL, tag="avc3"),
+    "hev1.mp4": replace(SMALL, codec="hevc", tag="hev1"),
+    "open.mp4": replace(SMALL, codec="hevc", open_gop=True),
+    "trimmed.mp4": replace(SMALL, trim=2),
+    "mid_gop.mkv": replace(SMALL, container="mkv", from_key=1, drop=2),
+    "vp9.webm": replace(SMALL, codec="vp9", container="webm"),
+    "vp8.webm": replace(SMALL, codec="vp8", container="webm", hidden=5),
+    "av1.mp4": replace(SMALL, codec="av1"),
+    "mpeg4.mp4": replace(SMALL, codec="mpeg4"),
+    "mjpeg.avi": replace(SMALL, codec="mjpeg", container="avi"),
+}
+COLUMNS = (
+    "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "time_base",
+    "duration", "stsd", "left_out",
+)  # fmt: skip
+
+
+def packed(path: Path, folder: Path) -> StoredClip:
+    folder.mkdir()
+    return store_clip(path, folder)
+
+
+def packets(clip: StoredClip) -> list[bytes]:
+    data = clip.mp4.read_bytes()
+    return [data[at : at + size] for at, size in zip(clip.index.offset, clip.index.size, strict=True)]
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_the_index_is_that_of_packing(tmp_path: Path, name: str) -> None:
+    path = write(LYING[name], tmp_path / name)
+    there, ours = packed(path, tmp_path / "packed"), index_where_it_lies(VideoFile(path), tmp_path / "copy")
+    assert ours.mp4 == path
+    assert [getattr(ours, column) for column in COLUMNS] == [getattr(there, column) for column in COLUMNS]
+    assert np.array_equal(ours.index.pts, there.index.pts)
+    assert np.array_equal(ours.index.flags, there.index.flags)
+    assert packets(ours) == packets(there)
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "audio.mov", "hev1.mp4", "open.mp4", "av1.mp4"])
+def test_tables_give_the_same_but_for_what_only_packets_tell(tmp_path: Path, name: str) -> None:
+    path = write(LYING[name], tmp_path / name)
+    full = index_where_it_lies(VideoFile(path), tmp_path / "copy")
+    with path.open("rb", buffering=0) as file:
+        fast = index_by_tables(path, file)
+    assert [getattr(fast, column) for column in COLUMNS] == [getattr(full, column) for column in COLUMNS]
+    assert np.array_equal(fast.index.offset, full.index.offset)
+    assert np.array_equal(fast.index.pts, full.index.pts)
+    assert np.array_equal(fast.index.flags, full.index.flags & ~np.int64(DISPOSABLE))
+
+
+def test_recovery_points_are_no_random_access_by_tables(tmp_path: Path) -> None:
+    """x264 marks them as sync samples, and only the first packet is an IDR."""
+    path = write(replace(SMALL, open_gop=True), tmp_path / "open.mp4")
+    full = index_where_it_lies(VideoFile(path), tmp_path / "copy")
+    assert np.count_nonzero(full.index.flags & RANDOM_ACCESS) == 1
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="none by the bitstream"):
+        index_by_tables(path, file)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (replace(SMALL, container="ts"), "pieces of 184 bytes"),
+        (replace(SMALL, codec="h264", container="avi", b_frames=0), "as a clip stores them"),
+    ],
+)
+def test_packets_that_do_not_lie_in_one_piece(tmp_path: Path, recipe: Recipe, said: str) -> None:
+    path = write(recipe, tmp_path / "clip")
+    with pytest.raises(VideoError, match=said):
+        index_where_it_lies(VideoFile(path), tmp_path / "copy")
+
+
+def test_lacing(tmp_path: Path) -> None:
+    path = write(replace(SMALL, codec="mjpeg", container="mkv", frames=4), tmp_path / "clip.mkv")
+    laced = _lace_first_two(path.read_bytes())
+    path.write_bytes(laced)
+    with pytest.raises(VideoError, match="lacing"):
+        index_where_it_lies(VideoFile(path), tmp_path / "copy")
+
+
+def _lace_first_two(data: bytes) -> bytes:
+    """The Matroska file with its first two SimpleBlocks as one with EBML lacing (RFC 9559, 10.3.3), and Void behind."""
+    cluster = data.index(b"\x1f\x43\xb6\x75")
+    first = data.index(b"\xa3", data.index(b"\xe7", cluster))
+    size, head = _size(data, first + 1)
+    second = first + 1 + head + size
+    assert data[second] == 0xA3
+    size2, head2 = _size(data, second + 1)
+    one = data[first + 1 + head : second]
+    two = data[second + 1 + head2 : second + 1 + head2 + size2]
+    frames = one[4:], two[4:]
+    body = one[:3] + bytes([one[3] | 0x06]) + b"\x01" + _number(len(frames[0])) + frames[0] + frames[1]
+    end = second + 1 + head2 + size2
+    block = b"\xa3" + _number(len(body)) + body
+    void = end - first - len(block)
+    assert void >= 2
+    return data[:first] + block + b"\xec" + _number(void - 2) + bytes(void - 2) + data[end:]
+
+
+def _size(data: bytes, at: int) -> tuple[int, int]:
+    """An EBML variable-size integer, and its bytes."""
+    length = 9 - data[at].bit_length()
+    return int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1), length
+
+
+def _number(value: int) -> bytes:
+    length = value.bit_length() // 7 + 1
+    return (value | 1 << 7 * length).to_bytes(length, "big")
