@@ -15,7 +15,7 @@ install_seconds=400
 tests=(
     tests/packing/test_shard_writer.py tests/cli/test_main.py tests/dataset/test_dataset.py
     tests/storage/test_filesystem.py tests/loader/test_stream_loader_state.py tests/loader/test_clip_dataset.py
-    tests/transform/test_render.py tests/video/test_ingest.py
+    tests/transform/test_render.py tests/video/test_ingest.py tests/test_forks.py
 )
 
 python=

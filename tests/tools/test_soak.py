@@ -1,0 +1,54 @@
+"""The soak: what it counts as flat."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tools.soak import COUNTS, Sample, judge, sample, slope
+
+RNG = np.random.default_rng(3)
+
+
+def series(rise: float, **last: float) -> list[Sample]:
+    """300 samples of an hour: PSS rises by so many MB, with noise; counts as given in the second half."""
+    noise = RNG.normal(0, 2e6, 300)
+    common = {"malloc": 1e7, "arrow": 0.0, "blocks": 1000.0, **dict.fromkeys(COUNTS, 5.0)}
+    return [
+        {**common, "time": 12.0 * n, "pss": 2e8 + rise * 1e6 * n / 300 + noise[n], **(last if n >= 150 else {})}
+        for n in range(300)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "flat"),
+    [
+        (series(0), True), (series(-30), True), (series(40), False), (series(0, threads=6), False),
+        (series(0, descriptors=6), False), (series(0, processes=6), False), (series(0, threads=4), True),
+        (series(0)[:20], False),
+    ],
+)  # fmt: skip
+def test_what_is_flat(samples: list[Sample], flat: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judge("loader", samples, 4.0, "h") == flat
+    assert ("GROWS" in capsys.readouterr().out) == (not flat and len(samples) > 20)
+
+
+def test_a_slope_has_an_interval() -> None:
+    times = np.arange(1000.0)
+    rise, error = slope(times, 7 + 0.5 * times)
+    assert (rise, error) == pytest.approx((0.5, 0))
+    rise, error = slope(times, 0.01 * times + RNG.normal(0, 5, 1000))
+    assert abs(rise - 0.01) < 2 * error < 0.02
+
+
+def test_children_count() -> None:
+    before = sample()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        during = sample()
+        child.communicate(b"\n")
+    assert during["processes"] == before["processes"] + 1
+    assert during["descriptors"] == before["descriptors"] + 1
+    assert before["pss"] > 1e7

@@ -1,0 +1,200 @@
+"""Whether loaders keep what they take: memory, descriptors, threads and processes of a long run, and of loaders that
+are made and dropped.
+
+    python -m tools.soak --minutes 60                 each kind of loader in a process of its own, all at once
+    python -m tools.soak --minutes 5 stream           one kind
+    python -m tools.soak --made 200 --minutes 0       made and dropped alone
+
+Memory is the proportional set size (PSS) of a process and its children; beside it what is in use by malloc
+(`mallinfo2`), Arrow's pool and Python's objects. PSS that grows while that does not is fragmentation. A slope is that
+of a line through the means of ten parts of the samples behind the first third, with Student's 95 % interval. The exit
+code is 1 if the whole interval lies above the limit, or descriptors, threads or processes grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import streamvid as sv
+from tools.clips import Recipe, write
+
+PARTS: Final = 10
+STUDENT: Final = 2.306
+"""The 97.5 % quantile of Student's t for PARTS - 2 degrees of freedom."""
+MB_PER_HOUR: Final = 4.0
+KB_PER_LOADER: Final = 20.0
+Sample = dict[str, float]
+MEMORY: Final = ("pss", "malloc", "arrow")
+COUNTS: Final = ("descriptors", "threads", "processes")
+
+
+def _clips(folder: Path) -> sv.ClipDataset:
+    return sv.ClipDataset(folder / "set", sampling=sv.Window(8, stride=2), transform=sv.Transform(resize=(80, 80)))
+
+
+def _stream(folder: Path, name: str = "set", engine: Any = "default", **transform: Any) -> sv.StreamLoader:
+    sampling, final = sv.Window(8, stride=2), sv.Transform(resize=(80, 80), **transform)
+    options: Any = {"batch_size": 4, "sampling": sampling, "transform": final, "device": "cpu", "num_threads": 2}
+    return sv.StreamLoader(folder / name, engine=engine, **options)
+
+
+KINDS: Final[dict[str, Callable[[Path], Any]]] = {
+    "stream": partial(_stream, horizontal_flip=0.5),
+    "dali": partial(_stream, rotate=5, brightness=0.2),
+    "engine": partial(_stream, name="vp9", engine="dali"),
+    "gpu": lambda of: sv.GpuDataLoader(_clips(of), batch_size=4, num_workers=2, num_threads=2, device="cpu"),
+    "clips": _clips,
+}
+_MALLINFO: Final = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO.split()]
+
+
+def sample() -> Sample:
+    """What this process and those below it hold: memory in bytes, Python's blocks, counts; `time` in seconds."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _MallInfo
+    info = mallinfo()
+    processes = list(_processes(os.getpid()))
+    memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
+    memory |= {"arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
+    counts = {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
+    return {"time": time.monotonic(), **memory, **counts, "processes": len(processes)}
+
+
+def _processes(pid: int) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from _processes(int(child))
+
+
+def _pss(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * float(line.split()[1])
+    return 0.0
+
+
+def slope(times: npt.ArrayLike, values: npt.ArrayLike) -> tuple[float, float]:
+    """The slope of a line through the means of `PARTS` parts of a series, and half the width of its 95 % interval."""
+    x, y = (np.array([part.mean() for part in np.array_split(np.asarray(of, float), PARTS)]) for of in (times, values))
+    x = x - x.mean()
+    squares = (x**2).sum()
+    rise = float((x * y).sum() / squares)
+    rest = y - y.mean() - rise * x
+    return rise, float(STUDENT * np.sqrt((rest**2).sum() / (PARTS - 2) / squares))
+
+
+def steady(kind: str, folder: Path, seconds: float) -> Iterator[Sample]:
+    """One loader, epoch after epoch; some 300 samples."""
+    loader = KINDS[kind](folder)
+    begin = due = time.monotonic()
+    while time.monotonic() < begin + seconds:
+        for _ in loader if kind != "clips" else map(loader.__getitem__, range(len(loader))):
+            pass
+        if time.monotonic() >= due:
+            due += seconds / 300
+            yield sample()
+
+
+def made_and_dropped(kind: str, folder: Path, count: int) -> Iterator[Sample]:
+    """Loaders that are left in all ways: unused, early, by an error, at the end; closed, or only dropped."""
+
+    def use(n: int) -> None:
+        loader = KINDS[kind](folder)
+        if kind == "clips":
+            loader[n % len(loader)]
+            return
+        with suppress(ZeroDivisionError):
+            for _ in loader if n % 4 else ():
+                if n % 4 == 1:
+                    break
+                _ = 1 // (n % 4 - 2)
+        if n % 8 < 4:
+            loader.close()
+
+    for n in range(count):
+        use(n)
+        gc.collect()
+        yield sample()
+
+
+def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
+    """Print the slopes of a series; whether it is flat: PSS below a limit in MB per hour, or in kB per loader."""
+    kept = samples[len(samples) // 3 :]
+    if len(kept) < 2 * PARTS:
+        print(f"{name}: {len(samples)} samples are too few")
+        return False
+    at, unit = ([one["time"] / 3600 for one in kept], 1e6) if per == "h" else (range(len(kept)), 1e3)
+    found = {of: slope(at, [one[of] / (unit if of in MEMORY else 1) for one in kept]) for of in (*MEMORY, "blocks")}
+    parts = np.array_split([[one[of] for of in COUNTS] for one in kept], 2)
+    before, after = (part.min(axis=0).astype(int).tolist() for part in parts)
+    good = found["pss"][0] - found["pss"][1] <= limit and all(a <= b for a, b in zip(after, before, strict=True))
+    print(
+        f"{name}: {'flat' if good else 'GROWS'}, {len(samples)} samples; in {'MB' if per == 'h' else 'kB'} per {per}:",
+        ", ".join(f"{of} {rise:+.2f} ± {error:.2f}" for of, (rise, error) in found.items()),
+        f"(PSS {kept[-1]['pss'] / 1e6:.0f} MB; {', '.join(COUNTS)} {before}, then {after})",
+        flush=True,
+    )
+    return good
+
+
+def make(folder: Path) -> None:
+    """Clips of many sizes and lengths, as fragmentation needs them; and VP9 alone, which DALI decodes on a CPU."""
+    for name, codecs in (("set", ("h264", "hevc", "vp9")), ("vp9", ("vp9",))):
+        (folder / f"{name}-clips").mkdir()
+        for n in range(24):
+            size, codec = 128 + 64 * (n % 5), codecs[n % len(codecs)]
+            recipe: Any = {"codec": codec, "width": size + 32 * (n % 3), "height": size, "frames": 20 + 7 * (n % 6)}
+            write(Recipe(**recipe, b_frames=0 if codec == "vp9" else 2, seed=n), folder / f"{name}-clips" / f"{n}.mp4")
+        sv.pack([str(folder / f"{name}-clips")], str(folder / name), shard_size=200_000, progress=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; default: all, side by side")
+    parser.add_argument("--minutes", type=float, default=60, help="how long each loader runs; 0: not at all")
+    parser.add_argument("--made", type=int, default=200, help="loaders that are made and dropped before; 0: none")
+    parser.add_argument("--data", type=Path, help="a folder that an earlier run has made, or that is still empty")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.data or Path(temporary)
+        if not (folder / "vp9").exists():
+            make(folder)
+        if len(options.kinds) != 1:
+            same = ["--data", str(folder), "--minutes", str(options.minutes), "--made", str(options.made)]
+            again = [sys.executable, "-m", "tools.soak", *same]
+            return max(run.wait() for run in [subprocess.Popen([*again, kind]) for kind in options.kinds or KINDS])
+        kind, good = options.kinds[0], True
+        if options.made:
+            samples = list(made_and_dropped(kind, folder, options.made))
+            good &= judge(f"{kind}, {options.made} made and dropped", samples, KB_PER_LOADER, "loader")
+        if options.minutes:
+            samples = list(steady(kind, folder, 60 * options.minutes))
+            good &= judge(f"{kind}, {options.minutes:g} min", samples, MB_PER_HOUR, "h")
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
