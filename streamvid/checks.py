@@ -49,6 +49,17 @@ def decimal(number: float) -> Fraction:
     return Fraction(str(number))
 
 
+def boolean(value: object, name: str) -> bool:
+    """The value, which must be True or False.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name} must be True or False; it is {value!r}")
+    return bool(value)
+
+
 def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_COUNT) -> int:
     """The value as an int.
 

@@ -227,6 +227,10 @@ class WorkerProcess:
             self.kill()
             raise WorkerStuckError(stuck)
 
+    def is_alive(self) -> bool:
+        """Whether it has not died since its last call."""
+        return self._popen.poll() is None
+
     def kill(self) -> None:
         """End it at once, from any thread; a call of another thread then raises WorkerCrashError."""
         self._popen.kill()

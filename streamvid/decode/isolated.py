@@ -107,6 +107,9 @@ class IsolatedDecoder:
         self.close()
 
     def _start(self) -> WorkerProcess:
+        if self._process is not None and not self._process.is_alive():
+            self._process.end()  # it died with nothing to do: that is no slice's fault
+            self._process = None
         if self._process is None:
             process = WorkerProcess(inherit=[self._memory])
             process.handshake()

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 
 from streamvid.arrays import Int64
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import boolean, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
@@ -56,6 +56,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: as in `StreamLoader`.
         columns: metadata to put into samples.
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
+        isolate: decode in a child process, one for each process that uses the dataset, as of `StreamLoader`.
         on_error, max_errors, quarantine: what a bad clip does, as of `StreamLoader`. In its place stands another item
             of the dataset, drawn by seed, epoch and item, and `valid` is False. Frames that are asked for by number or
             instant (`At`, `get`) come, or an error does.
@@ -79,12 +80,14 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         transform: Transform | Views | Mapping[str, Transform] | None = None,
         columns: Sequence[str] = (),
         seed: int = 0,
+        isolate: bool = False,
         retry_for: float | Retry = 600.0,
         on_error: OnError = "skip",
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         roots: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
+        boolean(isolate, "isolate")
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         self._can_sample = sampling is not None
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
@@ -111,7 +114,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         # see them change.
         self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
         self._clip_transform = samples.clip_transform()
-        self._renderer = SampleRenderer(self._clip_transform)
+        self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled it holds the dataset's path rather than its rows, which are opened again where it is unpickled. Those

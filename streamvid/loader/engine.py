@@ -8,8 +8,10 @@ from functools import partial
 from typing import Final, Literal, Protocol
 
 from streamvid.arrays import Int64
+from streamvid.checks import boolean
 from streamvid.dali import support
 from streamvid.dali.engine import DaliEngine
+from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
@@ -81,6 +83,7 @@ def make_engine(
     num_threads: int,
     max_batch: int,
     fallback: Fallback,
+    isolate: bool,
 ) -> Engine:
     """The engine of that name, if it can decode the clips.
 
@@ -95,10 +98,14 @@ def make_engine(
         max_batch: clips per batch at most.
         fallback: "cpu": clips that the GPU does not decode are decoded on the CPU, but not by "dali"; "error": they
             are refused.
+        isolate: what the CPU decodes, it decodes in child processes.
 
     Raises:
-        InputError: clips that it cannot decode on this device.
+        InputError: clips that it cannot decode on this device, or in child processes.
     """
+    boolean(isolate, "isolate")
+    if isolate and name == "dali":
+        raise InputError("engine='dali' decodes in its own threads: leave out isolate=True")
     dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
@@ -119,6 +126,12 @@ def make_engine(
             dataset, access, spec, transform, device_id=device_id, num_threads=num_threads, rescuer=rescuer
         )
     make = partial(
-        make_renderer, transform, device_id=device_id, threads=num_threads, max_batch=max_batch, on_cpu=on_cpu
+        make_renderer,
+        transform,
+        device_id=device_id,
+        threads=num_threads,
+        max_batch=max_batch,
+        on_cpu=on_cpu,
+        isolate=isolate,
     )
     return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make), rescuer)

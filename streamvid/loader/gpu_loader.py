@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 import torch.utils.data
 
-from streamvid.checks import integer, one_of, suggest_keywords
+from streamvid.checks import boolean, integer, one_of, suggest_keywords
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import in_children
@@ -69,6 +69,7 @@ class GpuDataLoader:
         num_workers: processes that read; 0 reads in a thread.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
         num_threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
+        isolate: as of StreamLoader.
         on_error, max_errors, quarantine: what a bad clip does, as of `ClipDataset`; default: as the dataset has them.
         prefetch_factor, persistent_workers, multiprocessing_context, worker_init_fn, generator, timeout: as of torch's
             DataLoader.
@@ -91,6 +92,7 @@ class GpuDataLoader:
         device: str | int | None = None,
         fallback: Fallback = "cpu",
         num_threads: int | None = None,
+        isolate: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         multiprocessing_context: str | BaseContext | None = None,
@@ -142,6 +144,7 @@ class GpuDataLoader:
         except (TypeError, ValueError) as error:
             raise InputError(f"DataLoader refuses the options: {error}") from error
         one_of(fallback, FALLBACKS, "fallback")
+        boolean(isolate, "isolate")
         self._num_threads = num_threads = num_threads or find_cores()
         device_id, on_cpu = find_device(device), None
         if device_id is not None:
@@ -162,6 +165,7 @@ class GpuDataLoader:
                 threads=num_threads,
                 max_batch=batch_size,
                 on_cpu=on_cpu,
+                isolate=isolate,
             )
         )
         self._position = RunPosition(SamplerPosition(0))

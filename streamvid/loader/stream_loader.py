@@ -91,6 +91,8 @@ class StreamLoader:
         num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
             the other ranks of its node. With a GPU, those beyond one for each NVDEC engine and one more decode beside
             it.
+        isolate: what the CPU decodes, it decodes in child processes, one for each thread: a video that crashes FFmpeg
+            or hangs in it then costs its clip alone. docs/reliability.md says what that costs.
         fetch: of a remote dataset, "shards": whole shards, into the cache; "ranges": the bytes of the frames alone,
             straight from the bucket; "auto": whichever is predicted to be cheaper. `stats()` says which it is.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
@@ -135,6 +137,7 @@ class StreamLoader:
         mesh: DeviceMesh | None = None,
         ranks_per_node: int | None = None,
         num_threads: int | None = None,
+        isolate: bool = False,
         fetch: Fetch = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
@@ -175,10 +178,8 @@ class StreamLoader:
         self.dataset = samples.dataset
         self.skipped = samples.pools.short
         if self.skipped:
-            log.warning(
-                "%d of %d clips are too short for %s and are skipped",
-                self.skipped, len(self.dataset), samples.spec.sampling,
-            )  # fmt: skip
+            text = "%d of %d clips are too short for %s and are skipped"
+            log.warning(text, self.skipped, len(self.dataset), samples.spec.sampling)
         rows = samples.pools.rows()
         check_output_sizes(samples.transform, self.dataset.clips, rows)
         plan = Plan(
@@ -206,6 +207,7 @@ class StreamLoader:
             num_threads=num_threads,
             max_batch=batch_size,
             fallback=fallback,
+            isolate=isolate,
         )
         self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
         self._batch_fn, self._batch_size = batch_fn, batch_size

@@ -108,6 +108,17 @@ def test_a_crash_costs_the_slice(tmp_path: Path, decoder: IsolatedDecoder, signu
     assert decoder.pid != pid
 
 
+def test_a_process_that_dies_with_nothing_to_do_costs_no_slice(tmp_path: Path, decoder: IsolatedDecoder) -> None:
+    encoded = stored(LONG, tmp_path)
+    frames_of(decoder, encoded)
+    pid = decoder.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+    assert decoder.pid != pid
+
+
 def test_a_hang_costs_the_slice_and_its_deadline(tmp_path: Path, decoder: IsolatedDecoder) -> None:
     encoded = stored(LONG, tmp_path)
     running = decoder.frames(encoded, limit_s=1.0)

@@ -29,6 +29,7 @@ from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
 from tests.support.packed import pack_with_columns, replace_packets
+from tests.support.processes import alive, processes_below
 from tests.support.sampling import padded
 from tools.clips import Recipe
 
@@ -66,23 +67,6 @@ def nothing_left() -> Iterator[None]:
     while time.monotonic() < deadline and (found := workers() + loader_threads()):
         time.sleep(0.05)
     assert not found
-
-
-def processes_below(pid: int) -> list[int]:
-    """The processes that a process started, and those that these did; without those that have ended."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended meanwhile
-            for child in map(int, task.read_text().split()):
-                found += [child, *processes_below(child)]
-    return [one for one in found if alive(one)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def workers() -> list[int]:

@@ -13,24 +13,39 @@ from streamvid.video.packet_selection import EncodedSlice
 
 
 class HangsForEver(InThreadDecoder):
-    """Never gives a frame of clips named `stuck`: its thread waits in C for a signal that does not come."""
+    """Never gives a frame of one clip: its thread waits in C for a signal that does not come."""
+
+    clip: ClassVar[str] = "stuck"
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
     ) -> Iterator[tuple[int, Planes]]:
-        if encoded.name == "stuck":
-            ctypes.CDLL(None).pause()
+        if encoded.name == self.clip:
+            self.hang()
         yield from super().frames(encoded, segment, limit_s=limit_s)
 
+    def hang(self) -> None:
+        """Do it."""
+        ctypes.CDLL(None).pause()
 
-class HangsUntilTold(InThreadDecoder):
-    """Gives frames of clips named `stuck` after `go`: far too late."""
+
+class HangsOnce(HangsForEver):
+    """Only on the first try."""
+
+    hung: ClassVar[threading.Event] = threading.Event()
+
+    def hang(self) -> None:
+        """See `HangsForEver`."""
+        if not self.hung.is_set():
+            self.hung.set()
+            super().hang()
+
+
+class HangsUntilTold(HangsForEver):
+    """Until `go`: far too late."""
 
     go: ClassVar[threading.Event] = threading.Event()
 
-    def frames(
-        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
-    ) -> Iterator[tuple[int, Planes]]:
-        if encoded.name == "stuck":
-            self.go.wait()
-        yield from super().frames(encoded, segment, limit_s=limit_s)
+    def hang(self) -> None:
+        """See `HangsForEver`."""
+        self.go.wait()

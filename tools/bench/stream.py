@@ -1,10 +1,10 @@
 """What the loader costs over bare decoding: frames a second by both, on the same clips in the same run.
 
-    python -m tools.bench.stream [--quick] [--json FILE] [--device cpu]
+    python -m tools.bench.stream [--quick] [--json FILE] [--device cpu] [--isolate]
 
 It makes its own clips. The loader streams whole epochs: plan, read, slice, decode, transform, PyTorch batches. The
 bare decoder gets the slices of the same epochs, ready in memory, in the same batches, and does nothing but decode
-them. Both run in turn; medians count.
+them. Both run in turn; medians count. With --isolate, the loader decodes in child processes; the bare decoder does not.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def make_dataset(folder: Path, name: str, files: Sequence[Path], clips: int) -> 
 class Bench:
     """Loader and bare decoder on one dataset, with the same frames of the same clips in the same batches."""
 
-    def __init__(self, path: str, size: Size, transform: sv.Transform, device: str | None) -> None:
+    def __init__(
+        self, path: str, size: Size, transform: sv.Transform, device: str | None, *, isolate: bool = False
+    ) -> None:
         self._loader = sv.StreamLoader(
             path,
             batch_size=size.batch,
@@ -149,6 +151,7 @@ class Bench:
             transform=transform,
             seed=SEED,
             device=device,
+            isolate=isolate,
             rank=0,
             world_size=1,
         )
@@ -233,7 +236,7 @@ class Bench:
             torch.cuda.synchronize(self._device_id)
 
 
-def run(size: Size, device: str | None) -> Report:
+def run(size: Size, device: str | None, *, isolate: bool = False) -> Report:
     """Make clips and datasets, and measure each codec by itself and all together."""
     measured: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory(prefix="streamvid-bench-") as temporary:
@@ -241,11 +244,11 @@ def run(size: Size, device: str | None) -> Report:
         files = make_clips(folder, size.made)
         for codec, chosen in files.items():
             path = make_dataset(folder, codec, chosen, size.clips)
-            measured[codec] = Bench(path, size, TRANSFORM, device).measure()
+            measured[codec] = Bench(path, size, TRANSFORM, device, isolate=isolate).measure()
         mixed = [file for group in zip(*files.values(), strict=True) for file in group]
         path = make_dataset(folder, "mixed", mixed, size.clips)
-        measured["mixed"] = Bench(path, size, TRANSFORM, device).measure()
-        measured["mixed, untransformed"] = Bench(path, size, BARE, device).measure()
+        measured["mixed"] = Bench(path, size, TRANSFORM, device, isolate=isolate).measure()
+        measured["mixed, untransformed"] = Bench(path, size, BARE, device, isolate=isolate).measure()
     where = "CPU" if find_device(device) is None else "GPU"
     rows: list[Row] = [
         {
@@ -282,8 +285,9 @@ def main() -> int:
     """Run as the command line asks."""
     parser = arguments(__doc__)
     parser.add_argument("--device", help="cpu, cuda or cuda:1; default: the GPU if there is one")
+    parser.add_argument("--isolate", action="store_true", help="the loader decodes in child processes")
     options: Any = parser.parse_args()
-    return finish(run(QUICK if options.quick else FULL, options.device), options)
+    return finish(run(QUICK if options.quick else FULL, options.device, isolate=options.isolate), options)
 
 
 if __name__ == "__main__":

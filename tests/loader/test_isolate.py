@@ -1,0 +1,257 @@
+"""`isolate=True`: the same batches by way of child processes, which may crash or hang, and of which nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+
+import streamvid as sv
+from streamvid.decode import cpu
+from streamvid.decode.deadline import Pace
+from streamvid.transform import render
+from tests.support.bad_clips import make_dataset, same, samples
+from tests.support.packed import packing_inline
+from tests.support.processes import alive, processes_below
+from tests.support.stuck import HangsForEver, HangsOnce
+
+CODECS = [("h264", "mp4"), ("hevc", "mp4"), ("vp9", "mkv"), ("mjpeg", "avi")] * 3
+TRANSFORMS = {
+    "as they are": sv.Transform(),
+    "by the batch writer": sv.Transform(
+        random_resized_crop=(0.3, 1), crop=(64, 96), horizontal_flip=0.5, dtype="float16"
+    ),
+    "by DALI": sv.Transform(resize=(64, 64), brightness=0.4, dtype="float32"),
+    "views": {
+        "small": sv.Transform(resize=(32, 48)),
+        "large": sv.Transform(random_resized_crop=(0.3, 1), crop=(96, 96)),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with packing_inline():
+        return make_dataset(tmp_path_factory.mktemp("isolate"), CODECS)
+
+
+def make(dataset: Path, **options: object) -> sv.StreamLoader:
+    given = {"batch_size": 3, "sampling": sv.Window(4), "device": "cpu", "num_threads": 2, "on_error": "raise"}
+    return sv.StreamLoader(dataset, **{**given, **options})  # type: ignore[arg-type]
+
+
+def epochs(loader: sv.StreamLoader, got: list[sv.Batch]) -> None:
+    """Take batches for ever."""
+    while True:
+        got.extend(loader)
+
+
+def decoders() -> list[int]:
+    """Our child processes that decode."""
+    return [
+        pid for pid in processes_below(os.getpid()) if b"streamvid.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def until(met: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_same_batches_come_out(dataset: Path, name: str) -> None:
+    with make(dataset, transform=TRANSFORMS[name]) as loader:
+        expected = list(loader)
+    with make(dataset, transform=TRANSFORMS[name], isolate=True) as loader:
+        for one, two in zip(loader, expected, strict=True):
+            assert same(one, two)
+        assert 1 <= len(decoders()) <= 2
+    assert not decoders()
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", None])
+def test_what_it_cannot_be(dataset: Path, wrong: object) -> None:
+    for refused in (
+        lambda: make(dataset, isolate=wrong),
+        lambda: sv.ClipDataset(dataset, isolate=wrong),  # type: ignore[arg-type]
+        lambda: sv.GpuDataLoader(sv.ClipDataset(dataset, sampling=sv.Window(4)), batch_size=2, isolate=wrong),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(sv.InputError, match="isolate must be True or False"):
+            refused()
+    with pytest.raises(sv.InputError, match="engine='dali' decodes in its own threads"):
+        make(dataset, isolate=True, engine="dali")
+
+
+@contextmanager
+def signalled(signum: int, *, times: int = 1_000_000) -> Iterator[list[int]]:
+    """Sends a signal to children that decode, so many times at most; one that has nothing to do may be hit, too."""
+    hit: list[int] = []
+    over = threading.Event()
+
+    def hunt() -> None:
+        while len(hit) < times and not over.wait(0.005):
+            for pid in decoders():
+                with contextlib.suppress(OSError):
+                    if "wchar: 0\n" not in Path(f"/proc/{pid}/io").read_text():
+                        os.kill(pid, signum)
+                        hit.append(pid)
+                        break
+
+    hunting = threading.Thread(target=hunt)
+    hunting.start()
+    try:
+        yield hit
+    finally:
+        over.set()
+        hunting.join()
+    assert hit
+
+
+def test_a_crash_ends_the_run_with_a_state_that_goes_on(dataset: Path) -> None:
+    whole = list(make(dataset))
+    loader = make(dataset, isolate=True)
+    got: list[sv.Batch] = []
+    with signalled(signal.SIGSEGV) as hit, pytest.raises(sv.VideoError, match=r"clip \d\d crashes FFmpeg \(SIGSEGV\)"):
+        epochs(loader, got)
+    state = loader.state_dict()
+    loader.close()
+    assert not any(map(alive, hit))
+    assert not decoders()
+    done = len(got) % len(whole)
+    with make(dataset, isolate=True) as resumed:
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+    if len(got) < len(whole):  # the crash came in the first epoch
+        assert len(rest) == len(whole) - done
+        assert all(map(same, rest, whole[done:]))
+
+
+def test_a_crash_of_a_good_clip_costs_nothing(dataset: Path, tmp_path: Path) -> None:
+    """It is tried once more by itself: what crashed was not the clip's fault."""
+    whole = samples(make(dataset, sampling=sv.All()))
+    with make(dataset, sampling=sv.All(), isolate=True, on_error="skip", quarantine=tmp_path / "q") as loader:
+        with signalled(signal.SIGSEGV, times=1):
+            got = samples(loader)
+        assert loader.stats().bad_clips == 0
+    assert got.keys() == whole.keys()
+    assert all(same(got[place], whole[place]) for place in whole)
+
+
+def test_a_hang_ends_the_run(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "Pace", functools.partial(Pace, least_s=1.0))
+    loader = make(dataset, isolate=True)
+    with signalled(signal.SIGSTOP) as hit, pytest.raises(sv.VideoError, match=r"clip \d\d gets FFmpeg stuck"):
+        epochs(loader, [])
+    loader.close()
+    assert not any(map(alive, hit))
+
+
+def test_without_it_a_stuck_thread_is_named_and_ends_the_run(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "Pace", functools.partial(Pace, least_s=1.0))
+    monkeypatch.setattr(render, "InThreadDecoder", HangsForEver)
+    monkeypatch.setattr(HangsForEver, "clip", "07")
+    loader = make(dataset, shuffle=False)
+    got = []
+    with caplog.at_level(logging.ERROR), pytest.raises(sv.VideoError, match="clip 07 gets FFmpeg stuck"):
+        got.extend(loader)
+    assert "clip 07 gets FFmpeg stuck" in caplog.text
+    state = loader.state_dict()
+    loader.close()
+    monkeypatch.setattr(HangsForEver, "clip", "")
+    with make(dataset, shuffle=False) as resumed:
+        resumed.load_state_dict(state)
+        assert sum(len(batch["clip"]) for batch in resumed) == len(CODECS) - 6
+
+
+def test_without_it_a_stuck_thread_costs_its_clip_where_bad_clips_are_skipped(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is tried once more in a process that can be killed: here that is FFmpeg itself, and the clip is good."""
+    whole = samples(make(dataset))
+    monkeypatch.setattr(cpu, "Pace", functools.partial(Pace, least_s=1.0))
+    monkeypatch.setattr(render, "InThreadDecoder", HangsOnce)
+    monkeypatch.setattr(HangsOnce, "clip", "07")
+    HangsOnce.hung.clear()
+    with make(dataset, on_error="skip", quarantine=tmp_path / "q") as loader:
+        got = samples(loader)
+    assert got.keys() == whole.keys()
+    assert all(same(got[place], whole[place]) for place in whole)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_in_the_workers_of_a_dataloader(dataset: Path, how: str) -> None:
+    plain = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)))
+    isolated = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)), isolate=True)
+    assert same(isolated[3], plain[3])  # the workers are forked from a process that has one
+    (own,) = decoders()
+    loader = torch.utils.data.DataLoader(
+        isolated, batch_size=3, num_workers=2, multiprocessing_context=multiprocessing.get_context(how)
+    )
+    for batch, expected in zip(loader, torch.utils.data.DataLoader(plain, batch_size=3), strict=True):
+        assert same(batch, expected)
+    until(lambda: decoders() == [own], "processes of workers that have ended")
+    assert same(isolated[4], plain[4])
+    del loader, isolated
+    gc.collect()
+    until(lambda: not decoders(), "the process of a dataset that is gone")
+
+
+def test_behind_workers_that_read(dataset: Path) -> None:
+    clips = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)))
+    with sv.GpuDataLoader(clips, batch_size=3, num_workers=2, device="cpu") as loader:
+        expected = list(loader)
+    with sv.GpuDataLoader(clips, batch_size=3, num_workers=2, device="cpu", num_threads=2, isolate=True) as loader:
+        assert all(map(same, loader, expected))
+        assert decoders()
+    assert not decoders()
+
+
+_KILLED = """
+import sys
+import streamvid as sv
+loader = sv.StreamLoader(sys.argv[1], batch_size=3, sampling=sv.Window(4), device="cpu", num_threads=2, isolate=True)
+while True:
+    for batch in loader:
+        print("batch", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "end"])
+def test_nothing_stays_when_the_process_ends(dataset: Path, how: str) -> None:
+    """Neither a process nor shared memory: killed, or at the end of a script that closes nothing."""
+    shared = set(os.listdir("/dev/shm"))
+    code = _KILLED if how == "kill" else _KILLED.replace("print(", "sys.exit(").replace(", flush=True", "")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(dataset)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None
+        children: list[int] = []
+        if how == "kill":
+            assert script.stdout.readline() == "batch\n"
+            children = processes_below(script.pid)
+            assert children
+            script.kill()
+        _, errors = script.communicate(timeout=60)
+    assert script.returncode == (-signal.SIGKILL if how == "kill" else 1), errors
+    if how == "end":
+        assert errors == "batch\n"
+    until(lambda: not any(map(alive, children)), "processes outlive their parent")
+    assert set(os.listdir("/dev/shm")) <= shared

@@ -1,0 +1,24 @@
+"""Which processes there are."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def processes_below(pid: int) -> list[int]:
+    """The processes that a process started, and those that these did; without those that have ended."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            for child in map(int, task.read_text().split()):
+                found += [child, *processes_below(child)]
+    return [one for one in found if alive(one)]
+
+
+def alive(pid: int) -> bool:
+    """Whether it has not ended; a zombie has."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
