@@ -24,17 +24,14 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
+from streamvid.stopwatch import TICK_S, Stopwatch
 
 T = TypeVar("T")
 
 SILENT_S: Final = 900.0
 """Seconds without any I/O after which a call is considered stuck. A slow disk or encoder takes seconds."""
-TICK_S: Final = 0.5
-"""Seconds between two looks at whether a call is stuck."""
 _START_S: Final = 120.0
 """Seconds that starting a process may take: it imports modules, from a slow disk perhaps."""
-_LONGEST_TICK_S: Final = 5.0
-"""Seconds that count at most from one look to the next: in a longer time this process was stopped, or did not run."""
 _LENGTH: Final = 8
 """Bytes of a message's length before it, little-endian."""
 
@@ -51,35 +48,6 @@ class WorkerCrashError(Exception):
 
 class WorkerStuckError(WorkerCrashError):
     """The process was killed because the call did no I/O or exceeded its time limit; the message says which."""
-
-
-class Stopwatch:
-    """Seconds that a thread or process had for its work, for deadlines that hold on a busy machine, too.
-
-    Those in which the kernel kept it waiting for a core do not count (run queue delay in ``/proc/…/schedstat``, where
-    there is one), nor those in which the process that looks at the watch was stopped itself.
-
-    Args:
-        task: what works, in ``/proc``: ``"1234"``, or ``"self/task/1234"`` for a thread.
-    """
-
-    def __init__(self, task: str) -> None:
-        self._schedstat = Path("/proc", task, "schedstat")
-        self._last, self._passed = time.monotonic(), 0.0
-        self._waited = self._run_queue_delay()
-
-    def seconds(self) -> float:
-        """Seconds since the watch was made; to be called every `TICK_S`."""
-        now = time.monotonic()
-        self._passed += min(now - self._last, _LONGEST_TICK_S)
-        self._last = now
-        return self._passed - (self._run_queue_delay() - self._waited)
-
-    def _run_queue_delay(self) -> float:
-        try:
-            return int(self._schedstat.read_bytes().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return 0.0
 
 
 class WorkerProcess:

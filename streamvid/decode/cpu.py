@@ -72,7 +72,7 @@ class SliceDecoder(Protocol):
 
         Args:
             encoded, segment: as of `decode_frames`.
-            limit_s: seconds that it may take, as `streamvid.workers.Stopwatch` counts them.
+            limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
 
         Returns:
             not always in order, each frame's row and its planes, which are valid until the next is asked for.

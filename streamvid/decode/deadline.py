@@ -37,7 +37,7 @@ class Pace:
             self._measured[_kind(encoded)].append(seconds / packets)
 
     def deadline(self, encoded: EncodedSlice, packets: int | None = None) -> float:
-        """Seconds that decoding a slice, or so many packets of it, may take, as `streamvid.workers.Stopwatch` counts
+        """Seconds that decoding a slice, or so many packets of it, may take, as `streamvid.stopwatch.Stopwatch` counts
         them: `_PATIENCE` times as many as at the median pace of slices of its codec and size, and at least `LEAST_S`.
         """
         packets = len(encoded.sizes) if packets is None else packets

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from streamvid.workers import TICK_S, Stopwatch
+from streamvid.stopwatch import TICK_S, Stopwatch
 
 Tool = TypeVar("Tool")
 
@@ -35,7 +35,7 @@ class Call(Generic[Tool]):
 
     Attributes:
         function: gets the thread's tool.
-        limit_s: says, when the call begins, how many seconds it may take, as `streamvid.workers.Stopwatch` counts them.
+        limit_s: says, when the call begins, how many seconds it may take (`streamvid.stopwatch.Stopwatch`).
         overdue: makes the error of a call that took more, from those seconds.
         future: raises what the function or `overdue` says.
     """

@@ -56,7 +56,7 @@ class IsolatedDecoder:
 
         Args:
             encoded, segment: as of `decode_frames`.
-            limit_s: seconds after which the process is killed, as `streamvid.workers.Stopwatch` counts them.
+            limit_s: seconds after which the process is killed, as `streamvid.stopwatch.Stopwatch` counts them.
 
         Returns:
             not always in order, each frame's row and its planes, which are valid until the next is asked for.

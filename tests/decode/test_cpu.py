@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tests.support.reference import slice_of, whole
-from tests.support.stuck import HangsForEver, HangsUntilTold
+from tests.support.stuck import Hangs, woken
 from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
@@ -166,32 +165,27 @@ def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) 
 def test_a_slice_that_is_stuck_fails_and_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     part = slice_of(stored(LONG, tmp_path), [3, 50, 51, 90])
     frames = decode_with_pyav(part)
-    decoder = CpuDecoder(threads=2, decoder=HangsForEver, pace=Pace(least_s=0.5))
-    for _ in range(2):
-        with pytest.raises(StuckDecoderError, match="clip stuck gets FFmpeg stuck") as caught:
-            decoder.decode([part, replace(part, name="stuck"), part])
-        assert caught.value.clip == "stuck"
-        for got in decoder.decode([part] * 4):
-            np.testing.assert_array_equal(got, frames)
-    decoder.close()
+    decoder = CpuDecoder(threads=2, decoder=Hangs, pace=Pace(least_s=0.5))
+    with woken():
+        for _ in range(2):
+            with pytest.raises(StuckDecoderError, match="clip stuck gets FFmpeg stuck") as caught:
+                decoder.decode([part, replace(part, name="stuck"), part])
+            assert caught.value.clip == "stuck"
+            for got in decoder.decode([part] * 4):
+                np.testing.assert_array_equal(got, frames)
+        decoder.close()
     assert caplog.text.count("clip stuck gets FFmpeg stuck") == 2
 
 
 def test_a_thread_that_wakes_up_late_writes_into_nothing_that_was_delivered(tmp_path: Path) -> None:
     """Its batch failed; the same batch, decoded anew, has memory of its own."""
     part = slice_of(stored(LONG, tmp_path), [3, 50, 51, 90])
-    stuck = replace(part, name="stuck")
-    HangsUntilTold.go.clear()
-    decoder = CpuDecoder(threads=1, decoder=HangsUntilTold, pace=Pace(least_s=0.5))
-    with pytest.raises(StuckDecoderError):
-        decoder.decode([stuck])
-    (threads,) = [[t for t in threading.enumerate() if t.name == "streamvid-decode_0"]]
-    (got,) = decoder.decode([part])
-    before = got.copy()
-    got[:] = 7
-    HangsUntilTold.go.set()
-    for thread in threads:
-        thread.join(timeout=30)
+    decoder = CpuDecoder(threads=1, decoder=Hangs, pace=Pace(least_s=0.5))
+    with woken():
+        with pytest.raises(StuckDecoderError):
+            decoder.decode([replace(part, name="stuck")])
+        (got,) = decoder.decode([part])
+        np.testing.assert_array_equal(got, decode_with_pyav(part))
+        got[:] = 7
     assert (got == 7).all()
-    np.testing.assert_array_equal(before, decode_with_pyav(part))
     decoder.close()

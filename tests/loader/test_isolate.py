@@ -27,7 +27,7 @@ from streamvid.transform import render
 from tests.support.bad_clips import make_dataset, same, samples
 from tests.support.packed import packing_inline
 from tests.support.processes import alive, processes_below
-from tests.support.stuck import HangsForEver, HangsOnce
+from tests.support.stuck import Hangs, HangsOnce, woken
 
 CODECS = [("h264", "mp4"), ("hevc", "mp4"), ("vp9", "mkv"), ("mjpeg", "avi")] * 3
 TRANSFORMS = {
@@ -166,31 +166,31 @@ def test_without_it_a_stuck_thread_is_named_and_ends_the_run(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cpu, "Pace", functools.partial(Pace, least_s=1.0))
-    monkeypatch.setattr(render, "InThreadDecoder", HangsForEver)
-    monkeypatch.setattr(HangsForEver, "clip", "07")
+    monkeypatch.setattr(render, "InThreadDecoder", Hangs)
+    monkeypatch.setattr(Hangs, "clip", "07")
     loader = make(dataset, shuffle=False)
-    got = []
-    with caplog.at_level(logging.ERROR), pytest.raises(sv.VideoError, match="clip 07 gets FFmpeg stuck"):
-        got.extend(loader)
-    assert "clip 07 gets FFmpeg stuck" in caplog.text
-    state = loader.state_dict()
-    loader.close()
-    monkeypatch.setattr(HangsForEver, "clip", "")
+    got: list[sv.Batch] = []
+    with woken():
+        with caplog.at_level(logging.ERROR), pytest.raises(sv.VideoError, match="clip 07 gets FFmpeg stuck"):
+            got.extend(loader)
+        assert "clip 07 gets FFmpeg stuck" in caplog.text
+        state = loader.state_dict()
+        loader.close()
+    monkeypatch.setattr(Hangs, "clip", "")
     with make(dataset, shuffle=False) as resumed:
         resumed.load_state_dict(state)
         assert sum(len(batch["clip"]) for batch in resumed) == len(CODECS) - 6
 
 
-def test_without_it_a_stuck_thread_costs_its_clip_where_bad_clips_are_skipped(
+def test_without_it_a_stuck_thread_costs_no_batch_where_bad_clips_are_skipped(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is tried once more in a process that can be killed: here that is FFmpeg itself, and the clip is good."""
+    """The clip is tried once more in a process that can be killed; here that is FFmpeg itself, and the clip is good."""
     whole = samples(make(dataset))
     monkeypatch.setattr(cpu, "Pace", functools.partial(Pace, least_s=1.0))
     monkeypatch.setattr(render, "InThreadDecoder", HangsOnce)
-    monkeypatch.setattr(HangsOnce, "clip", "07")
-    HangsOnce.hung.clear()
-    with make(dataset, on_error="skip", quarantine=tmp_path / "q") as loader:
+    monkeypatch.setattr(Hangs, "clip", "07")
+    with woken(), make(dataset, on_error="skip", quarantine=tmp_path / "q") as loader:
         got = samples(loader)
     assert got.keys() == whole.keys()
     assert all(same(got[place], whole[place]) for place in whole)
@@ -236,8 +236,7 @@ while True:
 
 @pytest.mark.parametrize("how", ["kill", "end"])
 def test_nothing_stays_when_the_process_ends(dataset: Path, how: str) -> None:
-    """Neither a process nor shared memory: killed, or at the end of a script that closes nothing."""
-    shared = set(os.listdir("/dev/shm"))
+    """No process, and no shared memory, as it has no name: killed, or at the end of a script that closes nothing."""
     code = _KILLED if how == "kill" else _KILLED.replace("print(", "sys.exit(").replace(", flush=True", "")
     with subprocess.Popen(
         [sys.executable, "-c", code, str(dataset)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -248,10 +247,13 @@ def test_nothing_stays_when_the_process_ends(dataset: Path, how: str) -> None:
             assert script.stdout.readline() == "batch\n"
             children = processes_below(script.pid)
             assert children
+            for child in children:
+                maps = Path(f"/proc/{child}/maps").read_text()
+                assert "memfd:streamvid-frames (deleted)" in maps
+                assert "/dev/shm" not in maps
             script.kill()
         _, errors = script.communicate(timeout=60)
     assert script.returncode == (-signal.SIGKILL if how == "kill" else 1), errors
     if how == "end":
         assert errors == "batch\n"
     until(lambda: not any(map(alive, children)), "processes outlive their parent")
-    assert set(os.listdir("/dev/shm")) <= shared

@@ -1,19 +1,22 @@
-"""Stand-ins for FFmpeg that hang below Python, as it would: `streamvid.decode.cpu.SliceDecoder`s."""
+"""Stand-ins for an FFmpeg that hangs: `streamvid.decode.cpu.SliceDecoder`s."""
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from streamvid.color.yuv_to_rgb import Planes
 from streamvid.decode.cpu import InThreadDecoder, SliceSegment
 from streamvid.video.packet_selection import EncodedSlice
 
+_go = threading.Event()
+_stuck: list[threading.Thread] = []
 
-class HangsForEver(InThreadDecoder):
-    """Never gives a frame of one clip: its thread waits in C for a signal that does not come."""
+
+class Hangs(InThreadDecoder):
+    """Gives no frame of one clip before `wake_all`."""
 
     clip: ClassVar[str] = "stuck"
 
@@ -26,26 +29,33 @@ class HangsForEver(InThreadDecoder):
 
     def hang(self) -> None:
         """Do it."""
-        ctypes.CDLL(None).pause()
+        _stuck.append(threading.current_thread())
+        _go.wait()
 
 
-class HangsOnce(HangsForEver):
-    """Only on the first try."""
-
-    hung: ClassVar[threading.Event] = threading.Event()
+class HangsOnce(Hangs):
+    """Only on the first try of all."""
 
     def hang(self) -> None:
-        """See `HangsForEver`."""
-        if not self.hung.is_set():
-            self.hung.set()
+        """See `Hangs`."""
+        if not _stuck:
             super().hang()
 
 
-class HangsUntilTold(HangsForEver):
-    """Until `go`: far too late."""
+def wake_all() -> None:
+    """Let the threads that hang go on, far too late, and end."""
+    _go.set()
+    for thread in _stuck:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    _stuck.clear()
+    _go.clear()
 
-    go: ClassVar[threading.Event] = threading.Event()
 
-    def hang(self) -> None:
-        """See `HangsForEver`."""
-        self.go.wait()
+@contextmanager
+def woken() -> Iterator[None]:
+    """Leaves no thread that hangs."""
+    try:
+        yield
+    finally:
+        wake_all()
