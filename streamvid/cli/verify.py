@@ -23,6 +23,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--sample", type=parse_share, metavar="SHARE", help="check a random share of the clips, such as 1%%"
     )
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random sample; default 0")
+    command.add_argument(
+        "--quarantine",
+        metavar="FILE",
+        help="decode just the clips that a run has noted there",
+    )
     command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     add_roots(command)
     command.set_defaults(run=_run)
@@ -48,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
         decode=arguments.decode,
         sample=arguments.sample,
         seed=arguments.seed,
+        quarantine=arguments.quarantine,
         workers=arguments.workers,
         roots=arguments.roots,
     )
@@ -56,6 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
     what = "every frame decoded" if report.decoded else "files, indexes and packets checked"
     if arguments.sample is not None:
         what = f"indexes checked, and of {format_count(report.checked, 'clip')} {what}"
+    if arguments.quarantine is not None:
+        what = f"of {format_count(report.checked, 'clip')} in quarantine {what}"
     out.print(
         f"{format_count(manifest.clips, 'clip')} in {format_count(len(manifest.shards), 'shard')}, "
         f"{format_bytes(manifest.tar_bytes)}: {what} in {format_duration(report.elapsed)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import tempfile
 import time
@@ -14,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from streamvid.checks import suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
@@ -38,6 +35,7 @@ from streamvid.inspection.checks import (
     check_packets_file,
     check_tar,
 )
+from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.progress import Progress
@@ -138,6 +136,7 @@ def verify(
     decode: bool = False,
     sample: float | None = None,
     seed: int = 0,
+    quarantine: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: bool = True,
     roots: Sequence[str | os.PathLike[str]] = (),
@@ -150,6 +149,8 @@ def verify(
         sample: share of clips to check, above 0 and up to 1, drawn at random. The idx and Parquet files of all shards
             are then checked completely, but of the tars nothing but the drawn clips is read.
         seed: of the sample.
+        quarantine: check the clips that a file of a run's quarantine names, or all files of the folder, and decode
+            them; of shards without such, nothing is checked.
         workers: number of processes, by default one per core; each checks a shard at a time.
         progress: show a progress bar if stderr is a terminal.
         roots: as of `Dataset.open`.
@@ -164,6 +165,8 @@ def verify(
         raise InputError(f"a sample of {sample} is no share of the clips: give one above 0 and up to 1, such as 0.01")
     if seed < 0:
         raise InputError(f"the seed {seed} is negative: give 0 or more")
+    if quarantine is not None and sample is not None:
+        raise InputError("a sample and a quarantine are different clips: give one of the two")
     started = time.monotonic()
     path = dataset_path(path)
     manifest = read_manifest(path)
@@ -174,11 +177,15 @@ def verify(
     count = min(workers or cores, max(1, len(manifest.shards)))
     # With fewer shards than cores, several clips of a shard are checked at a time.
     threads = max(1, (workers or cores) // count)
-    drawn = None if sample is None else _draw(manifest, sample, seed)
+    drawn = None if sample is None else sampled(manifest, sample, seed)
+    shards: Sequence[int] = range(len(manifest.shards))
+    if quarantine is not None:
+        decode, drawn = True, quarantined(manifest, Path(quarantine))
+        shards = [s for s in shards if drawn[s]]
     problems: list[Problem] = []
     keys: Counter[str] = Counter()
     seconds = 0.0
-    complete = True
+    complete = len(shards) == len(manifest.shards)
     foreign: list[str] = []
     with Workers(count) as pool, Progress("verifying", manifest.clips, enabled=progress) as bar:
         futures = [
@@ -186,8 +193,9 @@ def verify(
                 _check_shard, _Task(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds)
             )
             for s, entry in enumerate(manifest.shards)
+            if s in shards
         ]
-        for entry, future in zip(manifest.shards, futures, strict=True):
+        for entry, future in zip([manifest.shards[s] for s in shards], futures, strict=True):
             try:
                 checked = future.result()
             except WorkerCrashError as crash:
@@ -221,18 +229,6 @@ def verify(
         notes=tuple(notes(path, manifest)),
         elapsed=time.monotonic() - started,
     )
-
-
-def _draw(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
-    """The sampled rows of each shard: the share of all clips, rounded up, the same for the same seed."""
-    count = math.ceil(manifest.clips * share)
-    chosen = np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
-    ends = np.cumsum([entry.clips for entry in manifest.shards])
-    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1])) if len(ends) else []
-    return [
-        tuple((part - (end - entry.clips)).tolist())
-        for part, end, entry in zip(parts, ends, manifest.shards, strict=True)
-    ]
 
 
 def _check_shard(task: _Task) -> _Checked:

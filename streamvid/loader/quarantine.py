@@ -230,16 +230,21 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
     """The rows of a dataset that a file of a quarantine names, and when each was found; those of other datasets are
     left out."""
     shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
-    for number, entry in enumerate(dataset.shards):
-        shards.setdefault(entry.packets_sha256, []).append(number)
+    for number, shard in enumerate(dataset.shards):
+        shards.setdefault(shard.packets_sha256, []).append(number)
+    for entry in entries(file):
+        yield from ((row, str(entry.get("time"))) for row in _rows(entry, dataset, shards))
+
+
+def entries(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of a quarantine that are JSON objects. Nothing in them is checked."""
     for line in _lines(file):
         try:
-            found = json.loads(line)
+            entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            when = str(found.get("time"))
-            yield from ((row, when) for row in _rows(found, dataset, shards))
+        if isinstance(entry, dict):
+            yield entry
 
 
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:

@@ -7,6 +7,7 @@ frame does not depend on which others are decoded with it.
 
 from __future__ import annotations
 
+import errno
 import io
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,6 +103,9 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
         stsd: sample description box of the track.
         reorder: as for `ReusableCodecContext.decode`.
 
+    Raises:
+        av.error.FFmpegError: the sample description is damaged.
+
     Where the bitstream does not say how far pictures are reordered, FFmpeg's H.264 decoder begins with what the
     container says, and drops the pictures by which it learns that it is more. So the MP4 that the demuxer is given here
     has no packets but a table of times that are reordered as far.
@@ -109,12 +113,17 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
     import av
 
     times = np.append(np.arange(1, reorder + 1), 0)
-    width, height = coded_size(stsd)
-    head = slice_header(
-        stsd, np.ones(reorder + 1, dtype=np.int64), width=width, height=height, offsets=composition_offsets(times)
-    )
-    with closing(av.open(io.BytesIO(head), "r", format="mp4")) as container:
-        context = container.streams.video[0].codec_context
+    try:
+        width, height = coded_size(stsd)
+        head = slice_header(
+            stsd, np.ones(reorder + 1, dtype=np.int64), width=width, height=height, offsets=composition_offsets(times)
+        )
+        with closing(av.open(io.BytesIO(head), "r", format="mp4")) as container:
+            context = container.streams.video[0].codec_context
+    except (ValueError, IndexError) as error:
+        raise av.error.InvalidDataError(errno.EINVAL, "its sample description is damaged") from error
+    if context is None:
+        raise av.error.InvalidDataError(errno.EINVAL, "its sample description names no codec that FFmpeg knows")
     # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
     context.thread_count = 1
     if context.codec.canonical_name == "mjpeg":

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import streamvid as sv
+from streamvid.cli.main import main
 from streamvid.decode import isolated
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
+from streamvid.inspection.verify import verify
 from streamvid.loader import rescue
 from streamvid.loader.quarantine import OnError
 from streamvid.packing.options import PackOptions
@@ -28,7 +38,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from tests.support import hostile
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
 from tests.support.clips import write
-from tests.support.packed import replace_packets, reseal
+from tests.support.packed import edit_parquet, replace_packets, reseal
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -67,7 +77,7 @@ def damaged(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_zeroed(whole, path, BAD[0], source=False)
 
 
-def loader(path: Path, folder: Path, **options: Any) -> sv.StreamLoader:
+def loader(path: Path | str, folder: Path, **options: Any) -> sv.StreamLoader:
     given = {"batch_size": 4, "sampling": sv.Window(3), "device": "cpu", "num_threads": 2, "seed": 5}
     return sv.StreamLoader(path, **{**given, "quarantine": folder / "quarantine", **options})
 
@@ -498,3 +508,166 @@ def test_in_processes_that_crash_and_hang(whole: Path, tmp_path: Path, monkeypat
     assert set(reasons) == set(BAD)
     assert "its decoder crashes: SIGSEGV" in reasons[8]
     assert "its decoder hangs: " in reasons[13]
+
+
+def test_single_bits(whole: Path, tmp_path: Path) -> None:
+    """One bit of a packet of every other clip, which FFmpeg often hides: each is found, and no frame is wrong."""
+    shutil.copytree(whole, tmp_path / "set")
+    opened, random = sv.Dataset.open(tmp_path / "set"), np.random.default_rng(3)
+    bad = set(range(0, len(CODECS), 2))
+    for row in bad:
+        index = opened.index(row)
+        packet = int(random.integers(3))  # of those that the first window needs
+        at = int(opened.clips.mp4_offset[row] + index.offset[packet] + random.integers(index.size[packet]))
+        with open(opened.shard_path(int(opened.clips.shard[row])), "r+b") as file:
+            file.seek(at)
+            (value,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([value ^ 1 << int(random.integers(8))]))
+    frames = sv.Frames([0, 1, 2])
+    with loader(whole, tmp_path, sampling=frames) as one:
+        expected = samples(epochs(one))
+    with loader(tmp_path / "set", tmp_path, sampling=frames) as one:
+        assert_good_ones(samples(epochs(one)), expected, bad)
+    found = {entry["row"]: entry for entry in entries(tmp_path)}
+    assert set(found) == bad
+    assert all("CRC-32C" in entry["reason"] and entry["suspect"] == "shard" for entry in found.values())
+
+
+def test_a_sample_description_of_something_else(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "set")
+    opened = sv.Dataset.open(tmp_path / "set")
+    for row, other in ((0, 1), (2, None), (4, b"")):
+        s = int(opened.clips.shard[row])
+        own = bytes(opened.clips.stsds[opened.clips.stsd_id[row]])
+        stsd = bytes(opened.clips.stsds[opened.clips.stsd_id[1]]) if other == 1 else own[:8] + b"\xff" * (len(own) - 8)
+        edit_parquet(Path(opened.shard_path(s, "parquet")), row - opened.rows(s).start, stsd=stsd)
+    reseal(tmp_path / "set")
+    expected = samples(epochs(loader(whole, tmp_path)))
+    with loader(tmp_path / "set", tmp_path) as one:
+        assert_good_ones(samples(epochs(one)), expected, {0, 2, 4})
+
+
+def test_a_damaged_copy_in_the_cache(whole: Path, tmp_path: Path) -> None:
+    """It is no clip's fault: the clip is read where it is stored, and the copy is fetched again."""
+    shutil.copytree(whole, tmp_path / "set")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "set"), f"/{tmp_path.name}", recursive=True)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "fetch": "shards"}
+    with loader(f"memory://{tmp_path.name}", tmp_path, **options) as one:
+        expected = epochs(one)
+        names = {entry.sha256: s for s, entry in enumerate(one.dataset.shards)}
+        clips = one.dataset.clips
+    for file in (tmp_path / "cache").iterdir():
+        if file.name not in names:
+            continue
+        # As bits rot: nobody has written to it.
+        before, content = file.stat(), bytearray(file.read_bytes())
+        row = int(np.flatnonzero(clips.shard == names[file.name])[0])
+        start = int(clips.mp4_offset[row])
+        content[start + 2000 : start + int(clips.mp4_size[row])] = bytes(int(clips.mp4_size[row]) - 2000)
+        file.write_bytes(content)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with loader(f"memory://{tmp_path.name}", tmp_path, **options) as one:
+        assert all(map(same, expected, epochs(one)))
+        assert one.stats().bad_clips == 0
+    assert not (tmp_path / "quarantine").exists()
+    with loader(f"memory://{tmp_path.name}", tmp_path, **options) as one:
+        epochs(one)
+    for file in (tmp_path / "cache").iterdir():
+        if file.name in names:
+            assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
+
+
+def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:
+    """A shard that is gone ends the run as ever, and no clip is called bad."""
+    shutil.copytree(whole, tmp_path / "set")
+    with loader(tmp_path / "set", tmp_path) as one:
+        Path(one.dataset.shard_path(2)).unlink()
+        with pytest.raises(DatasetError, match=r"^shard .* cannot be read"):
+            epochs(one)
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_forgotten_clips(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "set")
+    opened = sv.Dataset.open(whole)
+    shards = [opened.shards[int(opened.clips.shard[row])].name for row in BAD]
+    rows = [row - opened.rows(int(opened.clips.shard[row])).start for row in BAD]
+    table = pa.table({"shard": pa.array(shards, pa.string()), "row": pa.array(rows, pa.int32())})
+    pq.write_table(table, tmp_path / "set" / "forgotten.parquet")
+    about = {"file": "forgotten.parquet", "clips": len(BAD)}
+    about["sha256"] = hashlib.sha256((tmp_path / "set" / "forgotten.parquet").read_bytes()).hexdigest()
+    manifest = json.loads((tmp_path / "set" / "dataset.json").read_text())
+    (tmp_path / "set" / "dataset.json").write_text(json.dumps(manifest | {"forgotten": about}))
+    expected = samples(epochs(loader(whole, tmp_path)))
+    for on_error in ("skip", "mask", "raise"):
+        with loader(tmp_path / "set", tmp_path, on_error=on_error) as one:
+            batches = epochs(one)
+        assert_good_ones(samples(batches), expected, set(BAD))
+    clips = clip_dataset(tmp_path / "set", tmp_path)
+    assert not clips[BAD[0]]["valid"]
+    with pytest.raises(KeyError, match="removed"):
+        clips.get(BAD[0], frames=[0])
+    assert not (tmp_path / "quarantine").exists()
+
+
+@pytest.mark.processes
+def test_verify_looks_at_just_those(damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with loader(damaged, tmp_path) as one:
+        epochs(one)
+        keys = {one.dataset.key(row) for row in BAD}
+    for path in (tmp_path / "quarantine", tmp_path / "quarantine" / "0.jsonl"):
+        report = verify(damaged, quarantine=path, progress=False)
+        assert report.checked == len(BAD)
+        assert {problem.clip for problem in report.problems} == keys
+    assert main(["verify", str(damaged), "--quarantine", str(tmp_path / "quarantine")]) == 1
+    assert "of 3 clips in quarantine every frame decoded" in " ".join(capsys.readouterr().out.split())
+    for wrong in (tmp_path / "none", tmp_path):
+        with pytest.raises(InputError, match="no "):
+            verify(damaged, quarantine=wrong, progress=False)
+
+
+RANK = """
+import hashlib, json, os, signal, sys
+import streamvid as sv
+path, folder, rank = sys.argv[1:]
+with sv.StreamLoader(path, batch_size=2, sampling=sv.Window(3), device="cpu", num_threads=2, seed=5,
+                     rank=int(rank), world_size=2, quarantine=folder + "/quarantine") as loader:
+    for step, batch in enumerate(loader):
+        for n in batch["valid"].nonzero().flatten().tolist():
+            digest = hashlib.sha256(batch["video"][n].numpy().tobytes()).hexdigest()
+            print(json.dumps(["clip", int(batch["clip"][n]), digest]))
+        print(json.dumps(["state", loader.state_dict()]), flush=True)
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def digests(batches: Iterable[Batch]) -> list[tuple[int, str]]:
+    """Row and SHA-256 of the frames of each sample that counts."""
+    return [
+        (row, hashlib.sha256(sample["video"].numpy().tobytes()).hexdigest())
+        for (_, row), sample in samples(batches).items()
+    ]
+
+
+@pytest.mark.processes
+def test_ranks_that_are_killed_and_resumed_as_one(whole: Path, damaged: Path, tmp_path: Path) -> None:
+    """Real processes, without a word between them: every good clip once, every bad one noted once."""
+
+    command = [sys.executable, "-c", RANK, str(damaged), str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2
+    lines = [json.loads(line) for output in outputs for line in output.splitlines()]
+    states = [line[1] for line in lines if line[0] == "state"]
+    got = [(row, digest) for kind, *found in lines if kind == "clip" for row, digest in [found]]
+    with loader(damaged, tmp_path, batch_size=2) as one:
+        one.load_state_dict(max(states, key=lambda state: state["segments"][-1][3]))
+        got += digests(one)
+    with loader(whole, tmp_path, batch_size=2) as one:
+        expected = {clip for clip in digests(one) if clip[0] not in BAD}
+    assert len(got) == len(set(got))
+    assert set(got) == expected
+    assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
