@@ -251,16 +251,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
         """The clips and samples that items name; errors as from `ds[…]`."""
-        resolved = [
+        return [
             item
             if isinstance(item, ResolvedItem)
             else resolve(self.dataset, self._sample_ids, item, can_sample=self._can_sample)
             for item in items
         ]
-        for one in resolved:
-            if one.at is not None and one.row in self.dataset.forgotten:
-                raise KeyError(f"clip {self.dataset.key(one.row)!r} has been removed from the dataset")
-        return resolved
 
     def _place(self, wanted: ResolvedItem, step: int = 0) -> ResolvedItem:
         """The item, or what stands in its place if its clip is absent."""

@@ -607,7 +607,7 @@ def test_forgotten_clips(whole: Path, tmp_path: Path) -> None:
         assert_good_ones(samples(batches), expected, set(BAD))
     clips = clip_dataset(tmp_path / "set", tmp_path)
     assert not clips[BAD[0]]["valid"]
-    with pytest.raises(KeyError, match="removed"):
+    with pytest.raises(KeyError, match="forgotten"):
         clips.get(BAD[0], frames=[0])
     assert not (tmp_path / "quarantine").exists()
 
