@@ -19,6 +19,7 @@ from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
+from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 _CHECKED_BYTES: Final = 64 << 20
+_CHECKSUM_CLIPS: Final = 1 << 18
+"""Clips whose SHA-256 are kept, per dataset and process."""
 
 
 class ShardPaths(Protocol):
@@ -76,6 +79,7 @@ class ClipSource:
         self.reader = RangeReader(retry)
         self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
         self._checked: LruCache[int, Int64] = LruCache(_CHECKED_BYTES, lambda numbers: numbers.nbytes)
+        self._checksums: LruCache[int, StringColumn] = LruCache(_CHECKSUM_CLIPS, len)
         self._by_key: Int64 | None = None
 
     def __len__(self) -> int:
@@ -232,6 +236,18 @@ class ClipSource:
                 row, f"its frame index is damaged: {error}", path, offset=at, suspect="index"
             ) from error
 
+    def sha256(self, row: int) -> str:
+        """SHA-256 of a clip's MP4 in lower-case hexadecimal, from its shard's Parquet file; "" if it is not known.
+
+        Raises:
+            DatasetError: the file cannot be read.
+        """
+        s = int(self.clips.shard[row])
+        sums = self._checksums.get(s)
+        if sums is None:
+            sums = self._checksums.put(s, self.shard_files[s].read_checksums(self.reader.retry))
+        return str(sums[row - self.rows(s).start])
+
     def clip_error(
         self, row: int, reason: str, path: str, *, offset: int, packet: int | None = None, suspect: Suspect
     ) -> ClipError:
@@ -299,7 +315,7 @@ def shard_errors(dataset: ClipSource, shard_of: Mapping[str, int]) -> Iterator[N
 
     Args:
         dataset: whose shards are read.
-        shard_of: their numbers, by path. Of several shards, it is the one at the error's path.
+        shard_of: their numbers, by path. Of several, it is the one at the error's path.
     """
     try:
         yield

@@ -172,8 +172,4 @@ def _cast(column: pa.Array, target: pa.DataType) -> pa.Array:
     if target == pa.int64() and column.type == pa.uint64():
         most: Any = pc.max(column).as_py()
         target = pa.float64() if most is not None and most >= 1 << 63 else target
-    result = column.cast(target, safe=target != pa.float64())
-    if target == pa.float64():
-        # NaN and infinity count as missing: the JSON of the same metadata has neither.
-        result = pc.if_else(pc.is_finite(result), result, pa.scalar(None, target))
-    return result
+    return column.cast(target, safe=target != pa.float64())

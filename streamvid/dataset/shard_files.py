@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.roots import Bounds
-from streamvid.dataset.shard_rows import read_scalars
+from streamvid.dataset.schema import SCHEMA
+from streamvid.dataset.shard_rows import read_columns, read_scalars
+from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
@@ -70,6 +72,12 @@ class ShardFiles:
                 "copy it again or run streamvid verify"
             )
         return read_scalars(source, self.entry)
+
+    def read_checksums(self, retry: Retry) -> StringColumn:
+        """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""
+        source = self._parquet(retry, threading.Event())
+        table = read_columns(source, self.entry, pa.schema([SCHEMA.field("sha256")]))
+        return StringColumn(table["sha256"])
 
     def _parquet(self, retry: Retry, stop: threading.Event) -> str | pa.Buffer:
         path = self.path("parquet")

@@ -167,9 +167,11 @@ class _Compiler:
 
     def _column(self, node: ast.expr, get: Callable[[str], pa.Array], name: str) -> pa.Array:
         try:
-            return get(self._original(name))
+            found = get(self._original(name))
         except InputError as error:
             raise self._error(node, f": {error}") from error
+        # NaN is as good as no value: comparisons with it are false but for !=.
+        return pc.if_else(pc.is_nan(found), None, found) if pa.types.is_floating(found.type) else found
 
     def _number(self, node: ast.expr) -> Any:
         value = self.value(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import ClipError, DatasetError
-from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.plan_samples import Checksum, SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
@@ -139,11 +140,16 @@ def _read_step(
     with access.open(shards, stop) as path_of:
         reader = access.reader(shards, stop)
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
-        return planned, read_slices(dataset, planned, reader, path_of)
+        return planned, read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
 
 
 def read_slices(
-    dataset: ClipSource, samples: Sequence[SamplePlan], reader: RangeReader, path_of: ShardPaths
+    dataset: ClipSource,
+    samples: Sequence[SamplePlan],
+    reader: RangeReader,
+    path_of: ShardPaths,
+    *,
+    checksum: Checksum | None = "crc32c",
 ) -> list[EncodedSlice]:
     """Read the byte ranges of samples in one call of the reader, and cut their packets out.
 
@@ -152,6 +158,7 @@ def read_slices(
         samples: in any order; their shards may differ.
         reader: reads local paths and URLs.
         path_of: gives the shards' files.
+        checksum: by what the bytes are checked; for "sha256" the samples must have been planned so.
 
     Raises:
         DatasetError: a shard cannot be read. Names the shard and its dataset.
@@ -181,21 +188,30 @@ def read_slices(
         raise dataset.file_error(error, foreign) from error
     slices = []
     for sample, path, origin in zip(samples, paths, origins, strict=True):
-        part = sample.packets
-        data = extract_packets(part, sample.spans, [next(blocks) for _ in range(len(sample.spans))])
-        if (bad := damaged_packet(part, data)) is not None:
-            raise dataset.clip_error(
-                sample.clip,
-                "the bytes of a packet are not those that were indexed, by their CRC-32C",
-                path,
-                offset=origin + int(part.offsets[bad]),
-                packet=int(part.numbers[bad]),
-                suspect="shard" if dataset.shards[int(dataset.clips.shard[sample.clip])].has_tar else "source",
-            )
-        slices.append(encoded_slice(dataset.clips, sample.clip, part, data))
-        if path in foreign and (part.crc32c < 0).any():
+        own = [next(blocks) for _ in range(len(sample.spans))]
+        data = extract_packets(sample.packets, sample.spans, own)
+        if checksum is not None:
+            _check(dataset, sample, path, origin, data, own[0] if checksum == "sha256" else None)
+        slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
+        if path in foreign and (sample.packets.crc32c < 0).any():
             _check_unknown(dataset, sample, path, slices[-1])
     return slices
+
+
+def _check(dataset: ClipSource, sample: SamplePlan, path: str, origin: int, data: UInt8, whole: UInt8 | None) -> None:
+    """Raise a ClipError unless the packets, `data`, and the clip's MP4, `whole`, have the checksums that were stored. A
+    clip that was never read as a whole has no SHA-256."""
+    packets, bad = sample.packets, damaged_packet(sample.packets, data)
+    if bad is None and (whole is None or dataset.sha256(sample.clip) in ("", hashlib.sha256(whole.data).hexdigest())):
+        return
+    raise dataset.clip_error(
+        sample.clip,
+        "bytes of it are not those that were indexed, by their " + ("SHA-256" if bad is None else "CRC-32C"),
+        path,
+        offset=origin + (0 if bad is None else int(packets.offsets[bad])),
+        packet=None if bad is None else int(packets.numbers[bad]),
+        suspect="shard" if dataset.shards[int(dataset.clips.shard[sample.clip])].has_tar else "source",
+    )
 
 
 def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from streamvid.storage.url import is_local
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 
+Checksum = Literal["crc32c", "sha256"]
+CHECKSUMS: Final[tuple[Checksum, ...]] = ("crc32c", "sha256")
+
 
 @dataclass(frozen=True)
 class SampleSpec:
@@ -36,11 +39,13 @@ class SampleSpec:
         sampling: chooses the frames.
         seed: of all random numbers.
         num_random: random numbers per sample that the transform takes.
+        checksum: by what the bytes that are read are checked; "sha256" reads whole clips for it.
     """
 
     sampling: FrameSampler
     seed: int
     num_random: int
+    checksum: Checksum | None = "crc32c"
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,7 @@ def plan_samples(
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
         times = clip_times(dataset, clip, index)
         selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
-        gap = remote_gap(dataset, clip, reader, path_of)
-        made = make_sample(index, clip, number, valid, selection, for_transform, remote_gap=gap)
+        made = make_sample(dataset, spec, index, clip, number, valid, selection, for_transform, reader, path_of)
         samples.append(replace(made, absent=absent))
     return samples
 
@@ -134,30 +138,27 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
     return meta
 
 
-def remote_gap(
-    dataset: ClipSource, clip: int, reader: RangeReader | None = None, path_of: ShardPaths | None = None
-) -> int | None:
-    """Up to how many bytes between two ranges of a clip cost less than another request; None if it is a local file.
-    Arguments as of `plan_samples`."""
-    if is_local(dataset.location(clip, path_of)):
-        return None
-    return (reader or dataset.reader).remote.link.gap
-
-
 def make_sample(
+    dataset: ClipSource,
+    spec: SampleSpec,
     index: FrameIndex,
     clip: int,
     epoch: int,
     valid: bool,
     selection: Selection,
     random: Float64,
-    *,
-    remote_gap: int | None = None,
+    reader: RangeReader | None = None,
+    path_of: ShardPaths | None = None,
 ) -> SamplePlan:
-    """The sample of a clip that shows the selected frames; arguments as of `SamplePlan` and from `remote_gap`."""
+    """The sample of a clip that shows the selected frames; arguments as of `SamplePlan` and `plan_samples`."""
     shown = selection.frames[selection.frames >= 0]
     # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
     packets = select_packets(index, frames)
-    spans = byte_ranges(packets) if remote_gap is None else byte_ranges(packets, gap=remote_gap, waste=WASTE)
+    if spec.checksum == "sha256":
+        spans = np.array([[0, dataset.clips.mp4_size[clip]]], dtype=np.int64)
+    elif is_local(dataset.location(clip, path_of)):
+        spans = byte_ranges(packets)
+    else:  # up to how many bytes between two ranges cost less than another request
+        spans = byte_ranges(packets, gap=(reader or dataset.reader).remote.link.gap, waste=WASTE)
     return SamplePlan(clip, epoch, valid, selection, random, packets, spans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,7 +25,7 @@ from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx
 from streamvid.decode.damage import find_damage
 from streamvid.fetch.encoded_batch import encoded_slice
 from streamvid.mp4.sample_entry import sample_description
-from streamvid.packing.typed_columns import dump_json
+from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import encode_index
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
@@ -135,6 +136,8 @@ def _agrees(stored: Any, value: Any) -> bool:
         return bool(type(stored).fromisoformat(value) == stored)
     if isinstance(stored, str) and not isinstance(value, str):
         return stored == dump_json(value)
+    if isinstance(stored, float) and not math.isfinite(stored):
+        return bool(value == json_value(stored))
     if isinstance(stored, float) and type(value) is int:
         value = float(value)  # a column of whole numbers in one list, and of others in another
     return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)

@@ -17,7 +17,7 @@ from streamvid.checks import boolean, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
-from streamvid.fetch.plan_samples import SamplePlan, pad_to_longest
+from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
 from streamvid.loader.batch import mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
@@ -57,6 +57,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         columns: metadata to put into samples.
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
         isolate: decode in a child process, one for each process that uses the dataset, as of `StreamLoader`.
+        checksum: by what the bytes that are read are checked: "crc32c", that of each packet; "sha256", that of the
+            clip, which is then read as a whole; None: nothing.
         on_error, max_errors, quarantine: what a bad clip does, as of `StreamLoader`. In its place stands another item
             of the dataset, drawn by seed, epoch and item, and `valid` is False. Frames that are asked for by number or
             instant (`At`, `get`) come, or an error does.
@@ -81,6 +83,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         columns: Sequence[str] = (),
         seed: int = 0,
         isolate: bool = False,
+        checksum: Checksum | None = "crc32c",
         retry_for: float | Retry = 600.0,
         on_error: OnError = "skip",
         max_errors: int | None = None,
@@ -100,6 +103,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             transform=transform,
             columns=columns,
             seed=seed,
+            checksum=checksum,
             open_dataset=open_dataset,
         )
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
@@ -278,7 +282,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _read(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
         """Their packets, by byte range, where a `ShardAccess` would fetch whole shards."""
-        return read_slices(self.dataset, samples, self.dataset.reader, self.dataset.shard_path)
+        return read_slices(
+            self.dataset, samples, self.dataset.reader, self.dataset.shard_path, checksum=self._spec.checksum
+        )
 
     def sample_set(self) -> SampleSet:
         """The samples, for a loader that streams them.

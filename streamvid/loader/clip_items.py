@@ -13,7 +13,7 @@ import numpy as np
 from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample, remote_gap
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
@@ -108,8 +108,7 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
         times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
-        gap = remote_gap(dataset, one.row)
-        made = make_sample(index, one.row, epoch, one.absent < 0, selection, random, remote_gap=gap)
+        made = make_sample(dataset, spec, index, one.row, epoch, one.absent < 0, selection, random)
         samples.append(replace(made, absent=one.absent))
     return samples
 

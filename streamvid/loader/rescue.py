@@ -187,7 +187,9 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
 
     def read(one: Step) -> tuple[SamplePlan, EncodedSlice]:
         planned = plan_samples(dataset, one, spec, reader=reader, path_of=dataset.shard_path)
-        return planned[0], read_slices(dataset, planned, reader, dataset.shard_path)[0]
+        return planned[0], read_slices(
+            dataset, planned, reader, dataset.shard_path, checksum=spec.checksum or "crc32c"
+        )[0]
 
     members = []
     for n, row in enumerate(rows_of(step.sample_ids).tolist()):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamvid.arrays import Int64
-from streamvid.checks import is_integer
+from streamvid.checks import is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.fetch.plan_samples import CHECKSUMS, Checksum, SampleSpec
 from streamvid.mp4.boxes import MIRRORED
 from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
@@ -46,6 +46,7 @@ class SampleSet:
         transform: Transform | Views | Mapping[str, Transform] | None,
         columns: Sequence[str],
         seed: int,
+        checksum: Checksum | None = "crc32c",
         open_dataset: Callable[[str], Dataset] = Dataset.open,
     ) -> SampleSet:
         """Check the options, open the datasets, and find the samples.
@@ -56,6 +57,7 @@ class SampleSet:
             transform: what is done to them; several by name make several views; None: nothing, uint8 THWC.
             columns: names of metadata for batches.
             seed: of order, random frames and augmentation.
+            checksum: by what bytes are checked.
             open_dataset: opens a path or URL.
 
         Raises:
@@ -73,6 +75,8 @@ class SampleSet:
             raise InputError(f"columns must be a list of names; it is {columns!r}")
         if not is_integer(seed):
             raise InputError(f"seed must be a whole number; it is {seed!r}")
+        if checksum is not None:
+            one_of(checksum, CHECKSUMS, "checksum")
         transform = transform or Transform(layout="THWC", dtype="uint8")
         source = open_source(dataset, open_dataset)
         taken = {*TAKEN, ONLY_VIEW, *by_view(transform)}
@@ -80,7 +84,7 @@ class SampleSet:
             if name in taken:
                 raise InputError(f"batches have {name!r} already: leave it out of columns")
             source.dataset.columns.get(name)
-        spec = SampleSpec(sampling, int(seed), transform.num_random)
+        spec = SampleSpec(sampling, int(seed), transform.num_random, checksum)
         return cls(source, make_pools(source, sampling), spec, transform, names)
 
     @property

@@ -15,6 +15,7 @@ from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import FETCHES, Fetch
+from streamvid.fetch.plan_samples import Checksum
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
@@ -58,7 +59,7 @@ class StreamLoader:
 
     Args:
         dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, a `Mix` of several, or
-            a `ClipDataset`, which brings its own sampling, transform, columns and seed.
+            a `ClipDataset`, which brings its own sampling, transform, columns, seed and checksum.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `TiledWindows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
             `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
@@ -97,6 +98,8 @@ class StreamLoader:
             straight from the bucket; "auto": whichever is predicted to be cheaper. `stats()` says which it is.
         cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
         cache_bytes: the most that they may take.
+        checksum: by what the bytes that are read are checked: "crc32c", that of each packet; "sha256", that of the
+            clip, which is then read as a whole; None: nothing.
         retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
             docs/reliability.md says what is tried again.
         on_error: what stands in the place of a bad clip, with `valid` False and a warning: "skip", another clip of this
@@ -141,6 +144,7 @@ class StreamLoader:
         fetch: Fetch = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 64 << 30,
+        checksum: Checksum | None = "crc32c",
         retry_for: float | Retry = 600.0,
         on_error: OnError = "skip",
         max_errors: int | None = None,
@@ -174,7 +178,9 @@ class StreamLoader:
         self._retry = Retry.of(retry_for)
         folder = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
         self._cache_options, self._roots = (folder, cache_bytes), roots
-        self._samples = samples = self._open(dataset, sampling, transform, columns, seed)
+        self._samples = samples = self._open(
+            dataset, sampling, transform=transform, columns=columns, seed=seed, checksum=checksum
+        )
         self.dataset = samples.dataset
         self.skipped = samples.pools.short
         if self.skipped:
@@ -358,24 +364,17 @@ class StreamLoader:
         self._settled = settle
 
     def _open(
-        self,
-        dataset: ClipDataset | Subset | Mix | DatasetLike,
-        sampling: FrameSampler | None,
-        transform: Transform | Views | Mapping[str, Transform] | None,
-        columns: Sequence[str],
-        seed: int,
+        self, dataset: ClipDataset | Subset | Mix | DatasetLike, sampling: FrameSampler | None, **options: Any
     ) -> SampleSet:
         from streamvid.loader.clip_dataset import ClipDataset
 
         if isinstance(dataset, ClipDataset):
-            if sampling is not None or transform is not None or columns or seed:
+            if sampling is not None or any(options[name] for name in ("transform", "columns", "seed")):
                 raise InputError("a ClipDataset has its own sampling, transform, columns and seed: leave these out")
             return dataset.sample_set()
         if sampling is None:
             raise InputError("give a sampling, such as sampling=Window(frames=16, fps=8)")
-        return SampleSet.open(
-            dataset, sampling=sampling, transform=transform, columns=columns, seed=seed, open_dataset=self._open_cached
-        )
+        return SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)
 
     def _open_cached(self, path: str) -> Dataset:
         return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry, roots=self._roots)

@@ -127,7 +127,7 @@ def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple
 
 
 def json_rows(table: pa.Table, shown: str) -> pa.Array:
-    """Each row as a JSON object, large_string [rows], keys in column order; NaN becomes null.
+    """Each row as a JSON object, large_string [rows], keys in column order; values as of `json_value`.
 
     Raises:
         InputError: a column has a name of `RESERVED_COLUMNS`, or a type that JSON lacks, such as binary.

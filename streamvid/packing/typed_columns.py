@@ -51,7 +51,7 @@ def unify_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The values of a list's column in its Parquet type, or in one of `unify_schemas`.
 
-    NaN and infinity become null, and what has no type of its own becomes text, as in the JSON.
+    What has no type of its own becomes text, as in the JSON.
 
     Args:
         column: of a list.
@@ -69,8 +69,7 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0)).cast(offset)
         offsets = pa.concat_arrays([pa.array([0], offset), ends])
         return lists.from_arrays(offsets, to_type(pc.list_flatten(column), kind.value_type), mask=column.is_null())
-    column = column.cast(kind, safe=False)
-    return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(kind) else column
+    return column.cast(kind, safe=False)
 
 
 def large_type(kind: pa.DataType) -> pa.DataType:
@@ -122,13 +121,13 @@ def usable_type(kind: pa.DataType) -> pa.DataType:
 
 
 def json_value(value: Any) -> Any:
-    """A value of a list as JSON has it; NaN and infinity become null.
+    """A value of a list as JSON has it: numbers that JSON lacks as the texts "NaN", "Infinity" and "-Infinity".
 
     Raises:
         TypeError: JSON has no such type.
     """
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, dict):
         return {key: json_value(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -348,3 +349,26 @@ def test_what_the_json_has_as_other_text_is_no_damage(folder: Path, tmp_path: Pa
     pack([folder / "in"], tmp_path / "ds", metadata=lists, progress=False)
     assert Dataset.open(tmp_path / "ds").columns.get("day").to_pylist() == ["2024-01-02", *[None] * 5]
     assert verify(tmp_path / "ds", progress=False).ok
+
+
+def test_nan_and_infinity_are_kept(folder: Path, tmp_path: Path) -> None:
+    """In Parquet and in memory as numbers; in the JSON, which has no such numbers, as the texts of protobuf's."""
+    values = [math.nan, math.inf, -math.inf, None, 0.5, 1.5]
+    lists = [[value, 1.0] for value in values]
+    struct = [{"x": value} for value in values]
+    rows = pa.table({"path": NATURAL_ORDER, "score": values, "both": lists, "inside": struct})
+    pq.write_table(rows.set_column(1, "score", pa.array(values, pa.float32())), tmp_path / "list.parquet")
+    pack([folder / "in"], tmp_path / "ds", metadata=[tmp_path / "list.parquet"], progress=False)
+    assert verify(tmp_path / "ds", progress=False).problems == ()
+    dataset = Dataset.open(tmp_path / "ds")
+    (parquet,) = (tmp_path / "ds/shards").glob("*.parquet")
+    for found in (pq.read_table(parquet)["meta_score"], dataset.to_arrow(["score"])["score"]):
+        assert repr(found.to_pylist()) == repr(values)
+    assert repr(dataset.to_arrow(["both"])["both"].to_pylist()) == repr(lists)
+    np.testing.assert_array_equal(dataset.columns.batch("score", range(3)), values[:3])
+    metas = [json.loads(text) for text in dataset.clips.meta]
+    assert [meta["score"] for meta in metas] == ["NaN", "Infinity", "-Infinity", None, 0.5, 1.5]
+    assert metas[1] == {"score": "Infinity", "both": ["Infinity", 1.0], "inside": {"x": "Infinity"}}
+    assert select_rows(dataset, where="score > 1").tolist() == [1, 5]
+    assert select_rows(dataset, where="score is None").tolist() == [0, 3]
+    assert select_rows(dataset, where="score != 0.5").tolist() == [1, 2, 5]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.server
+import random
 import re
 import socket
 import struct
@@ -29,7 +30,8 @@ ERRORS = {
 }
 """Answers with an error: status and code. A HEAD has no body, and so no code."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
-"""All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more."""
+"""All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more. Beside
+these, `flip` changes a bit of a range."""
 
 
 @dataclass
@@ -50,6 +52,7 @@ class FaultyS3:
     at_once: int = 0
     most_at_once: int = 0
     go: threading.Event = field(default_factory=threading.Event)
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_folder(self, folder: Path, prefix: str) -> str:
@@ -128,6 +131,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "short" and self.command == "GET":
             body = body[: length // 2]
             length = len(body)
+        elif fault == "flip" and status == 206:
+            at = self.site.dice.randrange(8 * len(body))
+            body = body[: at // 8] + bytes([body[at // 8] ^ 1 << at % 8]) + body[at // 8 + 1 :]
         elif fault == "cut":
             body = body[: length // 2]
             self.close_connection = True
