@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import streamvid as sv
 from streamvid.fetch.plan_samples import Checksum
 from streamvid.packing.pack import pack
+from streamvid.video.packet_selection import select_packets
 from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import edit_index
@@ -61,7 +62,8 @@ def places(packed: Path) -> dict[tuple[str, str], list[tuple[int, int]]]:
     clips, found = ds.dataset.clips, {}
     for row, key in enumerate(clips.key):
         found["packets", key] = [(int(clips.index_offset[row]), int(clips.index_size[row]))]
-        index, needed = ds.dataset.index(row), ds._choose([sv.At(key, frames=FRAMES)])[0].packets
+        index = ds.dataset.index(row)
+        needed = select_packets(index, np.array(FRAMES))
         assert len(needed.numbers) < len(index), "a part of the clip"
         origin = int(clips.mp4_offset[row])
         found["tar", key] = [(origin + int(index.offset[n]), int(index.size[n])) for n in needed.numbers.tolist()]
