@@ -21,6 +21,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
+from streamvid.loader.rescue import BAD_CLIP
 from streamvid.plan.epoch import Step
 from streamvid.sampling.spread import Uniform
 from streamvid.video.gpu_support import Route
@@ -86,7 +87,7 @@ def find_cpu_decoded(
     notes = []
     for group, members, reason in left:
         on_cpu[members] = True
-        pace = _decoded_per_second(probe(int(members[np.argmax(_area(dataset, members))])))
+        pace = _decoded_per_second(_readable(probe, int(members[np.argmax(_area(dataset, members))])))
         rate = f"{pace * num_threads:.0f} frames/s or less" if pace else "an unknown rate, as the largest is damaged"
         notes.append(f"{group.describe(dataset, members, reason)}, at {rate}")
     log.warning(
@@ -137,7 +138,8 @@ def _refused_by_gpu(
             area = _area(dataset, members)
             ends = (members[np.argmin(area)], members[np.argmax(area)]) if len(members) else ()
             for row in dict.fromkeys(int(end) for end in ends):
-                if problem := _try(probe(row), decoder):
+                encoded = _readable(probe, row)
+                if encoded is not None and (problem := _try(encoded, decoder)):
                     refused.append((group, members, problem))
                     decoder.close()
                     # After an error a DALI pipeline is of no use.
@@ -148,9 +150,19 @@ def _refused_by_gpu(
     return refused
 
 
-def _decoded_per_second(encoded: EncodedSlice) -> float:
+def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:
+    """A few frames of a clip; None if it is damaged, which is told where it is streamed."""
+    try:
+        return probe(row)
+    except BAD_CLIP:
+        return None
+
+
+def _decoded_per_second(encoded: EncodedSlice | None) -> float:
     """Frames that one core decodes in a second, with their conversion to RGB where they are wanted; 0 if the clip is
-    damaged, which is told where it is streamed."""
+    damaged."""
+    if encoded is None:
+        return 0.0
     started = time.perf_counter()
     try:
         decode_with_pyav(encoded)

@@ -16,7 +16,7 @@ import torch
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.errors import InputError, VideoError
+from streamvid.errors import ClipError, InputError, VideoError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
 from streamvid.loader.preflight import Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
@@ -151,5 +151,18 @@ def test_damaged_clips_neither_end_the_check_nor_send_their_group_to_the_cpu(
 
     monkeypatch.setattr(preflight, "decode_with_pyav", damaged)
     monkeypatch.setattr(Decoder, "decode", damaged)
+    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    assert "at an unknown rate" in caplog.records[-1].getMessage()
+
+
+def test_a_clip_that_cannot_be_read_does_not_end_the_check(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its frame index is damaged: that, too, is told where it is streamed."""
+
+    def damaged(self: Dataset, rows: Sequence[int], **_: Any) -> Any:
+        raise ClipError("its frame index is damaged", row=rows[0], key=self.key(rows[0]))
+
+    monkeypatch.setattr(Dataset, "indexes", damaged)
     assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
     assert "at an unknown rate" in caplog.records[-1].getMessage()
