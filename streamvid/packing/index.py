@@ -89,7 +89,7 @@ def index(
             name=name,
             options=options,
             base=read_base(destination) if append else None,
-            places=Places(tuple(paths), tuple(told), tuple(cameras)),
+            places=Places(tuple(paths), tuple(told), tuple(cameras), destination),
             after=after,
         )
 

@@ -131,7 +131,7 @@ def _find_foreign(given: str, lists: MetadataLists, places: Places) -> list[Foun
         found = [_single(path) for path in dict.fromkeys(braceexpand(given))]
     else:
         found = _find(given, lists, (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS))
-    found = [*map(places.check, found)]
+    found = [places.check(one) for one in found if not places.is_own(one)]
     tars = [one for one in found if not one.problem and one.path.lower().endswith(TAR_EXTENSIONS)]
     return [one for one in found if one not in tars] + (find_in_tars(tars, lists, places.hosts) if tars else [])
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Final
 from urllib.parse import urlsplit
 
+from streamvid.dataset.manifest import SHARD_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.found import Found, path_parts
 from streamvid.storage.url import is_local, is_within, local_path, redact
@@ -29,11 +30,18 @@ class Places:
         given: what the user indexes.
         told: further roots, to which links and lists may lead.
         cameras: of LeRobot datasets; without any: all.
+        destination: of the dataset, whose own shards are no place.
     """
 
     given: tuple[str, ...]
     told: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()
+    destination: str = ""
+
+    def is_own(self, video: Found) -> bool:
+        """Whether it is one of the dataset's own shards, where that lies in a place."""
+        own = (*path_parts(self.destination), SHARD_FOLDER) if self.destination else ("",)
+        return video.parts[: len(own)] == own
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -423,6 +423,15 @@ def test_a_dataset_in_the_folder_that_it_indexes_can_be_moved(tmp_path: Path, vi
     assert same(frames(tmp_path / "moved"), wanted)
 
 
+def test_a_dataset_in_its_own_place_does_not_index_itself(tmp_path: Path, videos: Path) -> None:
+    write(replace(CLIP, container="ts"), videos / "stream.ts")
+    index(videos, videos, copy_others=True, progress=False)
+    assert [*videos.glob("shards/*.tar")]
+    assert index(videos, videos, update=True, progress=False).was_there
+    write(CLIP, videos / "new.mp4")
+    assert index(videos, videos, update=True, progress=False).clips == 1
+
+
 def test_links_out_of_a_root_are_not_followed_unless_told(tmp_path: Path, videos: Path) -> None:
     outside = write(CLIP, tmp_path / "outside.mp4")
     (videos / "link.mp4").symlink_to(outside)
