@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
@@ -114,22 +115,14 @@ class GpuDecoder:
         cpu_frames = self._cpu.submit([slices[n] for n in by_cpu])
 
         def result() -> list[torch.Tensor]:
-            import torch
-
             frames: dict[int, torch.Tensor] = {}
-            if by_dali:
-                try:
-                    decoded = self._open_dali().decode([slices[n] for n in by_dali], streams=self._streams)
-                except BaseException:
-                    self._dali = None  # a pipeline is of no use after an error
-                    raise
-                frames.update(zip(by_dali, decoded, strict=True))
-            for n, decoded_there in zip(by_cpu, cpu_frames.result(), strict=True):
-                frames[n] = torch.from_numpy(decoded_there).to(f"cuda:{self._device_id}")
-            if by_cpu:
-                torch.cuda.synchronize(self._device_id)
-            if session_frames is not None:
-                frames.update(zip(in_sessions, session_frames.result(), strict=True))
+            try:
+                frames.update(zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True))
+                frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))
+            finally:
+                # After an error, too: memory that the engines still write to must not be freed.
+                if session_frames is not None:
+                    frames.update(zip(in_sessions, session_frames.result(), strict=True))
             return [frames[n] for n in range(len(slices))]
 
         return Pending(result)
@@ -150,7 +143,22 @@ class GpuDecoder:
             self._sessions.close()
             self._sessions = None
 
-    def _open_dali(self) -> DaliDecoder:
+    def _decode_by_dali(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
+        if not slices:
+            return []
         if self._dali is None:
             self._dali = DaliDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
-        return self._dali
+        try:
+            return self._dali.decode(slices, streams=self._streams)
+        except BaseException:
+            self._dali = None  # a pipeline is of no use after an error
+            raise
+
+    def _to_device(self, frames: Sequence[UInt8]) -> list[torch.Tensor]:
+        if not frames:
+            return []
+        import torch
+
+        copies = [torch.from_numpy(one).to(f"cuda:{self._device_id}") for one in frames]
+        torch.cuda.synchronize(self._device_id)
+        return copies

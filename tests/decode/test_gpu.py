@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from streamvid.bitstream.nal import START_CODE
-from streamvid.decode.gpu import decode_route
+from streamvid.decode.base import Pending
+from streamvid.decode.gpu import GpuDecoder, decode_route
+from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
+from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.reference import whole
 from tools.clips import Recipe
 
 
@@ -33,3 +41,30 @@ def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: R
 
 def test_a_sample_description_that_cannot_be_read_is_none_for_a_session() -> None:
     assert decode_route("h264", START_CODE, 320, 180) is Route.CPU
+
+
+def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path) -> None:
+    clip = store_clip(write(Recipe(frames=4), tmp_path / "a.mp4"), tmp_path)
+    good = whole(clip)
+    damaged = replace(good, data=np.zeros_like(good.data))
+    waited: list[int] = []
+
+    class Sessions:
+        def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[None]]:
+            def wait() -> list[None]:
+                waited.append(len(slices))
+                return [None] * len(slices)
+
+            return Pending(wait)
+
+        def close(self) -> None:
+            pass
+
+    decoder = GpuDecoder(device_id=0, threads=1, max_batch=2, sessions=False)
+    decoder._sessions = cast(Any, Sessions())
+    try:
+        with pytest.raises(VideoError, match="damaged"):
+            decoder.submit([good, damaged], [False, True]).result()
+    finally:
+        decoder.close()
+    assert waited == [1]
