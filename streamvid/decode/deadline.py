@@ -29,7 +29,7 @@ class Pace:
     def __init__(self, *, least_s: float = LEAST_S) -> None:
         self._least_s = least_s
         self._lock = threading.Lock()
-        self._measured: defaultdict[tuple[str, int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self._measured: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
     def add(self, encoded: EncodedSlice, packets: int, seconds: float) -> None:
         """Note that so many packets of a slice were decoded in so many seconds."""
@@ -47,5 +47,6 @@ class Pace:
         return max(self._least_s, packets * each)
 
 
-def _kind(encoded: EncodedSlice) -> tuple[str, int, int]:
-    return encoded.codec, encoded.width, encoded.height
+def _kind(encoded: EncodedSlice) -> tuple[str, int]:
+    """Codec, and pixels of a frame up to a factor of two: a dataset may have thousands of sizes."""
+    return encoded.codec, (encoded.width * encoded.height).bit_length()
