@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 from streamvid.video.packet_selection import EncodedSlice
+
+T = TypeVar("T")
 
 LEAST_S: Final = 10.0
 """Seconds that every slice may take."""
@@ -17,6 +22,11 @@ of them, such as a busy machine, slows the pace, too."""
 _PIXELS_PER_S: Final = 10_000_000
 """The pace that is assumed before any was measured, patience included: a tenth of a slow core's."""
 _REMEMBERED: Final = 63
+LATE_S: Final = 30.0
+"""Seconds after which the log says of what clips a batch is."""
+_NAMED: Final = 8
+
+log = logging.getLogger(__name__)
 
 
 class Pace:
@@ -45,6 +55,35 @@ class Pace:
             measured = list(self._measured.get(_kind(encoded), ()))
         each = _PATIENCE * median(measured) if measured else encoded.width * encoded.height / _PIXELS_PER_S
         return max(self._least_s, packets * each)
+
+
+class LateBatches:
+    """Names the clips of a batch that takes long, whatever decodes it: NVDEC and DALI have no deadlines. It only logs.
+
+    Args:
+        late_s: seconds after which a batch is late, unless another has taken a fifth of them, or more.
+    """
+
+    def __init__(self, *, late_s: float | None = None) -> None:
+        self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
+
+    def wait_for(self, result: Callable[[], T], slices: Sequence[EncodedSlice]) -> T:
+        """The result of a batch of these slices."""
+        began, late_s = time.monotonic(), max(self._late_s, 5 * self._slowest)
+        timer = threading.Timer(late_s, _say_late, (late_s, slices))
+        timer.daemon = True
+        timer.start()
+        try:
+            return result()
+        finally:
+            timer.cancel()
+            self._slowest = max(self._slowest, time.monotonic() - began)
+
+
+def _say_late(late_s: float, slices: Sequence[EncodedSlice]) -> None:
+    names = [encoded.name for encoded in slices]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    log.warning("a batch is not decoded after %.0f s; its clips are %s%s", late_s, ", ".join(names[:_NAMED]), more)
 
 
 def _kind(encoded: EncodedSlice) -> tuple[str, int]:

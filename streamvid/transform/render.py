@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from streamvid.arrays import Bool
 from streamvid.decode.base import Pending, PendingFrames
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
+from streamvid.decode.deadline import LateBatches
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.errors import VideoError
@@ -247,7 +248,7 @@ def decoded_in_order(
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
-    ended, is_first = False, True
+    ended, is_first, late = False, True, LateBatches()
     while begun or not ended:
         if not ended and (not begun or (len(begun) == 1 and (not is_first or batches.ready()))):
             try:
@@ -261,7 +262,10 @@ def decoded_in_order(
         else:
             is_first = False
             batch, pending = begun.popleft()
-            yield pending.result() if rescue is None else _rescued(batch, pending, submit, rescue, last_resort)
+            result = pending.result
+            if rescue is not None:
+                result = partial(_rescued, batch, pending, submit, rescue, last_resort)
+            yield late.wait_for(result, batch.slices)
     if error is not None:
         try:
             raise error

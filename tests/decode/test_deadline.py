@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
-from streamvid.decode.deadline import LEAST_S, Pace
+from streamvid.decode.deadline import LEAST_S, LateBatches, Pace
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
@@ -46,3 +47,21 @@ def test_it_follows_a_machine_that_becomes_slow(encoded: EncodedSlice) -> None:
 
 def test_large_pictures_have_more_before_any_was_decoded(encoded: EncodedSlice) -> None:
     assert Pace().deadline(replace(encoded, width=3840, height=2160), 300) == pytest.approx(248.8, abs=1)
+
+
+def test_the_log_names_the_clips_of_a_batch_that_takes_long(
+    encoded: EncodedSlice, caplog: pytest.LogCaptureFixture
+) -> None:
+    slices = [replace(encoded, name=f"c{n}") for n in range(10)]
+    end = time.monotonic() + 30
+
+    def slow() -> str:
+        while not caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+        return "done"
+
+    assert LateBatches(late_s=0.2).wait_for(slow, slices) == "done"
+    assert "c0, c1, c2, c3, c4, c5, c6, c7 and 2 more" in caplog.text
+    with pytest.raises(ZeroDivisionError):
+        LateBatches(late_s=3600).wait_for(lambda: 1 // 0, slices)
+    assert caplog.text.count("is not decoded") == 1
