@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from streamvid.loader import quarantine
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
 # than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing.
@@ -25,6 +28,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.support.s3_server"]
+
+
+_number = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def quarantine_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test makes the same clips, and would find those of others and of earlier runs in the working folder."""
+    folder = tmp_path_factory.getbasetemp() / f"quarantine-{next(_number)}"
+    monkeypatch.setattr(quarantine, "FOLDER", str(folder))
 
 
 @pytest.fixture(scope="module")

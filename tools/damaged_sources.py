@@ -86,7 +86,7 @@ def try_level(sources: Path, dataset: Path, level: DecodeLevel) -> Outcome:
     except InputError:  # none was accepted
         return Outcome(0, frozenset(), frozenset(), frozenset(), 0.0)
     seconds = time.perf_counter() - started
-    windows = ClipDataset(dataset, sampling=Window(16, start="center"))
+    windows = ClipDataset(dataset, sampling=Window(16, start="center"), on_error="raise")
     rows = windows.dataset.clips
     centre = {key for key in rows.key[:] if not _loads(windows, key)}
     whole = {

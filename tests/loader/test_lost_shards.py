@@ -70,12 +70,12 @@ def with_another(path: str, cache: Path) -> Batches:
 
 
 def at_random(path: str, cache: Path) -> Batches:
-    clips = sv.ClipDataset(path, sampling=sv.Window(2))
+    clips = sv.ClipDataset(path, sampling=sv.Window(2), on_error="raise")
     return (clips[n] for n in range(len(clips)))
 
 
 def by_workers(path: str, cache: Path) -> Batches:
-    clips = sv.ClipDataset(path, sampling=sv.Window(2))
+    clips = sv.ClipDataset(path, sampling=sv.Window(2), on_error="raise")
     with sv.GpuDataLoader(clips, batch_size=1, device="cpu", num_threads=1, num_workers=1, prefetch_factor=1) as loader:
         yield from loader
 

@@ -41,9 +41,9 @@ class Reader:
         self.asked = 0
         read = self.reader.remote.read
 
-        def counted(ranges: Any, *, retry: Any) -> Any:
+        def counted(ranges: Any, **options: Any) -> Any:
             self.asked += sum(end - start for _, start, end in ranges)
-            return read(ranges, retry=retry)
+            return read(ranges, **options)
 
         self.reader.remote.read = counted  # type: ignore[method-assign]
 
