@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from streamvid.decode.base import Pending
+from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import CpuRenderer, DaliRenderer, decoded_in_order, make_renderer
@@ -107,3 +108,76 @@ def test_an_error_does_not_keep_the_pipeline() -> None:
     renderer.close()
     assert pipeline() is None
     assert caught.tb is not None
+
+
+class Rescue:
+    """Gives a batch again, and notes what for."""
+
+    def __init__(self, stale: Collection[int] = ()) -> None:
+        self.log: list[tuple[int, str, bool]] = []
+        self._stale = stale
+
+    def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
+        self.log.append((number, str(cause or ""), decode))
+        return replace(BATCH, number=number, bytes_read=100 + number)
+
+    def is_stale(self, batch: EncodedBatch) -> bool:
+        return batch.number in self._stale
+
+
+class Numbered(Source):
+    def __next__(self) -> EncodedBatch:
+        batch = super().__next__()
+        return replace(batch, number=batch.bytes_read)
+
+
+@pytest.mark.parametrize("at", ["submit", "result"])
+@pytest.mark.parametrize("failures", [0, 1, 2, 3])
+def test_a_batch_that_fails_is_rescued_and_then_decoded_otherwise(at: str, failures: int) -> None:
+    """As on a GPU whose driver fails on good clips: submitted again, and then to the CPU."""
+    left = failures
+
+    def fail() -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise VideoError(f"failure {left}")
+
+    def submit(batch: EncodedBatch) -> Pending[int]:
+        if batch.number == 2 and at == "submit":
+            fail()
+
+        def result() -> int:
+            if batch.number == 2 and at == "result":
+                fail()
+            return batch.bytes_read
+
+        return Pending(result)
+
+    def by_cpu(batch: EncodedBatch) -> Pending[int]:
+        def result() -> int:
+            fail()
+            return -batch.bytes_read
+
+        return Pending(result)
+
+    rescue = Rescue()
+    results = decoded_in_order(Numbered(3, read=9), submit, rescue, by_cpu)
+    if failures < 3:
+        assert list(results) == [1, [2, 102, -102][failures], 3]
+    else:
+        assert next(results) == 1
+        with pytest.raises(VideoError, match="failure 0"):
+            next(results)
+    assert rescue.log == ([(2, f"failure {failures - 1}", True)] if failures else [])
+
+
+def test_a_batch_with_a_clip_that_was_found_bad_since_is_made_anew() -> None:
+    """Without trying whether its clips decode."""
+
+    def submit(batch: EncodedBatch) -> Pending[int]:
+        return Pending(lambda: batch.bytes_read)
+
+    rescue = Rescue({2})
+    assert list(decoded_in_order(Numbered(3, read=9), submit, rescue)) == [1, 102, 3]
+    assert rescue.log == [(2, "", False)]
