@@ -257,7 +257,7 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
         if 0 <= number < rows.stop - rows.start:
             # In a concatenated dataset, a key that two parts have has the part's name before it.
             ours = dataset.key(row := rows.start + number)
-            same = ours == key or ours.endswith(f"/{key}") or key.endswith(f"/{ours}")
+            same = bool({ours, ours.partition("/")[2]} & {key, key.partition("/")[2] or key})
             # Files that have changed since have been restored, or are other copies.
             if same and entry.get("files") in (None, _signature(dataset, row)):
                 yield row

@@ -77,7 +77,7 @@ def damaged(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_zeroed(whole, path, BAD[0], source=False)
 
 
-def loader(path: Path | str, folder: Path, **options: Any) -> sv.StreamLoader:
+def loader(path: Any, folder: Path, **options: Any) -> sv.StreamLoader:
     given = {"batch_size": 4, "sampling": sv.Window(3), "device": "cpu", "num_threads": 2, "seed": 5}
     return sv.StreamLoader(path, **{**given, "quarantine": folder / "quarantine", **options})
 
@@ -373,6 +373,18 @@ def test_by_dali(tmp_path: Path, on_error: OnError) -> None:
             for name in ("clip", "label", "valid", "mask", "pts", "epoch"):
                 assert torch.equal(a[name], b[name]), name
     assert len(entries(tmp_path)) == 3
+
+
+def test_of_a_dataset_that_is_mixed_with_itself(damaged: Path, tmp_path: Path) -> None:
+    """A clip that is bad in one part is so in the other, whatever it is called there, and in the dataset alone."""
+    mixed = sv.Mix([(damaged, 1), (sv.Subset(damaged), 1)])
+    with loader(mixed, tmp_path, batch_size=8) as one:
+        assert sum(int(batch["valid"].sum()) for batch in one) == 2 * (len(CODECS) - len(BAD))
+    assert sorted(entry["row"] % len(CODECS) for entry in entries(tmp_path)) == sorted(BAD)
+    for data in (mixed, damaged):
+        with loader(data, tmp_path) as one:
+            epochs(one)
+            assert one.stats().bad_clips == 0
 
 
 def clip_dataset(path: Path, folder: Path, **options: Any) -> sv.ClipDataset:
