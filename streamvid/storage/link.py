@@ -25,6 +25,7 @@ _EXPECTED_BANDWIDTH: Final = 100e6
 _QUANTILE: Final = 0.95
 _HEDGED_SHARE: Final = 0.02
 """Share of requests, and of bytes, that may be asked for twice."""
+_SHORTEST_LATE: Final = 0.005
 _FEWEST_TIMES: Final = 32
 """Requests of a size class whose times are known before one counts as late."""
 
@@ -81,8 +82,8 @@ class Link:
 
     async def fetch(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives, as soon as fewer than `limit` others are under way. It is asked a second time if it takes
-        longer than 95 % of its size class do, of 2 % of requests and bytes at most; whichever answers first counts, and
-        the other is cancelled.
+        longer than 95 % of its size class do, and twice as long as half of them, of 2 % of requests and bytes at most;
+        whichever answers first counts, and the other is cancelled.
 
         Args:
             size: bytes that are asked for.
@@ -94,7 +95,11 @@ class Link:
         while self._busy >= self.limit:
             turn = loop.create_future()
             self._queue.append(turn)
-            await turn
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake()  # it may have been this one's turn
+                raise
         self._busy += 1
         self.requests += 1
         self._bytes += size
@@ -105,12 +110,15 @@ class Link:
             return answer
         finally:
             self._busy -= 1
-            free = self.limit - self._busy
-            while self._queue and free > 0:
-                turn = self._queue.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    free -= 1
+            self._wake()
+
+    def _wake(self) -> None:
+        free = self.limit - self._busy
+        while self._queue and free > 0:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                free -= 1
 
     async def _hedge(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
         first = asyncio.ensure_future(ask())
@@ -118,9 +126,12 @@ class Link:
         try:
             times = self._times.get(size.bit_length(), ())
             if len(times) >= _FEWEST_TIMES:
-                late = sorted(times)[int(_QUANTILE * len(times))]
-                await asyncio.wait(asked, timeout=late)
-                if not first.done() and self._may_hedge(size):
+                ordered = sorted(times)
+                late = max(ordered[int(_QUANTILE * len(times))], 2 * ordered[len(times) // 2], _SHORTEST_LATE)
+                share = _HEDGED_SHARE / 2  # the other half is for those that are much too late
+                while await asyncio.wait(asked, timeout=late) and not (first.done() or self._may_hedge(size, share)):
+                    late, share = 2 * late, _HEDGED_SHARE
+                if not first.done():
                     self.hedged += 1
                     self._hedged_bytes += size
                     asked = {first, asyncio.ensure_future(ask())}
@@ -134,6 +145,6 @@ class Link:
             for one in asked:
                 one.cancel()
 
-    def _may_hedge(self, size: int) -> bool:
-        within = self._hedged_bytes + size <= _HEDGED_SHARE * self._bytes
-        return within and self.hedged + 1 <= _HEDGED_SHARE * self.requests
+    def _may_hedge(self, size: int, share: float) -> bool:
+        within = self._hedged_bytes + size <= share * self._bytes
+        return within and self.hedged + 1 <= share * self.requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -82,10 +83,27 @@ def test_a_request_that_does_not_come_is_made_again_and_the_loser_cancelled() ->
     assert storage.asked == 300 + link.hedged
 
 
+def test_stalls_of_one_percent_hold_nobody_up() -> None:
+    """In bursts, too: who may not be asked a second time at once is later."""
+    lost = set(range(200, 3000, 100)) | {301, 302, 303}
+    link = Link()
+
+    def request(number: int) -> Callable[[], Awaitable[None]]:
+        tries = iter([60.0 if number in lost else 0.0, 0.0])
+        return lambda: asyncio.sleep(next(tries))
+
+    async def run() -> None:
+        for first in range(0, 3000, 20):
+            await asyncio.gather(*(link.fetch(1000, request(first + n)) for n in range(20)))
+
+    asyncio.run(asyncio.wait_for(run(), 50))
+    assert len(lost) <= link.hedged <= 60
+
+
 def test_two_percent_are_made_again_at_most() -> None:
     """Of a storage that has become slow for all."""
     link = Link()
-    slow = 0.0
+    slow = 0.001
 
     async def ask() -> None:
         await asyncio.sleep(slow)
@@ -94,7 +112,7 @@ def test_two_percent_are_made_again_at_most() -> None:
         nonlocal slow
         for _ in range(100):
             await link.fetch(1000, ask)
-        slow = 0.002
+        slow = 0.02
         for _ in range(100):
             await link.fetch(1000, ask)
 

@@ -4,7 +4,7 @@
 
    Every byte is handed on half of RTT_MS after it came, in both directions, the first of a connection a whole RTT_MS
    later, as a handshake takes that; from the server MBYTES_PER_S (10^6 bytes; 0: all it can) for each connection. On
-   SIGUSR1 it says on stdout how many connections it had, and the bytes that it has sent to clients. One thread, epoll. */
+   SIGUSR1 it says on stdout how many connections and requests it had, and the bytes that it has sent to clients. One thread, epoll. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ struct side {                      /* bytes that come from `fd` and go to `peer-
 static struct side *all;
 static int poll_fd;
 static double delay, rate;
-static long connections, sent_bytes;
+static long connections, requests, sent_bytes;
 static struct piece *spare;
 
 static double now(void) {
@@ -74,6 +74,7 @@ static void take(struct side *s) {
             watch(s, 0);
             return;
         }
+        if (!s->to_client && (!memcmp(p->data, "GET ", 4) || !memcmp(p->data, "HEAD", 4))) requests++;
         double due = now() + delay + s->extra;
         if (s->to_client && rate > 0) {
             if (due < s->last_due) due = s->last_due;
@@ -154,7 +155,7 @@ int main(int argc, char **argv) {
             struct side *s = ready[i].data.ptr;
             if (s == &tell) {
                 struct signalfd_siginfo info;
-                if (read(told, &info, sizeof info) > 0) { printf("%ld %ld\n", connections, sent_bytes); fflush(stdout); }
+                if (read(told, &info, sizeof info) > 0) { printf("%ld %ld %ld\n", connections, requests, sent_bytes); fflush(stdout); }
             } else if (s) {
                 if (!s->dead) take(s);
             } else {
