@@ -329,9 +329,10 @@ def _as_sample(path: str) -> dict[str, bytes]:
 
 def run_here(task: Task) -> dict[str, float]:
     """Measure one way, in this process."""
-    begin, times, clips = time.perf_counter(), [], 0
+    begin, times, sizes, clips = time.perf_counter(), [], [], 0
     for count in WAYS[task.way](task):
         clips += count
+        sizes.append(count)
         times.append(time.perf_counter() - begin)
     steps = np.diff(times) if len(times) > 1 else np.zeros(1)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -341,6 +342,7 @@ def run_here(task: Task) -> dict[str, float]:
         "clips": clips,
         "seconds": times[-1],
         "first": times[0],
+        "steady": (clips - sizes[0]) / max(times[-1] - times[0], 1e-9),
         "p50": float(np.median(steps)),
         "p99": float(np.quantile(steps, 0.99)),
         "cpu": sum(one.ru_utime + one.ru_stime for one in used),
@@ -408,7 +410,7 @@ def main() -> None:
                         unusable[workload, way] = f"{type(error).__name__}: {error}"[:150]
                 for part in made.iterdir():
                     fs.put(str(part), f"{BUCKET}/{workload}/{part.name}", recursive=True)
-        print(f"{'':8}{'':12}{'ms':>5}  clips/s   MB/s  first  KB/clip  req/clip    P50    P99  memory   CPU")
+        print(f"{'':8}{'':12}{'ms':>5}  clips/s  steady   MB/s  first  KB/clip  req/clip    P50    P99  memory   CPU")
         for workload in options.workloads:
             for latency in options.latency:
                 for way in options.ways:
@@ -424,8 +426,9 @@ def main() -> None:
                         continue
                     clips = found["clips"]
                     print(
-                        f"{head}{clips / found['seconds']:7.1f} {sent / found['seconds'] / 1e6:6.0f} "
-                        f"{found['first']:6.2f} {sent / clips / 1e3:8.0f} {requests / clips:9.2f} "
+                        f"{head}{clips / found['seconds']:7.1f} {found['steady']:7.1f} "
+                        f"{sent / found['seconds'] / 1e6:6.0f} {found['first']:6.2f} "
+                        f"{sent / clips / 1e3:8.0f} {requests / clips:9.2f} "
                         f"{found['p50']:6.3f} {found['p99']:6.3f} {found['memory']:7.0f} {found['cpu']:5.1f}",
                         flush=True,
                     )
