@@ -23,19 +23,33 @@ class Stopwatch:
     """
 
     def __init__(self, task: str) -> None:
-        self._schedstat = Path("/proc", task, "schedstat")
-        self._last, self._passed, self._waited = time.monotonic(), 0.0, 0.0
-        self._waited = self._run_queue_delay()
+        self._proc = Path("/proc", task)
+        self._last, self._passed = time.monotonic(), 0.0
+        self._counters = self._begin = self._read((0, 0, 0))
+        self._waiting = 0.0
+        """Seconds of waiting that the kernel counts only when the task runs again."""
 
     def seconds(self) -> float:
         """Seconds since the watch was made; to be called every `TICK_S`."""
         now = time.monotonic()
-        self._passed += min(now - self._last, _LONGEST_TICK_S)
-        self._last = now
-        return self._passed - (self._run_queue_delay() - self._waited)
+        tick = min(now - self._last, _LONGEST_TICK_S)
+        self._last, self._passed = now, self._passed + tick
+        before, self._counters = self._counters, self._read(self._counters)
+        if self._counters[1] != before[1]:
+            self._waiting = 0.0
+        elif self._counters == before and self._is_runnable():
+            self._waiting += tick
+        return self._passed - (self._counters[1] - self._begin[1]) / 1e9 - self._waiting
 
-    def _run_queue_delay(self) -> float:
+    def _read(self, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Nanoseconds on a core and in a queue for one, and how often the task has got one."""
         try:
-            return int(self._schedstat.read_bytes().split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return self._waited
+            return tuple(map(int, (self._proc / "schedstat").read_bytes().split()[:3]))
+        except (OSError, ValueError):
+            return default
+
+    def _is_runnable(self) -> bool:
+        try:
+            return (self._proc / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
+        except (OSError, IndexError):
+            return False
