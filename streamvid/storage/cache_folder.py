@@ -59,6 +59,10 @@ class Lease:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
+    def is_of(self, file: FileIO) -> bool:
+        """Whether it is this open file that holds it."""
+        return self._file is file
+
     def __enter__(self) -> Self:
         return self
 
@@ -123,29 +127,30 @@ class CacheFolder:
 
     def publish(self, file: FileIO, part: Path, size: int, sha256: str) -> Lease | None:
         """Give a verified part, held by this process, its name: a lease on it, or on what another process has
-        published meanwhile; None if that is evicted again."""
+        published meanwhile; None if that is evicted again, or the part is removed."""
         path = self.root / sha256
         touch(file, mark=_mark(sha256))
         # Else after a power failure the name might exist without the content.
         os.fsync(file.fileno())
         try:
-            os.link(part, path)
+            # This file itself: if the folder was removed, another process may fetch under the part's name.
+            os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+        except FileNotFoundError:
+            return None
         except FileExistsError:
             # Published by another process while this one was stopped; or damaged, and in use.
             with contextlib.suppress(BusyError):
                 if lease := self.pin(size, sha256):
-                    file.close()
                     return lease
+            if not _is_at(file, part):
+                return None
             os.replace(part, path)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             os.replace(part, path)  # no hard links here
         fcntl.flock(file, fcntl.LOCK_SH)
-        if _is_at(file, path):
-            return Lease(path, file)
-        file.close()  # evicted at once
-        return None
+        return Lease(path, file) if _is_at(file, path) else None  # evicted at once
 
     def kept(self) -> list[tuple[Path, int, int]]:
         """The files that are complete, and those of ranges: path, bytes that it takes, and when it was last used, in
@@ -220,6 +225,14 @@ def claim(part: Path) -> FileIO | None:
         file.close()
         return None
     return file
+
+
+def give_up(part: Path, file: FileIO) -> None:
+    """Remove the name of a part that is held, before it is let go: afterwards it may be another process' part. Where
+    that is not possible, the next process does it."""
+    with contextlib.suppress(OSError):
+        if _is_at(file, part):
+            part.unlink(missing_ok=True)
 
 
 def modified(path: Path) -> int:

@@ -28,6 +28,10 @@ REFUSED_SECONDS: Final = 30.0
 SAY_SECONDS: Final = 30.0
 """How often the log says what waits."""
 
+LONGEST_ATTEMPT: Final = 60.0
+"""What an attempt and the wait before it count at most: a process that was stopped for longer (SIGSTOP, a paused
+machine) goes on as patient as it was."""
+
 COMMAND_SECONDS: Final = 15.0
 """How long commands for which somebody waits ask a storage again: the mistake may be in the address."""
 
@@ -102,11 +106,12 @@ class Retry:
         """
         done: dict[int, T] = {}
         left = list(range(len(items)))
-        since = said = self.clock()
+        clock = _counted(self.clock)
+        since = said = clock()
         refused_since: float | None = None
         tries, delay = 0, FIRST_DELAY
         while left:
-            before = self.clock()
+            before = clock()
             errors: dict[int, Trouble] = {}
             for place, outcome in zip(left, attempt([items[place] for place in left]), strict=True):
                 if isinstance(outcome, StorageUnavailable | AccessRefused):
@@ -116,7 +121,7 @@ class Retry:
             if len(errors) < len(left):
                 since = said = before
                 tries, delay = 0, FIRST_DELAY
-            left, tries, now = list(errors), tries + 1, self.clock()
+            left, tries, now = list(errors), tries + 1, clock()
             if not left:
                 break
             error = next((one for one in errors.values() if isinstance(one, AccessRefused)), errors[left[0]])
@@ -146,6 +151,18 @@ class Retry:
             if self.sleep(pause):
                 raise _after(error, tries, waited)
         return [done[place] for place in range(len(items))]
+
+
+def _counted(clock: Callable[[], float]) -> Callable[[], float]:
+    """A clock that moves by `LONGEST_ATTEMPT` at most from one look to the next."""
+    last = now = clock()
+
+    def look() -> float:
+        nonlocal last, now
+        now, last = now + min((time := clock()) - last, LONGEST_ATTEMPT), time
+        return now
+
+    return look
 
 
 def _after(error: Trouble, tries: int, waited: float) -> Trouble:

@@ -24,7 +24,7 @@ from typing import Self
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, modified
+from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.ranges import RemoteRanges
@@ -260,12 +260,12 @@ class ShardCache:
 
     def _fetch(self, url: str, size: int, sha256: str, part: Path, file: FileIO, retry: Retry) -> Lease | None:
         """Download into the part, which is held; verify and publish. None if another process has published the file
-        meanwhile and it is gone again."""
+        meanwhile and it is gone again, or the part is gone."""
+        lease: Lease | None = None
         try:
             # Published between the last look and the claim.
             with contextlib.suppress(BusyError):
                 if lease := self.folder.pin(size, sha256):
-                    file.close()
                     return lease
 
             # Neighbours wait as long as the part changes, and so also for a storage that does not answer.
@@ -287,15 +287,15 @@ class ShardCache:
                 file.seek(0)
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found == sha256:
-                    return self.folder.publish(file, part, size, sha256)
+                    lease = self.folder.publish(file, part, size, sha256)
+                    return lease
                 if attempt + 1 < _CORRUPT_ATTEMPTS:
                     _log.warning("%s arrived damaged and is fetched again.", redact(url))
             raise _damaged(url, found, sha256)
-        except BaseException:
-            file.close()
-            raise
         finally:
-            part.unlink(missing_ok=True)
+            give_up(part, file)
+            if lease is None or not lease.is_of(file):
+                file.close()
 
     def _download(self, url: str, file: FileIO, size: int, retry: Retry) -> None:
         """Fetch `url` into the file, in ranges that are tried again one by one where its storage gives ranges."""

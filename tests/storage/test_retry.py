@@ -46,6 +46,19 @@ def test_the_last_error_is_raised_when_the_time_is_over(error: type[DatasetError
     assert clock.now == pytest.approx(limit)
 
 
+def test_a_process_that_was_stopped_is_as_patient_as_before() -> None:
+    """With one attempt under way, which is of an old connection, and fails."""
+    clock = Clock()
+    left, attempt = failing(*[StorageUnavailable("away")] * 3)
+
+    def stopped() -> str:
+        if len(left) == 3:
+            clock.now += 5000
+        return attempt()
+
+    assert clock.retry()(stopped) == "done"
+
+
 def test_a_refusal_after_an_outage_has_its_own_time() -> None:
     clock = Clock()
     _, attempt = failing(*[StorageUnavailable("away")] * 20, *[AccessRefused("no")] * 3)

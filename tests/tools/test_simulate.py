@@ -1,0 +1,41 @@
+"""A thousand lives of clusters hold what is promised, and lives of a product with a planted fault do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tools.simulate.life import live, world
+from tools.simulate.machine import Disks
+from tools.simulate.planted import PLANTED, lives_until_found
+
+
+@pytest.fixture(scope="module")
+def disks() -> Iterator[Disks]:
+    with world() as disks:
+        yield disks
+
+
+@pytest.mark.parametrize("hundred", range(10))
+def test_what_is_promised_holds(disks: Disks, hundred: int) -> None:
+    """Of a seed that fails: python -m tools.simulate --seed SEED."""
+    for seed in range(100 * hundred, 100 * (hundred + 1)):
+        try:
+            live(seed, disks)
+        except Exception as error:
+            raise AssertionError(f"the life of seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_seed_replays_its_life(disks: Disks, reads: bool) -> None:
+    traces: list[list[str]] = [[], []]
+    for trace in traces:
+        live(5, disks, trace.append, reads=reads)
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > (100 if reads else 1)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_found(disks: Disks, name: str) -> None:
+    assert lives_until_found(name, lambda seed, reads: live(seed, disks, reads=reads), 200) is not None
