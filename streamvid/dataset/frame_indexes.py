@@ -7,7 +7,7 @@ from typing import Final
 from streamvid.arrays import UInt8
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.shard_rows import MAX_TICKS
-from streamvid.video.frame_index import HIDDEN, FrameIndex
+from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES, IndexDirectory
 
 INDEX_BYTES: Final = 256 << 20
@@ -60,19 +60,13 @@ def parse_blocks(
     """
     index = directory.blocks(data, begin, end)
     mp4_size = int(clips.mp4_size[row])
-    visible = (index.flags & HIDDEN) == 0
-    rules = {
-        # Not offset + size, which may overflow int64.
-        "a packet does not lie within the mp4": (index.offset >= 0)
-        & (index.size >= 1)
-        & (index.offset <= mp4_size)
-        & (index.size <= mp4_size - index.offset),
-        "a packet's time is out of range": (index.pts >= -MAX_TICKS) & (index.pts <= MAX_TICKS),
-        "a visible packet comes before time 0": ~visible | (index.pts >= 0),
-    }
-    for what, good in rules.items():
-        if not good.all():
-            raise ValueError(what)
+    # Only sums of what lies within the file cannot overflow int64.
+    inside = index.offset.min() >= 0 and index.size.min() >= 1 and index.offset.max() <= mp4_size
+    if not inside or (index.offset + index.size).max() > mp4_size:
+        raise ValueError("a packet does not lie within the mp4")
+    # No visible packet comes before time 0, as no block does.
+    if index.pts.min() < -MAX_TICKS or index.pts.max() > MAX_TICKS:
+        raise ValueError("a packet's time is out of range")
     return index
 
 

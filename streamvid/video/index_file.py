@@ -128,21 +128,18 @@ class IndexDirectory:
         if crc32c(data) != checksum:
             raise ValueError("the checksum of its directory is not the stored one")
         entries = np.frombuffer(data, dtype=_ENTRY)
-        ends = {name: np.cumsum(np.append(0, entries[name]), dtype=np.int64) for name in ("packets", "frames")}
-        if (entries["frames"] < 1).any() or (entries["packets"] < entries["frames"]).any():
+        first_packet, first_frame = np.zeros((2, len(entries) + 1), dtype=np.int64)
+        np.cumsum(entries["packets"], out=first_packet[1:])
+        np.cumsum(entries["frames"], out=first_frame[1:])
+        if entries["frames"].min() < 1 or (entries["packets"] < entries["frames"]).any():
             raise ValueError("a block has no frames, or more frames than packets")
-        if ends["packets"][-1] != packets:
-            raise ValueError(f"its blocks hold {ends['packets'][-1]} packets instead of {packets}")
+        if first_packet[-1] != packets:
+            raise ValueError(f"its blocks hold {first_packet[-1]} packets instead of {packets}")
         first_pts = entries["first_pts"].astype(np.int64)
-        if first_pts[0] != 0 or (first_pts[1:] <= first_pts[:-1]).any():
+        if first_pts[0] != 0 or (len(entries) > 1 and (first_pts[1:] <= first_pts[:-1]).any()):
             raise ValueError("its blocks are not in the order of their times, from 0")
-        return cls(
-            first_pts,
-            ends["packets"],
-            ends["frames"],
-            entries["crc32c"].astype(np.int64),
-            (entries["flags"] & _OPEN) != 0,
-        )
+        is_open = (entries["flags"] & _OPEN) != 0
+        return cls(first_pts, first_packet, first_frame, entries["crc32c"].astype(np.int64), is_open)
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -184,18 +181,26 @@ class IndexDirectory:
             if crc32c(data[PACKET_BYTES * start : PACKET_BYTES * stop]) != self.crc32c[block]:
                 raise ValueError(f"the checksum of block {block} is not the stored one")
         rows = data.view(_PACKET)
-        flags = rows["flags"].astype(np.int64)
-        crcs = np.where(flags & _CRC_KNOWN, rows["crc32c"].astype(np.int64), -1)
-        pts = rows["pts"].astype(np.int64)
-        visible = (flags & HIDDEN) == 0
-        frames = np.add.reduceat(visible, first[:-1], dtype=np.int64)
-        if (frames != np.diff(self.first_frame[begin : end + 1])).any():
-            raise ValueError("a block has not as many frames as the directory says")
-        limits = np.iinfo(np.int64)
-        earliest = np.minimum.reduceat(np.where(visible, pts, limits.max), first[:-1])
-        latest = np.maximum.reduceat(np.where(visible, pts, limits.min), first[:-1])
-        if (earliest != self.first_pts[begin:end]).any() or (latest[:-1] >= earliest[1:]).any():
-            raise ValueError("the times of a block are not those of the directory")
-        return FrameIndex(
-            pts, rows["offset"].astype(np.int64), rows["size"].astype(np.int64), flags & ~_CRC_KNOWN, crcs
+        flags, crcs = rows["flags"].astype(np.int64), rows["crc32c"].astype(np.int64)
+        known = flags & _CRC_KNOWN
+        if not known.all():
+            crcs[known == 0] = -1
+        flags ^= known
+        index = FrameIndex(
+            rows["pts"].astype(np.int64), rows["offset"].astype(np.int64), rows["size"].astype(np.int64), flags, crcs
         )
+        self._check(index, begin, end, first)
+        return index
+
+    def _check(self, index: FrameIndex, begin: int, end: int, first: Int64) -> None:
+        """Raise ValueError unless blocks [begin, end), which begin at packets `first` of the index, have the frames and
+        times that the directory says."""
+        hidden = index.flags & HIDDEN
+        for block in range(begin, end):
+            part = slice(int(first[block - begin]), int(first[block - begin + 1]))
+            shown = index.pts[part] if not hidden[part].any() else index.pts[part][hidden[part] == 0]
+            if len(shown) != self.first_frame[block + 1] - self.first_frame[block]:
+                raise ValueError("a block has not as many frames as the directory says")
+            later = block + 1 < len(self.first_pts) and shown.max() >= self.first_pts[block + 1]
+            if shown.min() != self.first_pts[block] or later:
+                raise ValueError("the times of a block are not those of the directory")
