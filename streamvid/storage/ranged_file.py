@@ -12,7 +12,7 @@ from streamvid.storage.range_reader import RangeReader
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_BLOCK: Final = 16 << 10
+_BLOCK: Final = 2 << 10
 """Bytes that are read at least: headers of boxes and tars are small, and often follow each other."""
 
 

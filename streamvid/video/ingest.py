@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -35,8 +36,10 @@ _MIN_TIMESCALE: Final = 10_000
 ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
 """Sync samples of a track that are looked at, the first and the last among them."""
-_HEAD_BYTES: Final = 4096
+_HEAD_BYTES: Final = 1024
 """Bytes of a packet in which its first slice begins, behind parameter sets and messages."""
+_PROBED_BYTES: Final = 4096
+"""Bytes of the first packet: x264 and x265 describe themselves in it."""
 
 
 def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
@@ -112,7 +115,7 @@ def index_by_tables(name: Path, file: io.RawIOBase) -> StoredClip:
         OSError, DatasetError: it cannot be read.
     """
     try:
-        found = _read_header(file)
+        found = _read_header(file, most=_PROBED_BYTES)
         track, pts = found.track, found.times.pts
         sync = np.flatnonzero(track.sync)
         for number in np.unique(sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)][1:]).tolist():
@@ -167,24 +170,31 @@ class _Header:
         return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
 
 
-def _read_header(file: io.RawIOBase) -> _Header:
+def _read_header(file: io.RawIOBase, *, most: int | None = None) -> _Header:
+    """Read tables and first packet; of that `most` bytes, if a decoder makes a picture of them."""
     track = read_track(file)
+    if most is not None and track.size[0] > most and track.codec != "av1":
+        with suppress(ValueError, av.error.FFmpegError):
+            return _probe(track, _packet_head(file, track, 0, most))
     start = int(track.offset[0])
-    first = read_range(file, start, start + int(track.size[0])).data
+    return _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
+
+
+def _probe(track: VideoTrack, first: bytes) -> _Header:
     of = packet_info.classifier(track.codec, track.stsd)
-    if not of(first).random_access:
+    if not of(memoryview(first)).random_access:
         raise NeedsDemuxerError("a first packet that decoding cannot start from")
-    frame_format, profile = probe_packet(track, bytes(first))
+    frame_format, profile = probe_packet(track, first)
     return _Header(track, of, frame_format, profile, _sample_description(track, frame_format), _clip_times(track))
 
 
-def _packet_head(file: io.RawIOBase, track: VideoTrack, number: int) -> bytes:
+def _packet_head(file: io.RawIOBase, track: VideoTrack, number: int, most: int = _HEAD_BYTES) -> bytes:
     """As much of a packet as tells its kind."""
     start, size = int(track.offset[number]), int(track.size[number])
     if track.codec == "av1":
         return bytes(read_range(file, start, start + size))
     at = 4 if track.codec == "h264" else 21  # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
-    head = bytes(read_range(file, start, start + min(size, _HEAD_BYTES)))
+    head = bytes(read_range(file, start, start + min(size, most)))
     return head_of_packet(head, (track.configuration[at] & 3) + 1)
 
 
