@@ -296,7 +296,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
         ids = self._ids()
         pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped, self._errors.excluded)
-        return SampleSet(open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns)
+        return SampleSet(
+            open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns, self.policy
+        )
 
     @property
     def clip_transform(self) -> ClipTransform:

@@ -11,6 +11,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import CHECKSUMS, Checksum, SampleSpec
+from streamvid.loader.quarantine import ErrorPolicy
 from streamvid.mp4.boxes import MIRRORED
 from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
@@ -29,6 +30,7 @@ class SampleSet:
         spec: how samples are drawn from clips.
         transform: what is done to their frames.
         columns: names of the metadata in batches.
+        policy: what bad clips do, where the clips are of a `ClipDataset`, which says it.
     """
 
     source: Source
@@ -36,6 +38,7 @@ class SampleSet:
     spec: SampleSpec
     transform: Transform | Views
     columns: tuple[str, ...]
+    policy: ErrorPolicy | None = None
 
     @classmethod
     def open(

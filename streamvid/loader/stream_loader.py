@@ -59,7 +59,8 @@ class StreamLoader:
 
     Args:
         dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, a `Mix` of several, or
-            a `ClipDataset`, which brings its own sampling, transform, columns, seed and checksum.
+            a `ClipDataset`, which brings its own sampling, transform, columns, seed and checksum, and unless they are
+            given `on_error`, `max_errors` and `quarantine`.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `TiledWindows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
             `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
@@ -202,6 +203,8 @@ class StreamLoader:
         check_steps(plan)
         shared = self._cache_for(self.dataset.is_local)
         self._fetch = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
+        if samples.policy is not None and (on_error, max_errors, quarantine) == ("skip", None, None):
+            policy = samples.policy
         self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
         self._engine = make_engine(
             engine,

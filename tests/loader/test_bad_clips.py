@@ -435,6 +435,8 @@ def test_exact_requests(damaged: Path, tmp_path: Path) -> None:
     strict = clip_dataset(damaged, tmp_path, on_error="raise")
     with pytest.raises(StreamvidError, match=clips.dataset.key(3)):
         strict[3]
+    with sv.StreamLoader(strict, batch_size=4, device="cpu") as one, pytest.raises(StreamvidError):
+        epochs(one)
     # An excluded clip may be asked for.
     excluded = clip_dataset(sv.Subset(damaged, exclude=[clips.dataset.key(4)]), tmp_path)  # type: ignore[arg-type]
     assert not excluded[4]["valid"]
