@@ -20,6 +20,7 @@ from streamvid.dataset.dataset import Dataset, read_manifest
 from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection import notes
+from streamvid.inspection.chosen import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.workers import Workers
@@ -256,12 +257,12 @@ def check_all(folder: Path | str) -> str:
 
 def test_a_sample_is_drawn_from_all_shards_and_the_same_each_time(packed: Path) -> None:
     manifest = read_manifest(str(packed))
-    drawn = verify_module._draw(manifest, 0.5, 0)
+    drawn = sampled(manifest, 0.5, 0)
     assert [len(drawn), sum(map(len, drawn))] == [len(manifest.shards), 3]
-    assert drawn == verify_module._draw(manifest, 0.5, 0)
-    assert len({str(verify_module._draw(manifest, 0.5, seed)) for seed in range(20)}) > 5
-    assert sum(map(len, verify_module._draw(manifest, 0.001, 0))) == 1
-    assert verify_module._draw(manifest, 1.0, 3) == [tuple(range(entry.clips)) for entry in manifest.shards]
+    assert drawn == sampled(manifest, 0.5, 0)
+    assert len({str(sampled(manifest, 0.5, seed)) for seed in range(20)}) > 5
+    assert sum(map(len, sampled(manifest, 0.001, 0))) == 1
+    assert sampled(manifest, 1.0, 3) == [tuple(range(entry.clips)) for entry in manifest.shards]
 
 
 @pytest.mark.parametrize("decode", [False, True])
