@@ -4,9 +4,12 @@
 #   PYTHON     which Python makes .venv           make test PYTHON=python3.12
 #   VIDEOS     a folder of videos for the demo    make demo VIDEOS=/data/clips
 #   PIP_ARGS   more for `pip install`             make demo PIP_ARGS=--no-cache-dir
+#   JOBS       tests that run at a time           make test JOBS=4
 PYTHON ?= python3
 VIDEOS ?=
 PIP_ARGS ?=
+# Of a test file, one after the other: they share datasets. Many start processes of their own.
+JOBS ?= 2
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -34,7 +37,7 @@ demo: $(INSTALLED)
 	$(RUN) -m tools.demo $(if $(VIDEOS),--videos "$(VIDEOS)")
 
 test: lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

@@ -487,7 +487,7 @@ import os, sys, pathlib
 from streamvid.errors import DatasetError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.sampling.spread import All
-loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", num_threads=1)
+loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", num_threads=1, on_error="raise")
 batches = iter(loader)
 next(batches)
 for tar in pathlib.Path(sys.argv[1], "shards").glob("*.tar"):
