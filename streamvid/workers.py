@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SILENT_S: Final = 900.0
 """Seconds without any I/O after which a call is considered stuck. A slow disk or encoder takes seconds."""
-_START_S: Final = 120.0
+START_S: Final = 120.0
 """Seconds that starting a process may take: it imports modules, from a slow disk perhaps."""
 _LENGTH: Final = 8
 """Bytes of a message's length before it, little-endian."""
@@ -73,7 +73,7 @@ class WorkerProcess:
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
         for pipe in (self._to, self._from):
             os.set_blocking(pipe, False)
-        self._limit_s: float | None = _START_S
+        self._limit_s: float | None = START_S
         self._silent_s = SILENT_S
         self._watch = Stopwatch(str(self.pid))
         self._moved, self._moved_at = -1, 0.0

@@ -21,9 +21,9 @@ from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
 from streamvid.decode.deadline import Pace
 from streamvid.errors import VideoError
-from streamvid.video.codec_context import ReusableCodecContext
+from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.workers import WorkerCrashError, WorkerProcess, WorkerStuckError
+from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
 
 _LEAST_BYTES: Final = 8 << 20
 """Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
@@ -113,6 +113,11 @@ class IsolatedDecoder:
         if self._process is None:
             process = WorkerProcess(inherit=[self._memory])
             process.handshake()
+            try:
+                # Imports may take long, from a disk that others read at the same time: not at the first slice's cost.
+                process.call(_prepare, limit_s=START_S)
+            except WorkerCrashError as error:
+                raise OSError(f"a process that decodes could not be started ({error})") from error
             self._process = process
         return self._process
 
@@ -190,6 +195,14 @@ def _decode_into(
             first, rows = half - first, []
     if rows:
         yield first, rows
+
+
+def _prepare() -> None:
+    """In the child: import what decoding needs."""
+    import av.filter  # noqa: F401
+
+    _tools()
+    bare_context("h264")
 
 
 @lru_cache(maxsize=1)

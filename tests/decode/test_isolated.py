@@ -26,10 +26,13 @@ from streamvid.decode.isolated import IsolatedDecoder, decode_isolated
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.processes import bytes_written
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
+STARTED = 100
+"""More bytes than a process writes before its first frames."""
 LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)
 
 
@@ -121,6 +124,7 @@ def test_a_process_that_dies_with_nothing_to_do_costs_no_slice(tmp_path: Path, d
 
 def test_a_hang_costs_the_slice_and_its_deadline(tmp_path: Path, decoder: IsolatedDecoder) -> None:
     encoded = stored(LONG, tmp_path)
+    frames_of(decoder, encoded)
     running = decoder.frames(encoded, limit_s=1.0)
     next(running)
     pid = decoder.pid
@@ -170,12 +174,12 @@ def test_a_slice_that_hangs_is_told_from_those_beside_it(tmp_path: Path) -> None
 
 
 def _stop_child(parent: int) -> None:
-    """SIGSTOP a child of this process that has begun to answer."""
+    """SIGSTOP a child of this process that has begun to give frames."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
             for pid in children.read_text().split():
-                if "wchar: 0\n" not in Path(f"/proc/{pid}/io").read_text():
+                if bytes_written(int(pid)) > STARTED:
                     os.kill(int(pid), signal.SIGSTOP)
                     return
         time.sleep(0.01)

@@ -24,9 +24,10 @@ import streamvid as sv
 from streamvid.decode import cpu
 from streamvid.decode.deadline import Pace
 from streamvid.transform import render
+from tests.decode.test_isolated import STARTED
 from tests.support.bad_clips import make_dataset, same, samples
 from tests.support.packed import packing_inline
-from tests.support.processes import alive, processes_below
+from tests.support.processes import alive, bytes_written, processes_below
 from tests.support.stuck import Hangs, HangsOnce, woken
 
 CODECS = [("h264", "mp4"), ("hevc", "mp4"), ("vp9", "mkv"), ("mjpeg", "avi")] * 3
@@ -107,8 +108,8 @@ def signalled(signum: int, *, times: int = 1_000_000) -> Iterator[list[int]]:
     def hunt() -> None:
         while len(hit) < times and not over.wait(0.005):
             for pid in decoders():
-                with contextlib.suppress(OSError):
-                    if "wchar: 0\n" not in Path(f"/proc/{pid}/io").read_text():
+                if bytes_written(pid) > STARTED:
+                    with contextlib.suppress(OSError):
                         os.kill(pid, signum)
                         hit.append(pid)
                         break

@@ -16,6 +16,15 @@ def processes_below(pid: int) -> list[int]:
     return [one for one in found if alive(one)]
 
 
+def bytes_written(pid: int) -> int:
+    """By a process, to files and pipes; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+            if line.startswith("wchar:"):
+                return int(line.split()[1])
+    return 0
+
+
 def alive(pid: int) -> bool:
     """Whether it has not ended; a zombie has."""
     try:
