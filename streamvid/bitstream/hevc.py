@@ -13,6 +13,7 @@ from typing import Final
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
+    START_CODE,
     DpbRequirement,
     NalSyntax,
     OutputOrder,
@@ -58,6 +59,12 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     box = codec_configuration(stsd, b"hvcC")
     sets = b"".join(units for _, units, _ in _arrays(box))
     return ParameterSets(sets, _length_size(box), 8 + (box[17] & 7))  # bitDepthLumaMinus8
+
+
+def pictures(packet: bytes) -> bytes:
+    """The slices and parameter sets of a packet in Annex B: what a decoder needs for its picture."""
+    units = (unit for unit in packet.split(START_CODE) if unit)
+    return b"".join(START_CODE + unit for unit in units if SYNTAX.unit_type(unit[0]) in (*_VCL, *_PARAMETER_SETS))
 
 
 def with_complete_arrays(hvcc: bytes) -> bytes:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream import hevc
+from streamvid.bitstream.nal import to_annex_b
+from streamvid.checksum import crc32c
 from streamvid.decode.cpu import DamagedClipError, decode_frames
+from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, select_packets
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
 
 _MIN_PACKETS: Final = 64
 """Packets that are decoded together at least: each part gets a codec context of its own, as parameter sets that only an
 earlier part holds are not known to a loader that begins here."""
+_KEPT_BYTES: Final = 128 << 20
+"""Memory for frames that are kept while others are decoded."""
 _SHOWN: Final = 5
 """Runs of frame numbers that a message lists."""
 
@@ -51,8 +62,9 @@ class Damage:
 def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice]) -> Damage | None:
     """Decode frames of a clip as a loader does, and find out which of them it could not give.
 
-    A frame is damaged if a slice of it alone does not decode: a window is, if one of its frames is. Undamaged parts are
-    decoded once. In a damaged part the frames are found by halving it.
+    A frame is damaged if a slice of it alone does not decode: a window is, if one of its frames is; and of HEVC, if it
+    shows whatever lies in memory, of which a loader knows nothing. Undamaged parts are decoded once. In a damaged part
+    the frames are found by halving it.
 
     Args:
         index: the clip's packets.
@@ -117,4 +129,58 @@ def _cause(encoded: EncodedSlice) -> str | None:
         return error.reason
     if encoded.in_order and rows != sorted(rows):
         return "they come out of a decoder in another order than the index says"
+    return _hidden_damage(encoded) if encoded.codec == "hevc" else None
+
+
+def _hidden_damage(encoded: EncodedSlice) -> str | None:
+    """Why FFmpeg leaves a part of a HEVC picture out, if it does. It tells nobody but its log, or knows it not at all,
+    and what lies in memory is shown there: other pictures in every run.
+
+    A strict decoder raises an error, but also where SEI messages are not as they should be, which those of many
+    encoders are not: it is given pictures and parameter sets alone. It decodes everything twice, from one key frame to
+    the next: into new memory, which is zeroed, and into memory that holds the pictures of the first time.
+    """
+    import av
+
+    try:
+        sets = hevc.parameter_sets(encoded.stsd)
+        packets = to_annex_b(encoded.data, encoded.sizes, sets.length_size)
+    except ValueError:  # bytes behind the last unit, which the decoder above has not minded
+        return None
+    stsd = in_band_description("hevc", width=encoded.width, height=encoded.height)
+    reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
+    kept = max(1, _KEPT_BYTES // (6 * encoded.width * encoded.height))
+    kind_of = hevc.classifier(encoded.stsd)
+    split = np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])
+    kinds = [kind_of(memoryview(part.tobytes())) for part in split]
+    idr = [n for n, packet in enumerate(packets) if hevc.SYNTAX.is_idr(packet)]
+    for first, end in pairwise([*np.union1d(encoded.starts, idr).astype(int).tolist(), len(packets)]):
+        # Where decoding begins, pictures that refer to what comes before are skipped.
+        later = next((n for n in range(first + 1, end) if kinds[n].random_access), end)
+        taken = [n for n in range(first, end) if n > later or not kinds[n].skipped_leading]
+        run = [hevc.pictures(packets[n]) for n in taken]
+        run[0] = hevc.pictures(sets.annex_b) + run[0]
+        ranks = encoded.display_order[taken].tolist()
+        context = ReusableCodecContext(strict=True)
+        sums: list[list[list[int]]] = []
+        for _ in range(2):
+            frames: deque[Any] = deque(maxlen=kept)  # so that no memory is used again within a turn
+            sums.append([])
+            try:
+                for frame in context.decode(stsd, zip(run, ranks, strict=True), reorder=reorder):
+                    frames.append(frame)
+                    sums[-1].append(_sums(frame))
+            except av.error.FFmpegError as error:
+                return f"FFmpeg: {error.strerror or type(error).__name__}"
+        if sums[0] != sums[1]:
+            return "FFmpeg leaves out a part of a picture"
     return None
+
+
+def _sums(frame: VideoFrame) -> list[int]:
+    """A checksum of each plane, without what lies beside the picture."""
+    sample = (frame.format.components[0].bits + 7) // 8
+    planes = (
+        (np.frombuffer(bytes(plane), dtype=np.uint8).reshape(-1, plane.line_size), plane) for plane in frame.planes
+    )
+    return [crc32c(rows[: plane.height, : sample * plane.width].tobytes()) for rows, plane in planes]

@@ -71,6 +71,8 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) 
             raise TooLargeError(f"it has {metadata.num_columns} columns, where {MAX_COLUMNS} are the most")
         if any(len(chunks) != metadata.num_columns for _, chunks in groups):
             raise ValueError("a row group has not all columns")
+        if sum(rows for rows, _ in groups) != metadata.num_rows:
+            raise ValueError("its row groups have not as many rows as it says")
         names = list(schema.names if choose is None else choose(schema, metadata.num_rows))
         limit = memory_limit(metadata.num_rows, size)
         wanted = set(names)

@@ -39,9 +39,14 @@ class _Kept(NamedTuple):
 
 class ReusableCodecContext(threading.local):
     """A codec context per thread, kept open for the next stream with the same sample description: opening one and
-    allocating its frames takes as long as decoding three of them."""
+    allocating its frames takes as long as decoding three of them.
 
-    def __init__(self) -> None:
+    Args:
+        strict: raise for any error in a NAL unit, see `open_context`.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self._kept: _Kept | None = None
 
     def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
@@ -63,7 +68,7 @@ class ReusableCodecContext(threading.local):
         # Taken out while it is in use, so that one that fails is not kept.
         kept, self._kept = self._kept, None
         if kept is None or kept.stsd != stsd or kept.reorder < reorder:
-            kept = _Kept(stsd, reorder, open_context(stsd, reorder))
+            kept = _Kept(stsd, reorder, open_context(stsd, reorder, strict=self._strict))
         # A caller that has all the frames it wants closes this generator early; the context is still good.
         with suppress(GeneratorExit):
             yield from _decode(kept.context, packets)
@@ -96,12 +101,13 @@ def in_band_description(codec: str, *, width: int, height: int) -> bytes:
     return visual_sample_description({"h264": b"avc1", "hevc": b"hvc1"}[codec], b"", width=width, height=height)
 
 
-def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
+def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCodecContext:
     """A codec context as FFmpeg's demuxer sets it up: with the extradata, codec tag and size of the sample description.
 
     Args:
         stsd: sample description box of the track.
         reorder: as for `ReusableCodecContext.decode`.
+        strict: raise for any error in a NAL unit, be it one that no picture needs. Motion JPEG is decoded so always.
 
     Raises:
         av.error.FFmpegError: the sample description is damaged.
@@ -126,7 +132,7 @@ def open_context(stsd: bytes, reorder: int) -> VideoCodecContext:
         raise av.error.InvalidDataError(errno.EINVAL, "its sample description names no codec that FFmpeg knows")
     # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
     context.thread_count = 1
-    if context.codec.canonical_name == "mjpeg":
+    if strict or context.codec.canonical_name == "mjpeg":
         # Else what is damaged of a picture shows whatever lies in memory, and no flag says so.
         context.options = {"err_detect": "explode"}
     return context

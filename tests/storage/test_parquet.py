@@ -122,3 +122,12 @@ def test_a_footer_of_garbage() -> None:
     for broken in (b"", b"PAR1", data[:-4], data[:-8] + b"\xff\xff\xff\x7fPAR1", data[:100] + data[-100:]):
         with pytest.raises((OSError, ValueError)):
             read_parquet(broken)
+
+
+def test_a_number_of_rows_that_lies() -> None:
+    """In the footer, where the row groups say otherwise; found by fuzzing."""
+    data = written(pa.table({"n": pa.array([], pa.int64())}))
+    rows = b"\x16\x00\x19"  # no rows, in zigzag, and the list of row groups
+    assert data.count(rows) == 1
+    with pytest.raises(ValueError, match="as many rows"):
+        read_parquet(data.replace(rows, b"\x16\x04\x19"))

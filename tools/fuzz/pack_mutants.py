@@ -1,8 +1,8 @@
 """`pack` over mutants of video files, and what it accepts held against a sequential decode:
 `python -m tools.fuzz.pack_mutants --count 1000 [--clips FOLDER]`.
 
-A finding is a pack that fails or takes 1 GiB or more, an error that is not one of streamvid's, or a frame of an accepted
-clip that is neither what FFmpeg's own demuxer and decoder give in sequence, nor reported as damaged.
+A finding is a pack that fails or takes 1 GiB or more, an error that is not one of streamvid's, or a frame of an
+accepted clip that is neither what FFmpeg's own demuxer and decoder give in sequence, nor reported as damaged.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from streamvid.fetch.encoded_batch import encoded_slice
 from streamvid.mp4.boxes import iter_boxes
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.video.codec_context import bare_context
 from streamvid.video.packet_selection import byte_ranges, extract_packets, select_packets
 from tools.clips import hard_recipes, write
 
@@ -63,19 +64,17 @@ class Outcome:
     findings: list[str] = field(default_factory=list)
 
 
-def mutant(draw: random.Random, files: Sequence[bytes]) -> bytes:
-    """One of the files with one fault or two."""
-    data = bytearray(draw.choice(files))
+def mutant(draw: random.Random, original: bytes, files: Sequence[bytes]) -> bytes:
+    """A file with one fault or two; heads are those of others."""
+    data = bytearray(original)
     for _ in range(draw.choice((1, 1, 2))):
         at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
         end = min(end, at + (1 << draw.randrange(18)))
-        match draw.randrange(6):
-            case 0:
+        match draw.randrange(8):
+            case 0 | 6 | 7:
                 # Half of them in the headers, which are at either end.
-                edge = min(4096, len(data))
-                places = draw.choice(
-                    (range(edge), range(len(data) - edge, len(data)), range(len(data)), range(len(data)))
-                )
+                whole = range(len(data))
+                places = draw.choice((whole[:4096], whole[-4096:], whole, whole))
                 for place in draw.choices(places, k=1 << draw.randrange(7)) if places else ():
                     data[place] ^= 1 << draw.randrange(8)
             case 1:
@@ -122,9 +121,8 @@ def run(count: int, seed: int, files: dict[str, bytes], folder: Path) -> Outcome
             place = folder / f"{first:06d}"
             place.mkdir()
             for n in range(first, min(count, first + _AT_ONCE)):
-                name, _ = draw.choice(named)
-                own = [data for other, data in named if other == name] * 3 + [data for _, data in named]
-                (place / f"{n:06d}-{name}").write_bytes(mutant(draw, own))
+                name, data = draw.choice(named)
+                (place / f"{n:06d}-{name}").write_bytes(mutant(draw, data, list(files.values())))
                 found.mutants += 1
             _pack(place, found)
             found.peak = max(found.peak, watch.peak)
@@ -198,17 +196,23 @@ def compare(dataset: sv.Dataset, row: int, draw: random.Random, found: Outcome) 
 def _sequential(
     data: bytes, first_pts: int, wanted: set[int], *, full_range: bool
 ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """The frames that FFmpeg gives of an MP4 in sequence, by their times as the clip's index has them, in which the first
-    packet's is `first_pts`."""
+    """The frames that FFmpeg gives of an MP4 in sequence, by their times as the clip's index has them, in which that of
+    the first packet is `first_pts`.
+
+    Key frames of VP8 depend on nothing, but FFmpeg shows other ones behind damaged frames: of VP8 each is a beginning.
+    """
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
+        context = stream.codec_context
+        context.thread_count = 1
         shift: int | None = None
         for packet in container.demux(stream):
             if shift is None:
                 shift = int(packet.pts or 0) - first_pts
+            if packet.is_keyframe and context.codec.canonical_name == "vp8":
+                context = bare_context("vp8")
             try:
-                frames = stream.codec_context.decode(packet if packet.size else None)
+                frames = context.decode(packet if packet.size else None)
             except av.error.FFmpegError:
                 continue
             for frame in frames:
@@ -267,9 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         (folder / "sources").mkdir(parents=True)
         found = run(options.count, options.seed, sources(folder / "sources", options.clips), folder)
     print(
-        f"{found.mutants} mutants: {found.accepted} clips accepted, {found.frames:,} frames compared, {found.damaged} clips "
-        f"with damaged frames; {sum(found.reasons.values())} rejected, {found.crashes} of them by a crash of FFmpeg; "
-        f"at most {found.peak >> 20} MiB"
+        f"{found.mutants} mutants: {found.accepted} clips accepted, {found.frames:,} frames compared, {found.damaged} "
+        f"clips with damaged frames; {sum(found.reasons.values())} rejected, {found.crashes} of them by a crash of "
+        f"FFmpeg; at most {found.peak >> 20} MiB"
     )
     for reason, times in found.reasons.most_common(15):
         print(f"  {times:5} {reason}")
