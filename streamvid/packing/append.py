@@ -50,8 +50,8 @@ class BaseDataset:
         return max(int(shard.name) for shard in self.manifest.shards) + 1
 
 
-def read_base(destination: str) -> BaseDataset:
-    """Open the dataset at a destination to append to it.
+def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
+    """Open the dataset at a destination to append to it; `roots` as of `Dataset.open`.
 
     Raises:
         InputError: there is none.
@@ -61,7 +61,7 @@ def read_base(destination: str) -> BaseDataset:
     if not filesystem.exists(path):
         raise InputError(f"there is no dataset at {redact(destination)} to add to: leave out --append")
     data = filesystem.read_bytes(path)
-    dataset = Dataset.open(destination)
+    dataset = Dataset.open(destination, roots=roots)
     manifest = Manifest.from_json(data, path=redact(path))
     if manifest != dataset.manifest:
         raise InputError(f"the dataset at {redact(destination)} changed while it was being read: run this again")

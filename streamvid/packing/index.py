@@ -88,7 +88,7 @@ def index(
             shard_size=SHARD_SIZE,
             name=name,
             options=options,
-            base=read_base(destination) if append else None,
+            base=read_base(destination, told) if append else None,
             places=Places(tuple(paths), tuple(told), tuple(cameras), destination),
             after=after,
         )
@@ -107,9 +107,10 @@ def index(
 
     spec = plan(options, append=update)
     fingerprint = spec.job.fingerprint
-    grant(destination, [*spec.job.roots, *told])
     if not copy_others:
-        return run(spec, overwrite=overwrite)
+        report = run(spec, overwrite=overwrite)
+        grant(destination, [*spec.job.roots, *told])
+        return report
     if not overwrite and state.report is not None and _after(state.report) == fingerprint:
         return was_there(destination, spec, started)  # and what it could not read where it lies was packed
     try:
@@ -118,6 +119,7 @@ def index(
         if update or read_claim(destination) is not None or not read_rejected(destination):
             raise
         return run(plan(PackOptions(cutting=cutting, decode=decode), append=False), overwrite=False)
+    grant(destination, [*spec.job.roots, *told])
     if not report.rejected:
         return report
     packed = run(plan(PackOptions(cutting=cutting, decode=decode), append=True, after=fingerprint), overwrite=False)

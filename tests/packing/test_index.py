@@ -415,6 +415,19 @@ def test_a_grant_is_of_a_dataset_and_its_roots(tmp_path: Path, videos: Path) -> 
         Dataset.open(tmp_path / "indexed")
 
 
+def test_what_is_not_indexed_is_not_granted(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's dataset stays without access to what the user fails to index over it."""
+    index(videos, tmp_path / "indexed", progress=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    with pytest.raises(InputError, match="holds a dataset already"):
+        index(videos / "a", tmp_path / "indexed", progress=False)
+    with pytest.raises(InputError, match="roots="):
+        Dataset.open(tmp_path / "indexed")
+    with pytest.raises(InputError, match="roots="):
+        index(videos, tmp_path / "indexed", update=True, progress=False)
+    assert index(videos, tmp_path / "indexed", update=True, roots=videos, progress=False).was_there
+
+
 def test_a_dataset_in_the_folder_that_it_indexes_can_be_moved(tmp_path: Path, videos: Path) -> None:
     index(videos, videos, progress=False)
     assert Dataset.open(videos).manifest.roots == ("",)
