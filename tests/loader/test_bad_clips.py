@@ -178,12 +178,11 @@ def test_several_samples_of_a_bad_clip(whole: Path, tmp_path: Path) -> None:
     left = iter([*packets[:6], *(bytes(len(packet)) for packet in packets[6:])])
     replace_packets(path, 8, lambda _: next(left))
     runs = []
-    for n in range(3):
+    for n in range(2):
         with loader(path, tmp_path / str(n), sampling=sv.TiledWindows(3), batch_size=3) as one:
             runs.append(epochs(one))
         assert len(entries(tmp_path / str(n))) == 1
     assert all(map(same, runs[0], runs[1]))
-    assert all(map(same, runs[0], runs[2]))
     found = min(n for n, batch in enumerate(runs[0]) if not batch["valid"].all())
     for batch in runs[0][found:]:
         assert 8 not in batch["clip"][batch["valid"]].tolist()
@@ -391,8 +390,7 @@ def clip_dataset(path: Path, folder: Path, **options: Any) -> sv.ClipDataset:
     return sv.ClipDataset(path, **{"sampling": sv.Window(3), "seed": 5, "quarantine": folder / "quarantine", **options})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("on_error", ["skip", "mask"])
+@pytest.mark.parametrize(("on_error", "workers"), [("skip", 2), ("mask", 0)])
 def test_of_a_map_style_dataset(whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, workers: int) -> None:
     """By PyTorch's DataLoader: as many samples as ever, that can be collated."""
     options: dict[str, Any] = {"batch_size": 4, "shuffle": False}
@@ -469,8 +467,7 @@ def test_a_repeat_fits_the_batch(tmp_path: Path) -> None:
         assert sum(len(batch["clip"]) for batch in one) == 8
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("on_error", ["skip", "mask"])
+@pytest.mark.parametrize(("on_error", "workers"), [("skip", 0), ("mask", 2)])
 def test_of_a_gpu_data_loader(whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, workers: int) -> None:
     """Whose workers read and whose main process decodes: one clip fails there, two here."""
     options: dict[str, Any] = {"batch_size": 4, "device": "cpu", "num_threads": 2, "num_workers": workers}
