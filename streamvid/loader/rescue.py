@@ -108,7 +108,8 @@ class Rescuer:
             if not errors:
                 break
             damaged = True
-        if cause is not None and not damaged:
+        known = self._absent.found(np.array([one.absent for one in members]), number).any()
+        if cause is not None and not damaged and not known:
             shards = sorted({int(self._dataset.clips.shard[one.row]) for one in members})
             self._distrust(shards)
             log.warning("read again, all clips of the batch are good; what failed: %s", cause)
