@@ -37,6 +37,9 @@ class Link:
     forked child begins anew.
 
     Attributes:
+        latency: seconds until the first byte of an answer: the shortest of the last ones, as the others have waited for
+            each other.
+        bandwidth: bytes per second of one connection: the most of the last ones.
         requests, hedged: how many were made in all, and of them those that were asked a second time.
     """
 
@@ -47,22 +50,12 @@ class Link:
         self._pid = os.getpid()
         self._busy = 0
         self._queue: deque[asyncio.Future[None]] = deque()
+        self.latency, self.bandwidth = _EXPECTED_LATENCY, _EXPECTED_BANDWIDTH
         self._latencies: deque[float] = deque(maxlen=_SAMPLES)
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
         self._times: dict[int, deque[float]] = {}
         self.requests = self.hedged = 0
         self._bytes = self._hedged_bytes = 0
-
-    @property
-    def latency(self) -> float:
-        """Seconds until the first byte of an answer: the shortest of the last ones, as the others have waited for each
-        other."""
-        return min(self._latencies, default=_EXPECTED_LATENCY)
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second of one connection: the most of the last ones."""
-        return max(self._bandwidths, default=_EXPECTED_BANDWIDTH)
 
     @property
     def gap(self) -> int:
@@ -76,9 +69,12 @@ class Link:
 
     def measured(self, latency: float, size: int, seconds: float) -> None:
         """Take the times of a request: until its first byte, and then for so many bytes."""
+        # Kept as numbers, as other threads ask for them while this one adds to the lists.
         self._latencies.append(latency)
+        self.latency = min(self._latencies)
         if size >= _LONG_BODY and seconds > 0:
             self._bandwidths.append(size / seconds)
+            self.bandwidth = max(self._bandwidths)
 
     async def fetch(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives, as soon as fewer than `limit` others are under way. It is asked a second time if it takes

@@ -113,7 +113,7 @@ def test_two_percent_are_made_again_at_most() -> None:
         nonlocal slow
         for _ in range(100):
             await link.fetch(1000, ask)
-        slow = 0.02
+        slow = 0.012
         for _ in range(100):
             await link.fetch(1000, ask)
 
