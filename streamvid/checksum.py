@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 from typing import Final, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.arrays import UInt8
 
-_BLOCK: Final = 512
+Checksum = Callable[[bytes | bytearray | memoryview | UInt8], int]
+
 _POLYNOMIAL: Final = 0x82F63B78
 _ONES: Final = 0xFFFFFFFF
+_TABLE_ENTRIES: Final = 1024
 
 
-def crc32c_by_numpy(data: bytes | bytearray | memoryview | UInt8) -> int:
-    """`crc32c` where the package of that name is not installed, at a hundredth of its speed."""
-    given = np.frombuffer(data, dtype=np.uint8)
-    # A CRC is linear: zeros before the data change nothing, and a state is four bytes to add to those that follow it.
-    blocks = np.concatenate([np.zeros(-len(given) % _BLOCK, dtype=np.uint8), given])
-    blocks[len(blocks) - len(given) :][:4] ^= 0xFF
-    table = _table()
-    state = 0
-    for part in np.bitwise_xor.reduce(table[np.arange(_BLOCK), blocks.reshape(-1, _BLOCK)], axis=1).tolist():
-        state = part ^ int(np.bitwise_xor.reduce(table[range(4), list(state.to_bytes(4, "little"))]))
-    return state ^ _ONES ^ (_ONES >> 8 * len(given) if len(given) < 4 else 0)
+def ffmpeg_crc32c() -> Checksum:
+    """The function of libavutil, of which PyAV's wheels have a copy: for hosts that lack the package crc32c.
+
+    Raises:
+        ImportError: PyAV has no copy of it.
+    """
+    import av
+
+    found = sorted(Path(av.__file__).parent.parent.glob("av.libs/libavutil*"))
+    if not found:
+        raise ImportError("streamvid needs the package crc32c: pip install crc32c")
+    library = ctypes.CDLL(str(found[0]))
+    table = (ctypes.c_uint32 * _TABLE_ENTRIES)()
+    library.av_crc_init(table, 1, 32, ctypes.c_uint32(_POLYNOMIAL), ctypes.sizeof(table))
+    av_crc = library.av_crc
+    av_crc.restype, av_crc.argtypes = (
+        ctypes.c_uint32,
+        (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t),
+    )
+
+    def crc(data: bytes | bytearray | memoryview | UInt8) -> int:
+        array = np.frombuffer(data, dtype=np.uint8)
+        return int(av_crc(table, _ONES, array.ctypes.data, array.size)) ^ _ONES
+
+    return crc
 
 
-@cache
-def _table() -> npt.NDArray[np.uint32]:
-    """uint32 [bytes of a block, 256]: what a byte at a place in a block adds to its CRC."""
-    row = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        row = (row >> np.uint32(1)) ^ ((row & np.uint32(1)) * np.uint32(_POLYNOMIAL))
-    table = np.empty((_BLOCK, 256), dtype=np.uint32)
-    table[-1] = row
-    for place in range(_BLOCK - 2, -1, -1):
-        table[place] = row[table[place + 1] & 0xFF] ^ (table[place + 1] >> 8)
-    return table
-
-
-def _fastest() -> Callable[[bytes | bytearray | memoryview | UInt8], int]:
+def _installed() -> Checksum:
     try:
         from crc32c import crc32c
     except ImportError:
-        return crc32c_by_numpy
-    return cast(Callable[[bytes | bytearray | memoryview | UInt8], int], crc32c)
+        return ffmpeg_crc32c()
+    return cast(Checksum, crc32c)
 
 
-crc32c = _fastest()
+crc32c = _installed()
 """The CRC-32C of some bytes, which are not copied."""
