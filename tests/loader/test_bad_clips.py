@@ -34,6 +34,7 @@ from streamvid.loader import rescue
 from streamvid.loader.quarantine import OnError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.storage.range_reader import RangeReader
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support import hostile
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
@@ -598,6 +599,26 @@ def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"^shard .* cannot be read"):
             epochs(one)
     assert not (tmp_path / "quarantine").exists()
+
+
+def test_two_damaged_answers_make_no_clip_bad(whole: Path, tmp_path: Path) -> None:
+    """The one that a batch was read by, and the one by which its clip is looked at."""
+    read, damaged = RangeReader.read, []
+
+    def flip(self: RangeReader, ranges: Any, *args: Any) -> Any:
+        answers = read(self, ranges, *args)
+        if len(damaged) < 2 and all(one.path.endswith(".tar") for one in ranges):
+            damaged.append(ranges)
+            answers = [answer ^ np.uint8(1) for answer in answers]
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch, loader(whole, tmp_path) as one:
+        patch.setattr(RangeReader, "read", flip)
+        got = epochs(one)
+        assert one.stats().bad_clips == 0
+    with loader(whole, tmp_path) as one:
+        assert all(map(same, got, epochs(one)))
+    assert len(damaged) == 2
 
 
 def test_forgotten_clips(whole: Path, tmp_path: Path) -> None:
