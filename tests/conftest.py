@@ -40,6 +40,14 @@ def quarantine_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.setattr(quarantine, "FOLDER", str(folder))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What an earlier run has cached, perhaps of another version, is neither used nor in the way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def inline_workers() -> Iterator[None]:
     """For a module whose tests are of the results of `pack` and `verify`, not of how they are distributed."""
