@@ -19,6 +19,7 @@ import av.stream
 import numpy as np
 
 from streamvid.mp4.boxes import MIRRORED, write_rotation
+from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import frame_rotation
 from tools.damage import end_edit_after, flip_bytes, lie_about_duration, lie_about_sample, lie_about_size, truncate
 from tools.pictures import Image, draw_frame_number, painter, read_frame_number
@@ -254,7 +255,10 @@ def _encode(stream: Any, recipe: Recipe, pictures: Iterable[Image]) -> Iterator[
         source = av.VideoFrame.from_ndarray(picture, format="rgb24")
         frame = source.reformat(format=recipe.pix_fmt, dst_colorspace=matrix, dst_color_range=levels)
         frame.pts, frame.time_base = tick, recipe.time_base
-        yield from stream.encode(frame)
+        packets = stream.encode(frame)
+        if recipe.codec == "av1" and not tick:
+            leave_real_time()
+        yield from packets
     yield from stream.encode(None)
 
 

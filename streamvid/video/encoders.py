@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -41,6 +43,18 @@ ENCODERS: Final[dict[Target, Encoder]] = {
 
 _MIN_CUTREE_WIDTH: Final = 64
 """With CU trees, x265 4.2 writes past the end of its buffers for frames 34 to 48 pixels wide (seen with AVX2)."""
+
+
+def leave_real_time() -> None:
+    """Make the threads of this process usual ones again, after an encoder was opened.
+
+    Run by root, SVT-AV1 gives its own and the one that opens it the highest real-time priority (SCHED_FIFO): no other
+    process gets a core before them.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it may have ended
+            if os.sched_getscheduler(int(thread)) == os.SCHED_FIFO:
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> dict[str, str]:

@@ -24,7 +24,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
 from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
-from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options
+from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation
@@ -165,6 +165,8 @@ def encode(
         if options.codec == "hevc":
             track.codec_context.codec_tag = "hvc1"
         output.start_encoding()
+        if options.codec == "av1":
+            leave_real_time()
         clock = _FrameClock(source.time_base, keyframes)
 
         def packets() -> Iterator[Packet[Any]]:

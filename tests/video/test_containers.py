@@ -18,6 +18,7 @@ from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.video.containers import FORMATS, RAW_STREAMS
+from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import open_video
 from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import StoredClip
@@ -49,6 +50,7 @@ def encode(
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
             frame.pts, frame.time_base = number, Fraction(1, rate)
             output.mux(stream.encode(frame))
+            leave_real_time()
             if sound:
                 silence = av.AudioFrame.from_ndarray(np.zeros((1, 2304), np.int16), "s16", "stereo")
                 silence.sample_rate = 48000

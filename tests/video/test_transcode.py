@@ -4,7 +4,7 @@ bytes."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,21 @@ def test_the_smallest_pictures(codec: Target, tmp_path: Path) -> None:
     encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec))
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert (clip.width, clip.height) == (max(2, side), max(2, side))
+
+
+@pytest.mark.parametrize("codec", TARGETS)
+def test_no_thread_becomes_a_real_time_one(codec: Target, tmp_path: Path) -> None:
+    """In a container, users are root, and all other processes wait for a real-time one."""
+    seen = set()
+
+    def frames() -> Iterator[tuple[Any, int]]:
+        for tick in range(4):
+            yield av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24"), tick
+            if tick:
+                seen.update(os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task"))
+
+    encode(TimedFrames(frames(), Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec=codec))
+    assert os.SCHED_FIFO not in seen | {os.sched_getscheduler(0)}
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
