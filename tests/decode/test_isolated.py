@@ -26,7 +26,7 @@ from streamvid.decode.isolated import IsolatedDecoder, decode_isolated
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.processes import bytes_written
+from tests.support.processes import bytes_written, processes_below
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes
 
@@ -163,7 +163,7 @@ def test_a_slice_that_hangs_is_told_from_those_beside_it(tmp_path: Path) -> None
     """The process is stopped at some slice; those before and behind it decode."""
     encoded = stored(LONG, tmp_path)
     slices = [replace(encoded, name=str(n)) for n in range(100)]
-    stops = threading.Thread(target=_stop_child, args=(os.getpid(),))
+    stops = threading.Thread(target=_stop_child, args=(set(processes_below(os.getpid())),))
     stops.start()
     found = decode_isolated(slices, deadline=2.0)
     stops.join()
@@ -173,15 +173,14 @@ def test_a_slice_that_hangs_is_told_from_those_beside_it(tmp_path: Path) -> None
     assert error.clip == str(stuck)
 
 
-def _stop_child(parent: int) -> None:
-    """SIGSTOP a child of this process that has begun to give frames."""
+def _stop_child(others: set[int]) -> None:
+    """SIGSTOP a child of this process, but for the others, that has begun to give frames."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            for pid in children.read_text().split():
-                if bytes_written(int(pid)) > STARTED:
-                    os.kill(int(pid), signal.SIGSTOP)
-                    return
+        for pid in set(processes_below(os.getpid())) - others:
+            if bytes_written(pid) > STARTED:
+                os.kill(pid, signal.SIGSTOP)
+                return
         time.sleep(0.01)
 
 

@@ -156,9 +156,11 @@ def test_a_parquet_list_with_labels_and_absolute_paths(tmp_path: Path) -> None:
     assert [(s.name, s.label) for s in found] == [("p/a.mp4", "cat"), ("q/a.mp4", "dog")]
 
 
-def test_nan_and_empty_cells_become_null(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"path": ["a.mp4", "b.mp4"], "x": [float("nan"), 1.0]}), tmp_path / "l.parquet")
-    assert described(tmp_path / "l.parquet") == {"a.mp4": {"x": None}, "b.mp4": {"x": 1.0}}
+def test_nan_is_kept_and_empty_cells_become_null(tmp_path: Path) -> None:
+    table = pa.table({"path": ["a.mp4", "b.mp4", "c.mp4"], "x": [float("nan"), 1.0, None]})
+    pq.write_table(table, tmp_path / "l.parquet")
+    found = described(tmp_path / "l.parquet")
+    assert found == {"a.mp4": {"x": "NaN"}, "b.mp4": {"x": 1.0}, "c.mp4": {"x": None}}
 
 
 @pytest.mark.parametrize(
