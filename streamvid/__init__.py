@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from streamvid.errors import InputError as InputError
     from streamvid.errors import StreamvidError as StreamvidError
     from streamvid.errors import VideoError as VideoError
+    from streamvid.inspection.difference import diff as diff
+    from streamvid.inspection.duplicates import duplicates as duplicates
+    from streamvid.inspection.extract import extract as extract
+    from streamvid.inspection.listing import list_clips as list_clips
     from streamvid.inspection.verify import verify as verify
     from streamvid.loader.batch import Batch as Batch
     from streamvid.loader.batch import LoaderStats as LoaderStats
@@ -82,7 +86,11 @@ _MODULE_OF = {
     "VideoError": "errors",
     "Views": "transform.spec",
     "Window": "sampling.windows",
+    "diff": "inspection.difference",
+    "duplicates": "inspection.duplicates",
+    "extract": "inspection.extract",
     "index": "packing.index",
+    "list_clips": "inspection.listing",
     "pack": "packing.pack",
     "slice": "video.packet_selection",
     "verify": "inspection.verify",

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import add_roots, console
+from streamvid.cli.output import SHOWN, add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
+    from streamvid.inspection.duplicates import Duplicates
     from streamvid.inspection.sampling_cost import SamplingCost
     from streamvid.sampling.windows import Window
 
@@ -36,6 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--frames", type=int, metavar="N", help="estimate the cost of sampling windows of N frames")
     command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
     command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
+    command.add_argument("--duplicates", action="store_true", help="find clips that hold the same video")
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_roots(command)
     command.set_defaults(run=_run)
@@ -48,16 +52,24 @@ def _run(arguments: argparse.Namespace) -> int:
     window = _window(arguments)
     from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.describe import describe
+    from streamvid.inspection.duplicates import duplicates
     from streamvid.inspection.sampling_cost import sampling_cost
 
     dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
+    found = duplicates(dataset) if arguments.duplicates else None
     if arguments.json:
-        print(json.dumps(asdict(info) | {"sampling": None if cost is None else asdict(cost)}, indent=1))
+        more = {"sampling": None if cost is None else asdict(cost)} | (
+            {} if found is None else {"duplicates": asdict(found)}
+        )
+        print(json.dumps(asdict(info) | more, indent=1))
         return 0
     out = console()
     out.print(_render(info, cost, _in_words(arguments), width=out.width))
+    if found is not None:
+        for line in _same(found):
+            out.print(line)
     return 0
 
 
@@ -130,6 +142,20 @@ def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:
         "  decoded per clip": f"{cost.packets:.1f} packets for {cost.frames:.1f} frames: "
         f"{cost.decoded_per_frame:.2f} per frame; whole clips: {cost.whole_packets / cost.frames:.2f}",
     }
+
+
+def _same(found: Duplicates) -> Iterator[str]:
+    yield (
+        f"duplicates: {format_count(found.clips, 'clip')}, {format_bytes(found.bytes)}, of "
+        f"{format_count(len(found.groups), 'video')} that other clips hold, too"
+    )
+    for group in found.groups[:SHOWN]:
+        more = f" and {len(group) - _SHOWN:,} more" if len(group) > _SHOWN else ""
+        yield f"  {', '.join(group[:_SHOWN])}{more}"
+    if len(found.groups) > SHOWN:
+        yield f"  and {len(found.groups) - SHOWN:,} more; --json has all"
+    if found.unchecked:
+        yield f"{format_count(found.unchecked, 'clip')} that look alike have no checksums to tell (--fast)"
 
 
 def _bars(histogram: Histogram, room: int) -> str:

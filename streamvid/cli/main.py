@@ -1,4 +1,4 @@
-"""The command `streamvid`: pack, index, info, verify and doctor."""
+"""The command `streamvid`: pack, index, ls, info, diff, extract, verify and doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from streamvid import __version__
-from streamvid.cli import doctor, index, info, pack, verify
+from streamvid.cli import clips, doctor, index, info, pack, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
 from streamvid.errors import StreamvidError
 
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        The exit code: 0, 1 if `verify` found problems, 2 for an error, 130 for Ctrl-C, 141 for a closed pipe.
+        The exit code: 0, 1 if `verify` found problems or `diff` differences, 2 for an error, 130 for Ctrl-C, 141 for a
+        closed pipe.
 
     Raises:
         SystemExit: wrong options (2), --help or --version (0), SIGTERM (143).
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"streamvid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (pack, index, info, verify, doctor):
+    for command in (pack, index, info, clips, verify, doctor):
         command.add_parser(commands)
     for subparser in commands.choices.values():
         subparser.add_argument("--verbose", action="store_true", help="log details on stderr")

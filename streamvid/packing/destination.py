@@ -311,7 +311,7 @@ def lock_destination(destination: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another process packs to {destination}: wait for it or choose another place") from None
+            raise InputError(f"another process writes to {destination}: wait for it or choose another place") from None
         except OSError:
             pass  # a file system without locks
         yield

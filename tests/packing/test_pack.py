@@ -397,7 +397,7 @@ def test_two_packs_to_one_place(videos: Path, tmp_path: Path) -> None:
     handle = os.open(tmp_path / "ds", os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH)
-        with pytest.raises(InputError, match="another process packs to"):
+        with pytest.raises(InputError, match="another process writes to"):
             pack([videos], tmp_path / "ds")
     finally:
         os.close(handle)

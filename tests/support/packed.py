@@ -181,6 +181,11 @@ def replace_packets(folder: Path, row: int, data: Callable[[int], bytes]) -> Non
     reseal(folder)
 
 
+def without(dataset: Dataset, *rows: int) -> Dataset:
+    """The same dataset, which has forgotten some clips."""
+    return Dataset(**(dataset.__getstate__() | {"forgotten": np.array(rows, dtype=np.int64)}))
+
+
 def touch(folder: Path, *names: str) -> Path:
     """Make empty files; returns the folder."""
     for name in names:

@@ -1,0 +1,183 @@
+"""`streamvid ls`, `extract` and `diff`: the clips of a dataset one by one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from streamvid.cli.output import FAILED, SHOWN, add_roots, console
+from streamvid.errors import InputError
+from streamvid.storage.retry import COMMAND_SECONDS
+from streamvid.text import format_bytes, format_count, format_duration, printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streamvid.dataset.dataset import Dataset
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands and their options."""
+    _add_ls(commands)
+    _add_extract(commands)
+    _add_diff(commands)
+
+
+def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "list the clips of a dataset, a line each, with tabs between the columns"
+    command = commands.add_parser("ls", help="list the clips of a dataset", description=f"{what.capitalize()}.")
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    add_choice(command)
+    command.add_argument(
+        "--columns",
+        metavar="NAME,…",
+        help="default: key, mp4_size (bytes), seconds, frames, fps, width, height, codec, and class or label",
+    )
+    command.add_argument("--limit", type=int, metavar="N", help="at most N clips")
+    command.add_argument("--json", action="store_true", help="a JSON object per line")
+    add_roots(command)
+    command.set_defaults(run=_ls)
+
+
+def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "write clips as MP4 files, with their metadata as JSON beside them"
+    command = commands.add_parser("extract", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument("folder", metavar="FOLDER", help="for KEY.mp4 and KEY.json")
+    command.add_argument("key", nargs="*", metavar="KEY", help="of a clip; default: all clips")
+    add_choice(command)
+    command.add_argument("--overwrite", action="store_true", help="replace files of these names")
+    command.add_argument("--workers", type=int, metavar="N", help="clips read at the same time; default 8")
+    add_roots(command)
+    command.set_defaults(run=_extract)
+
+
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "compare two datasets by key; exit code 1 if they differ"
+    command = commands.add_parser("diff", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("first", metavar="DATASET", help="folder or URL")
+    command.add_argument("second", metavar="OTHER", help="folder or URL")
+    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_roots(command)
+    command.set_defaults(run=_diff)
+
+
+def add_choice(command: argparse.ArgumentParser) -> None:
+    """Add the options by which clips are chosen."""
+    command.add_argument("--where", metavar="CONDITION", help="such as 'seconds >= 2 and \"dog\" in caption'")
+    command.add_argument(
+        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
+    )
+
+
+def _open(path: str, arguments: argparse.Namespace) -> Dataset:
+    from streamvid.dataset.dataset import Dataset
+
+    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots)
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.listing import list_clips
+
+    columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
+    tables = list_clips(
+        _open(arguments.dataset, arguments),
+        where=arguments.where,
+        keys=arguments.keys,
+        columns=columns,
+        limit=arguments.limit,
+    )
+    for number, table in enumerate(tables):
+        if not number and not arguments.json and sys.stdout.isatty():
+            print("\t".join(map(printable, table.column_names)))
+        print("\n".join(_json_lines(table) if arguments.json else _tab_lines(table)), flush=True)
+    return 0
+
+
+def _json_lines(table: pa.Table) -> list[str]:
+    from streamvid.packing.typed_columns import dump_json, json_value
+
+    return [dump_json(json_value(row)) for row in table.to_pylist()]
+
+
+def _tab_lines(table: pa.Table) -> list[str]:
+    """A line for each row, in which nothing that a terminal would execute, no tab and no line end is left of texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = []
+    for column in table.columns:
+        if pa.types.is_nested(column.type):
+            from streamvid.packing.typed_columns import dump_json, json_value
+
+            texts: Any = pa.chunked_array([pa.array([dump_json(json_value(one)) for one in column.to_pylist()])])
+        else:
+            texts = pc.round(column, 6) if pa.types.is_floating(column.type) else column
+        cells.append(pc.fill_null(pc.cast(texts, pa.large_string()), ""))
+    lines = pc.binary_join_element_wise(*map(_printable, cells), pa.scalar("\t", pa.large_string()))
+    return [str(line) for line in lines.to_pylist()]
+
+
+def _printable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    odd = pc.match_substring_regex(texts, r"[^\x20-\x7e]")
+    if not pc.any(odd).as_py():
+        return texts
+    return pa.chunked_array([pa.array([printable(str(one)) for one in texts.to_pylist()], pa.large_string())])
+
+
+def _extract(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.extract import extract
+
+    if arguments.key and arguments.keys is not None:
+        raise InputError("keys are given one by one, or in a file: leave out --keys, or KEY")
+    report = extract(
+        _open(arguments.dataset, arguments),
+        arguments.folder,
+        where=arguments.where,
+        keys=arguments.key or arguments.keys,
+        overwrite=arguments.overwrite,
+        workers=arguments.workers,
+    )
+    out = console()
+    out.print(
+        f"extracted {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, to {report.folder} in "
+        f"{format_duration(report.elapsed)}"
+    )
+    if report.there:
+        out.print(f"{format_count(report.there, 'clip')} had been extracted before")
+    if report.bad:
+        out.print(f"{format_count(len(report.bad), 'clip')} cannot be read:")
+        for key, reason in report.bad[:SHOWN]:
+            out.print(f"  {key}: {printable(reason)}")
+        if len(report.bad) > SHOWN:
+            out.print(f"  and {len(report.bad) - SHOWN:,} more")
+    return FAILED if report.bad else 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.difference import diff
+
+    found = diff(_open(arguments.first, arguments), _open(arguments.second, arguments))
+    if arguments.json:
+        print(json.dumps(vars(found) | {"changed": dict(found.changed)}, indent=1, ensure_ascii=False))
+        return FAILED if found else 0
+    by_column = Counter(name for _, names in found.changed for name in names)
+    changed = ", ".join(f"{printable(name)}: {count:,}" for name, count in by_column.items())
+    print(
+        f"{len(found.added):,} added, {len(found.removed):,} removed, {len(found.changed):,} changed"
+        f"{f' ({changed})' if changed else ''}, {found.same:,} the same"
+    )
+    if found.unknown:
+        print(f"the videos of {format_count(len(found.unknown), 'clip')} have no checksums to be compared by")
+    for sign, keys in (("-", found.removed), ("+", found.added)):
+        for key in keys:
+            print(f"{sign} {key}")
+    for key, names in found.changed:
+        print(f"~ {key}: {', '.join(map(printable, names))}")
+    return FAILED if found else 0

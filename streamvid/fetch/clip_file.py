@@ -1,0 +1,153 @@
+"""A clip as an MP4 file of its own: the one in its shard, or made of packets in a file that stays where it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import ClipError, DatasetError
+from streamvid.fetch.encoded_batch import read_slices
+from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.mp4.writer import clip_header
+from streamvid.sampling.base import Selection
+from streamvid.storage.byte_range import ByteRange
+from streamvid.video.frame_index import RANDOM_ACCESS, FrameIndex
+from streamvid.video.packet_selection import PacketSelection, byte_ranges
+
+_CHUNK_BYTES: Final = 32 << 20
+"""Read at a time: memory does not grow with the clip, unless a group of pictures is larger."""
+
+
+class ClipFile:
+    """The MP4 of one clip, which holds all its packets, and shows its frames and no others.
+
+    Args:
+        source: the dataset.
+        row: the clip.
+        sha256: of the MP4; "" if it is not known; None: ask the dataset.
+
+    Attributes:
+        stored: the MP4 lies in its file in one piece, and its SHA-256 is known.
+    """
+
+    def __init__(self, source: ClipSource, row: int, sha256: str | None = None) -> None:
+        self._source, self._row = source, row
+        self.sha256 = source.sha256(row) if sha256 is None else sha256
+        self.stored = bool(self.sha256)
+
+    @cached_property
+    def index(self) -> FrameIndex:
+        """Its packets, with their positions in this file."""
+        found = self._source.index(self._row)
+        if self.stored:
+            return found
+        return replace(found, offset=len(self.head) + np.cumsum(found.size) - found.size)
+
+    @cached_property
+    def head(self) -> bytes:
+        """Of an MP4 that has to be made, all that comes before the packets. Raises ClipError if it cannot be one."""
+        clips, row, index = self._source.clips, self._row, self._source.index(self._row)
+        step = int(clips.time_base_num[row])
+        try:
+            return clip_header(
+                clips.stsds[clips.stsd_id[row]],
+                pts=index.pts * step,
+                sizes=index.size,
+                sync=(index.flags & RANDOM_ACCESS) != 0,
+                shown=(0, int(clips.duration[row]) * step),
+                width=int(clips.width[row]),
+                height=int(clips.height[row]),
+                rotation=int(clips.rotation[row]),
+                timescale=int(clips.time_base_den[row]),
+            )
+        except ValueError as error:
+            raise self._error(str(error)) from error
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        if self.stored:
+            return int(self._source.clips.mp4_size[self._row])
+        return len(self.head) + int(self._source.index(self._row).size.sum())
+
+    def read(self) -> Iterator[memoryview | bytes]:
+        """Its bytes in chunks. They are compared with the checksums that there are; whoever writes them should not
+        publish them before the last chunk.
+
+        Raises:
+            ClipError: they are not what was stored.
+            DatasetError: a file cannot be read.
+        """
+        return self._read_stored() if self.stored else self._read_packets()
+
+    def _read_stored(self) -> Iterator[memoryview]:
+        source, row = self._source, self._row
+        path, version = source.location(row), source.version(row)
+        start = int(source.clips.mp4_offset[row])
+        digest = hashlib.sha256()
+        for at in range(start, start + self.size, _CHUNK_BYTES):
+            wanted = ByteRange(path, at, min(at + _CHUNK_BYTES, start + self.size))
+            try:
+                (block,) = source.reader.read([wanted], None if version is None else {path: version})
+            except DatasetError as error:
+                if version is not None:
+                    raise source.file_error(error, {path: row}) from error
+                raise source.shard_error(int(source.clips.shard[row]), error) from error
+            digest.update(block.data)
+            yield block.data
+        if digest.hexdigest() != self.sha256:
+            raise self._error("its bytes are not those that were stored, by their SHA-256")
+
+    def _read_packets(self) -> Iterator[memoryview | bytes]:
+        source, row, index = self._source, self._row, self._source.index(self._row)
+        yield self.head
+        for first, end in _parts(index):
+            packets = _all_packets(index, first, end)
+            frames = np.zeros(0, dtype=np.int64)
+            nothing = Selection(frames, frames.astype(bool), frames.astype(np.float64))
+            sample = SamplePlan(row, 0, True, nothing, np.empty(0), packets, byte_ranges(packets))
+            yield read_slices(source, [sample], source.reader, source.shard_path)[0].data.data
+
+    def _error(self, what: str) -> ClipError:
+        source, row = self._source, self._row
+        packed = source.shards[int(source.clips.shard[row])].has_tar
+        at = int(source.clips.mp4_offset[row])
+        return source.clip_error(row, what, source.location(row), offset=at, suspect="shard" if packed else "source")
+
+
+def _parts(index: FrameIndex) -> Iterator[tuple[int, int]]:
+    """Consecutive packets, as (first, end), of at least `_CHUNK_BYTES`, each but the first from a random access packet
+    on."""
+    ends = np.cumsum(index.size)
+    first = 0
+    for start in index.starts.tolist():
+        if start > first and ends[start - 1] - (ends[first - 1] if first else 0) >= _CHUNK_BYTES:
+            yield first, start
+            first = start
+    yield first, len(index)
+
+
+def _all_packets(index: FrameIndex, first: int, end: int) -> PacketSelection:
+    """Packets of a clip, those that no frame needs included."""
+    numbers = np.arange(first, end, dtype=np.int64)
+    pts = index.pts[first:end]
+    order: Int64 = np.empty(end - first, dtype=np.int64)
+    order[np.argsort(pts, kind="stable")] = np.arange(end - first)
+    starts = index.starts[(index.starts >= first) & (index.starts < end)] - first
+    return PacketSelection(
+        offsets=index.offset[first:end],
+        sizes=index.size[first:end],
+        display_order=order,
+        frames=order[:0],
+        gops=np.searchsorted(index.starts, numbers, side="right"),
+        starts=np.union1d([0], starts),
+        numbers=numbers,
+        crc32c=index.crc32c[first:end],
+    )

@@ -1,0 +1,89 @@
+"""Clips of a dataset that hold the same video, by the checksums that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.dataset.dataset import Dataset
+from streamvid.inspection.listing import delivered
+
+_AT_ONCE: Final = 1024
+"""Frame indexes that are read together."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The clips that several rows of a dataset hold.
+
+    Attributes:
+        groups: the keys of each such clip, in the order of rows.
+        clips: how many could go: all but the first of each group.
+        bytes: of their MP4s.
+        unchecked: clips that look alike by the sizes and times of their packets, and have no checksums to tell.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    clips: int
+    bytes: int
+    unchecked: int
+
+
+def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
+    """Find clips of the same bytes.
+
+    The rows tell which may be: those of equal checksum and size of the frame index, which has a CRC-32C per packet.
+    These alone are looked at: packed clips are the same if their SHA-256 are, others if their indexes and sample
+    descriptions are. A video that was packed out of two containers is in two files, and not found.
+
+    Raises:
+        DatasetError: the dataset or its storage cannot be read.
+    """
+    opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
+    clips, rows = opened.clips, delivered(opened)
+    marks = (clips.index_crc32c[rows].astype(np.uint64) << np.uint64(32)) | clips.index_size[rows].astype(np.uint64)
+    order = np.argsort(marks, kind="stable")
+    same = marks[order][1:] == marks[order][:-1]
+    rows = np.sort(rows[order[np.append(same, False) | np.append(False, same)]])
+    found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    unknown: dict[tuple[str, ...], int] = defaultdict(int)
+    for first in range(0, len(rows), _AT_ONCE):
+        some = rows[first : first + _AT_ONCE]
+        for row, (content, known) in zip(some.tolist(), _contents(opened, some), strict=True):
+            if known:
+                found[content].append(row)
+            else:
+                unknown[content] += 1
+    groups = sorted(group for group in found.values() if len(group) > 1)
+    extra = [row for group in groups for row in group[1:]]
+    return Duplicates(
+        tuple(tuple(map(opened.key, group)) for group in groups),
+        len(extra),
+        int(clips.mp4_size[np.array(extra, dtype=np.int64)].sum()),
+        sum(count for count in unknown.values() if count > 1),
+    )
+
+
+def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], bool]]:
+    """What tells the video of each clip from others, and whether it is of its bytes."""
+    sums = [dataset.sha256(row) for row in rows.tolist()]
+    others = [row for row, known in zip(rows.tolist(), sums, strict=True) if not known]
+    indexes = dict(zip(others, dataset.indexes(others), strict=True))
+    found: list[tuple[tuple[str, ...], bool]] = []
+    for row, known in zip(rows.tolist(), sums, strict=True):
+        if known:
+            found.append(((known,), True))
+            continue
+        index, clips = indexes[row], dataset.clips
+        digest = hashlib.sha256(clips.stsds[clips.stsd_id[row]])
+        for column in (index.pts, index.size, index.flags, index.crc32c):
+            digest.update(column.tobytes())
+        found.append((("", digest.hexdigest()), bool((index.crc32c >= 0).all())))
+    return found

@@ -1,0 +1,197 @@
+"""Clips out of a dataset again: an MP4 each that any player reads, and its metadata as JSON beside it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamvid.checks import integer, suggest_keywords
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import ClipError, InputError
+from streamvid.fetch.clip_file import ClipFile
+from streamvid.inspection.listing import delivered
+from streamvid.packing.destination import lock_destination, remove_temporaries
+from streamvid.packing.keys import longer_keys
+from streamvid.packing.typed_columns import dump_json, json_value
+from streamvid.progress import Progress
+from streamvid.storage.url import given_path, is_local, local_path, redact
+
+_AT_ONCE: Final = 256
+"""Clips whose metadata are taken together."""
+_THREADS: Final = 8
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The result of `extract`.
+
+    Attributes:
+        folder: where the files are.
+        clips, bytes: written, and the size of their MP4s.
+        there: clips whose files were there already.
+        bad: keys of clips that are damaged, and what is wrong with each; they have no files.
+        elapsed: seconds.
+    """
+
+    folder: str
+    clips: int
+    bytes: int
+    there: int
+    bad: tuple[tuple[str, str], ...]
+    elapsed: float
+
+
+@suggest_keywords
+def extract(
+    dataset: Dataset | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    where: str | pc.Expression | None = None,
+    keys: Sequence[str] | str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Extracted:
+    """Write clips as files, ``<key>.mp4`` and ``<key>.json``. A call that was killed goes on when it is made again.
+
+    The MP4 of a packed clip is the one in the shard; of a clip in place one is made of its packets. Keys that differ in
+    upper and lower case alone get digits, as some file systems take them for one.
+
+    Args:
+        dataset: a path or URL, or a dataset.
+        folder: a local one; made if there is none.
+        where, keys: which clips, as of `streamvid.Subset`; default: all.
+        overwrite: replace files of these names.
+        workers: clips that are read at the same time.
+        progress: show a progress bar if stderr is a terminal.
+
+    Raises:
+        InputError: a file of this name holds something else; a condition or key that cannot be.
+        DatasetError: the dataset or its storage cannot be read.
+        OSError: a file cannot be written.
+    """
+    started = time.monotonic()
+    target = given_path(folder, "folder")
+    if not is_local(target):
+        raise InputError(f"clips are extracted into a local folder, which {redact(target)} is not")
+    count = integer(_THREADS if workers is None else workers, "workers")
+    opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
+    rows = delivered(opened, where=where, keys=keys)
+    to = Path(local_path(target))
+    names = _shared_names(opened)
+    clips = size = there = 0
+    bad: list[tuple[str, str]] = []
+    with (
+        lock_destination(target),
+        Progress("extracting", len(rows), enabled=progress) as bar,
+        ThreadPoolExecutor(count) as pool,
+    ):
+        remove_temporaries(target)
+        for first in range(0, len(rows), _AT_ONCE):
+            some = rows[first : first + _AT_ONCE].tolist()
+            documents = _documents(opened, some)
+            write = partial(_write, opened, to, names, overwrite=overwrite)
+            for row, outcome in zip(some, pool.map(write, some, documents), strict=True):
+                if isinstance(outcome, ClipError):
+                    bad.append((opened.key(row), outcome.reason))
+                elif outcome is None:
+                    there += 1
+                else:
+                    clips, size = clips + 1, size + outcome
+                bar.advance()
+    return Extracted(str(to), clips, size, there, tuple(bad), time.monotonic() - started)
+
+
+def _shared_names(dataset: Dataset) -> frozenset[str]:
+    """Keys, in lower case, that differ from another one in case alone: a function of the dataset, not of the choice."""
+    lower = pc.utf8_lower(dataset.clips.key.array)
+    if pc.count_distinct(lower).as_py() == len(lower):
+        return frozenset()
+    return frozenset(key for key, number in Counter(lower.to_pylist()).items() if number > 1)
+
+
+def _documents(dataset: Dataset, rows: Sequence[int]) -> list[bytes]:
+    """The JSON files of clips."""
+    columns = dataset.columns
+    named = {"key": "key", "source": "source", "label": "label"} | ({"class": "class"} if dataset.classes else {})
+    found: dict[str, list[Any]] = {name: columns.get(name).take(pa.array(rows)).to_pylist() for name in named}
+    usable = [name for name in columns.meta.names if name not in columns.meta.errors and name not in named]
+    found |= {name: columns.meta_column(name).take(pa.array(rows)).to_pylist() for name in usable}
+    lines = (dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True))
+    return [
+        (dump_json({name: json_value(one) for name, one in line.items() if one is not None}) + "\n").encode()
+        for line in lines
+    ]
+
+
+def _write(
+    dataset: Dataset, folder: Path, shared: frozenset[str], row: int, document: bytes, *, overwrite: bool
+) -> int | ClipError | None:
+    """Write a clip's files, the MP4 last.
+
+    Returns:
+        the size of the MP4; None if both were there; or what is wrong with the clip.
+    """
+    key = dataset.key(row)
+    name = longer_keys(key)[0] if key.lower() in shared else key
+    clip = ClipFile(dataset, row)
+    files: dict[Path, Iterable[memoryview | bytes]] = {folder / f"{name}.json": [document], folder / f"{name}.mp4": ()}
+    written = 0
+    try:
+        for path, content in files.items():
+            data = content or clip.read()
+            if not overwrite and os.path.lexists(path):
+                if not _holds(path, data):
+                    raise InputError(f"{path} holds something else: give another folder, or replace it (--overwrite)")
+                continue
+            _create(path, data, overwrite=overwrite)
+            written += 1
+    except ClipError as error:
+        return error
+    return clip.size if written else None
+
+
+def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:
+    """Whether a file has just this content."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        for chunk in content:
+            if file.read(len(chunk)) != bytes(chunk):
+                return False
+        return not file.read(1)
+
+
+def _create(path: Path, content: Iterable[memoryview | bytes], *, overwrite: bool) -> None:
+    """Write a file atomically."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            for chunk in content:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if overwrite:
+            os.replace(temporary, path)
+            return
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise InputError(f"{path} was written meanwhile by another process: run this again") from None
+        except OSError:  # a file system without links
+            os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
