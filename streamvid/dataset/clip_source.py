@@ -5,18 +5,18 @@ from __future__ import annotations
 import bisect
 import contextlib
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.arrays import Int64, UInt8
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
-from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_index
+from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, spans_to_read, with_parts
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import StringColumn
@@ -28,6 +28,7 @@ from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, redact
 from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_blocks import AnyIndex, MissingBlocks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _CHECKED_BYTES: Final = 64 << 20
 _CHECKSUM_CLIPS: Final = 1 << 18
 """Clips whose SHA-256 are kept, per dataset and process."""
+T = TypeVar("T")
 
 
 class ShardPaths(Protocol):
@@ -77,7 +79,7 @@ class ClipSource:
         self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
         self.forgotten = np.empty(0, dtype=np.int64) if forgotten is None else forgotten
         self.reader = RangeReader(retry)
-        self._indexes: LruCache[int, FrameIndex] = LruCache(INDEX_BYTES, memory_of)
+        self._indexes: LruCache[int, AnyIndex] = LruCache(INDEX_BYTES, memory_of)
         self._checked: LruCache[int, Int64] = LruCache(_CHECKED_BYTES, lambda numbers: numbers.nbytes)
         self._checksums: LruCache[int, StringColumn] = LruCache(_CHECKSUM_CLIPS, len)
         self._by_key: Int64 | None = None
@@ -199,42 +201,85 @@ class ClipSource:
             raise IndexError(f"clip {i} of {len(self)}")
         return self.indexes([i])[0]
 
-    def indexes(
-        self, rows: Sequence[int], *, reader: RangeReader | None = None, path_of: ShardPaths | None = None
-    ) -> list[FrameIndex]:
-        """The frame indexes of clips. Those used last are kept, the others are read together.
+    def indexes(self, rows: Sequence[int]) -> list[FrameIndex]:
+        """The whole frame indexes of clips; errors as from `use_indexes`."""
+
+        def use(_: int, index: AnyIndex) -> FrameIndex:
+            return index if isinstance(index, FrameIndex) else index.whole
+
+        return self.use_indexes(rows, use, whole=True)
+
+    def forget_indexes(self) -> None:
+        """Let frame indexes be read anew."""
+        self._indexes = LruCache(INDEX_BYTES, memory_of)
+
+    def use_indexes(
+        self,
+        rows: Sequence[int],
+        use: Callable[[int, AnyIndex], T],
+        *,
+        reader: RangeReader | None = None,
+        path_of: ShardPaths | None = None,
+        whole: bool = False,
+    ) -> list[T]:
+        """What a function gives for the frame index of each clip. Of long indexes, only blocks that it needs are read,
+        those of all clips together, and then it is called again. The indexes used last are kept.
 
         Args:
             rows: the clips.
+            use: of the number in `rows` and the index. It may raise MissingBlocks, and is called again.
             reader: reads the shards' .packets files; default: the dataset's own.
             path_of: gives the shards' files; default: where they are.
+            whole: indexes that are not known yet are read as a whole.
 
         Raises:
             DatasetError: a shard cannot be read.
             ClipError: an index is damaged.
         """
-        found = {row: self._indexes.get(row) for row in rows}
-        missing = [row for row, index in found.items() if index is None]
-        if missing:
-            shard_of = self.clips.shard[missing].tolist()
-            paths = [(path_of or self.shard_path)(s, "packets") for s in shard_of]
-            starts = self.clips.index_offset[missing]
-            ends = (starts + self.clips.index_size[missing]).tolist()
-            wanted = [ByteRange(path, a, b) for path, a, b in zip(paths, starts.tolist(), ends, strict=True)]
-            with shard_errors(self, dict(zip(paths, shard_of, strict=True))):
-                blocks = (reader or self.reader).read(wanted)
-            for row, path, data in zip(missing, paths, blocks, strict=True):
-                found[row] = self._indexes.put(row, self._parse(row, path, data))
-        return [index for row in rows if (index := found[row]) is not None]
+        known: dict[int, AnyIndex] = {row: index for row in rows if (index := self._indexes.get(row)) is not None}
+        wanted: dict[int, set[int]] = {row: set() for row in rows if row not in known}
+        made: dict[int, T] = {}
+        while True:
+            self._read_indexes(known, wanted, reader or self.reader, path_of or self.shard_path, whole)
+            wanted = {}
+            for n, row in enumerate(rows):
+                if n not in made:
+                    try:
+                        made[n] = use(n, known[row])
+                    except MissingBlocks as missing:
+                        wanted.setdefault(row, set()).update(missing.blocks)
+            if not wanted:
+                return [made[n] for n in range(len(rows))]
 
-    def _parse(self, row: int, path: str, data: UInt8) -> FrameIndex:
-        try:
-            return parse_index(data, self.clips, row)
-        except ValueError as error:
-            at = int(self.clips.index_offset[row])
-            raise self.clip_error(
-                row, f"its frame index is damaged: {error}", path, offset=at, suspect="index"
-            ) from error
+    def _read_indexes(
+        self,
+        known: dict[int, AnyIndex],
+        wanted: Mapping[int, Collection[int]],
+        reader: RangeReader,
+        path_of: ShardPaths,
+        whole: bool,
+    ) -> None:
+        """Read wanted blocks of clips, or the beginnings of indexes, together."""
+        ranges: dict[int, list[ByteRange]] = {}
+        shard_of: dict[str, int] = {}
+        for row, blocks in wanted.items():
+            s, start = int(self.clips.shard[row]), int(self.clips.index_offset[row])
+            path = path_of(s, "packets")
+            spans = spans_to_read(self.clips, row, known.get(row), blocks, whole=whole)
+            ranges[row] = [ByteRange(path, start + first, start + last) for first, last in spans]
+            shard_of[path] = s
+        if not ranges:
+            return
+        with shard_errors(self, shard_of):
+            read = iter(reader.read([one for some in ranges.values() for one in some]))
+        for row, own in ranges.items():
+            try:
+                index = with_parts(self.clips, row, known.get(row), wanted[row], [next(read) for _ in own])
+            except ValueError as error:
+                what = f"its frame index is damaged: {error}"
+                raise self.clip_error(row, what, own[0].path, offset=own[0].start, suspect="index") from error
+            self._indexes.drop(row)
+            known[row] = self._indexes.put(row, index)
 
     def sha256(self, row: int) -> str:
         """SHA-256 of a clip's MP4 in lower-case hexadecimal, from its shard's Parquet file; "" if it is not known.

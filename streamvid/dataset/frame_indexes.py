@@ -1,24 +1,67 @@
-"""A clip's frame index, read from its shard's .packets file and held against its row."""
+"""A clip's frame index, or a part of it, read from its shard's .packets file and held against its row."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from streamvid.arrays import UInt8
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.shard_rows import MAX_TICKS
 from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_blocks import AnyIndex, IndexBlocks
 from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES, IndexDirectory
 
 INDEX_BYTES: Final = 256 << 20
 """Memory for the frame indexes used last, per dataset and process, in bytes."""
+WHOLE_BYTES: Final = 128 << 10
+"""Longer indexes are read by blocks: about 4,600 packets, which come faster than a directory and then a block."""
 _BYTES_PER_PACKET: Final = 56
 _BYTES_PER_INDEX: Final = 2000
 
 
-def memory_of(index: FrameIndex) -> int:
+def memory_of(index: AnyIndex) -> int:
     """About how many bytes a frame index takes in memory, with the arrays that it derives and keeps."""
+    if isinstance(index, IndexBlocks):
+        return _BYTES_PER_PACKET * len(index.directory) + sum(map(memory_of, index.blocks.values()))
     return _BYTES_PER_INDEX + _BYTES_PER_PACKET * len(index)
+
+
+def spans_to_read(
+    clips: ClipTable, row: int, known: AnyIndex | None, blocks: Collection[int], *, whole: bool
+) -> list[tuple[int, int]]:
+    """The bytes of a clip's index, as (start, end), that `with_parts` takes.
+
+    Args:
+        clips: the dataset's rows.
+        row: the clip.
+        known: what is known of its index.
+        blocks: that are wanted; none: the beginning.
+        whole: the beginning is all of it, however long.
+    """
+    if isinstance(known, IndexBlocks):
+        return [known.directory.span(block, block + 1) for block in blocks]
+    size = int(clips.index_size[row])
+    return [(0, size if whole or size <= WHOLE_BYTES else directory_bytes(clips, row))]
+
+
+def with_parts(
+    clips: ClipTable, row: int, known: AnyIndex | None, blocks: Collection[int], parts: list[UInt8]
+) -> AnyIndex:
+    """What is known of a clip's index with the parts of `spans_to_read`; arguments as there.
+
+    Raises:
+        ValueError: it is damaged. Says how.
+    """
+    if isinstance(known, IndexBlocks):
+        read = {
+            block: parse_blocks(known.directory, part, clips, row, block, block + 1)
+            for block, part in zip(blocks, parts, strict=True)
+        }
+        return IndexBlocks(known.directory, {**known.blocks, **read})
+    if len(parts[0]) == clips.index_size[row]:
+        return parse_index(parts[0], clips, row)
+    return IndexBlocks(parse_directory(parts[0], clips, row), {})
 
 
 def directory_bytes(clips: ClipTable, row: int) -> int:
@@ -27,8 +70,7 @@ def directory_bytes(clips: ClipTable, row: int) -> int:
 
 
 def parse_directory(data: UInt8, clips: ClipTable, row: int) -> IndexDirectory:
-    """The directory of a clip's frame index, validated against its row. With it a part of the index can be read alone:
-    `IndexDirectory.span` says which bytes, and `parse_blocks` takes them.
+    """The directory of a clip's frame index, validated against its row.
 
     Args:
         data: uint8 [directory_bytes].

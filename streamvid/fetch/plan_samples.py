@@ -6,9 +6,10 @@ Nothing of a clip is read here but its frame index. `streamvid.fetch.encoded_bat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,8 +25,8 @@ from streamvid.sampling.padding import Pad
 from streamvid.storage.byte_range import WASTE
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
-from streamvid.video.frame_index import FrameIndex
-from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
+from streamvid.video.index_blocks import AnyIndex, IndexBlocks, packets_of
+from streamvid.video.packet_selection import PacketSelection, byte_ranges
 
 Checksum = Literal["crc32c", "sha256"]
 CHECKSUMS: Final[tuple[Checksum, ...]] = ("crc32c", "sha256")
@@ -87,23 +88,24 @@ def plan_samples(
         dataset: the clips.
         step: which, and in which pass.
         spec: how samples are drawn from clips.
-        reader, path_of: for the frame indexes, see `ClipSource.indexes`.
+        reader, path_of: for the frame indexes, see `ClipSource.use_indexes`.
 
     Raises:
         DatasetError: an index cannot be read, or is damaged.
     """
-    samples = []
-    indexes = dataset.indexes(rows_of(step.sample_ids).tolist(), reader=reader, path_of=path_of)
-    items = zip(step.sample_ids.tolist(), step.passes.tolist(), step.valid.tolist(), indexes, strict=True)
-    for (item, number, valid, index), absent in zip(items, step.stands_for.tolist(), strict=True):
+    items = step.sample_ids.tolist()
+    about = list(zip(items, step.passes.tolist(), step.valid.tolist(), step.stands_for.tolist(), strict=True))
+    random = [draws(spec.seed, number, item, spec.sampling.num_random) for item, number, _, _ in about]
+
+    def plan(n: int, index: AnyIndex) -> SamplePlan:
+        item, number, valid, absent = about[n]
         clip = row_of(item)
-        for_sampling = draws(spec.seed, number, item, spec.sampling.num_random)
+        selection = select(spec.sampling, clip_times(dataset, clip, index), random[n], number=sample_of(item))
         for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
-        times = clip_times(dataset, clip, index)
-        selection = select(spec.sampling, times, for_sampling, number=sample_of(item))
         made = make_sample(dataset, spec, index, clip, number, valid, selection, for_transform, reader, path_of)
-        samples.append(replace(made, absent=absent))
-    return samples
+        return replace(made, absent=absent)
+
+    return dataset.use_indexes(rows_of(step.sample_ids).tolist(), plan, reader=reader, path_of=path_of)
 
 
 def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:
@@ -112,18 +114,47 @@ def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:
     return [replace(sample, selection=lengthen(sample.selection, length, pad)) for sample in samples]
 
 
-def clip_times(dataset: ClipSource, clip: int, index: FrameIndex) -> ClipTimes:
-    """When the frames of a clip are shown."""
+def clip_times(dataset: ClipSource, clip: int, index: AnyIndex) -> ClipTimes:
+    """When the frames of a clip are shown. Of blocks, all of it but metadata may raise MissingBlocks."""
     rows = dataset.clips
+    duration = int(rows.duration[clip])
     tick = Fraction(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
+    if isinstance(index, IndexBlocks):
+        return _BlockTimes(index, duration, tick, rows.key[clip], lambda: _meta(dataset, clip))
     return ClipTimes(
-        index.frame_pts,
-        int(rows.duration[clip]),
-        tick,
-        key=rows.key[clip],
-        find_keyframes=lambda: index.keyframes,
-        find_meta=lambda: _meta(dataset, clip),
+        index.frame_pts, duration, tick, rows.key[clip], lambda: index.keyframes, lambda: _meta(dataset, clip)
     )
+
+
+class _BlockTimes(ClipTimes):
+    """The times of a clip by blocks of its index."""
+
+    index: IndexBlocks
+
+    def __init__(
+        self, index: IndexBlocks, duration: int, tick: Fraction, key: str, find_meta: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        find_keyframes = lambda: index.whole.keyframes  # noqa: E731
+        about = {"duration": duration, "tick": tick, "key": key, "find_keyframes": find_keyframes}
+        self.__dict__.update(about, find_meta=find_meta, index=index)
+
+    @cached_property
+    def pts(self) -> Int64:
+        """int64 [frames]: what takes the whole index."""
+        return self.index.whole.frame_pts
+
+    @property
+    def frames(self) -> int:
+        return self.index.frames
+
+    def frames_at(self, ticks: Int64) -> Int64:
+        return self.index.frames_at(ticks)
+
+    def frames_before(self, ticks: int) -> int:
+        return self.index.frames_before(ticks)
+
+    def times(self, frames: Int64) -> Int64:
+        return self.index.times(frames)
 
 
 def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
@@ -141,7 +172,7 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
 def make_sample(
     dataset: ClipSource,
     spec: SampleSpec,
-    index: FrameIndex,
+    index: AnyIndex,
     clip: int,
     epoch: int,
     valid: bool,
@@ -154,7 +185,7 @@ def make_sample(
     shown = selection.frames[selection.frames >= 0]
     # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
     frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
-    packets = select_packets(index, frames)
+    packets = packets_of(index, frames)
     if spec.checksum == "sha256":
         spans = np.array([[0, dataset.clips.mp4_size[clip]]], dtype=np.int64)
     elif is_local(dataset.location(clip, path_of)):

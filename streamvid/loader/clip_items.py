@@ -16,8 +16,9 @@ from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.plan.sample_id import row_of, sample_of
-from streamvid.sampling.base import ClipTimes, Selection, frame_displayed_at, select
+from streamvid.sampling.base import ClipTimes, Selection, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
+from streamvid.video.index_blocks import AnyIndex
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,16 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
         IndexError: a clip has not the frames asked for.
         InputError: a clip is too short, and padding is off.
     """
-    samples = []
-    for one, index in zip(wanted, dataset.indexes([one.row for one in wanted]), strict=True):
+
+    def plan(n: int, index: AnyIndex) -> SamplePlan:
+        one = wanted[n]
         times = clip_times(dataset, one.row, index)
         selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
         random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
         made = make_sample(dataset, spec, index, one.row, epoch, one.absent < 0, selection, random)
-        samples.append(replace(made, absent=one.absent))
-    return samples
+        return replace(made, absent=one.absent)
+
+    return dataset.use_indexes([one.row for one in wanted], plan)
 
 
 def _row(dataset: ClipSource, clip: object) -> int:
@@ -151,7 +154,7 @@ def _numbers(values: Any, name: str) -> tuple[Any, ...]:
 
 def _given(clip: ClipTimes, at: At) -> Selection:
     """The frames that an item says itself."""
-    count = len(clip.pts)
+    count = clip.frames
     if at.frames is not None:
         wrong = [number for number in at.frames if not 0 <= number < count]
         if wrong:
@@ -160,8 +163,9 @@ def _given(clip: ClipTimes, at: At) -> Selection:
     else:
         assert at.seconds is not None
         seconds = np.array(tuple(at.seconds), dtype=np.float64)
-        # A clip of one frame may have no duration.
-        end_tick = max(clip.duration, int(clip.pts[-1]) + 1)
+        end_tick = clip.duration
+        if not (seconds / float(clip.tick) <= end_tick - WITHIN).all():  # a clip of one frame may have no duration
+            end_tick = max(end_tick, int(clip.times(np.array([clip.frames - 1]))[0]) + 1)
         bad = (seconds < 0) | (seconds / float(clip.tick) > end_tick - WITHIN)
         if bad.any():
             end = float(end_tick * clip.tick)
@@ -169,8 +173,8 @@ def _given(clip: ClipTimes, at: At) -> Selection:
                 f"clip {clip.key!r} is {end:g} s long; asked for {float(seconds[np.argmax(bad)]):g} s, "
                 "and an instant must lie before the end"
             )
-        frames = frame_displayed_at(clip.pts, whole_ticks(seconds, clip.tick))
-    shown_at = np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
+        frames = clip.frames_at(whole_ticks(seconds, clip.tick))
+    shown_at = np.asarray(clip.times(frames) * float(clip.tick), dtype=np.float64)
     return Selection(frames, np.ones(len(frames), dtype=bool), shown_at)
 
 

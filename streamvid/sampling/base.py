@@ -56,6 +56,23 @@ class ClipTimes:
         """The clip's metadata columns."""
         return self.find_meta()
 
+    @property
+    def frames(self) -> int:
+        """Number of frames."""
+        return len(self.pts)
+
+    def frames_at(self, ticks: Int64) -> Int64:
+        """int64 [times]: the frame on screen at each time in ticks; the last one at and behind the clip's end."""
+        return np.maximum(np.searchsorted(self.pts, ticks, side="right") - 1, 0)
+
+    def frames_before(self, ticks: int) -> int:
+        """How many frames are shown before a time in ticks."""
+        return int(np.searchsorted(self.pts, ticks, side="left"))
+
+    def times(self, frames: Int64) -> Int64:
+        """int64 [frames]: `pts` of frames. Of long clips these methods read less than `pts` does."""
+        return self.pts[frames]
+
 
 @dataclass(frozen=True)
 class SlotLayout:
@@ -207,16 +224,16 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
 def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:
     mask = layout.position < layout.end
     if mask.all():
-        frames = frame_displayed_at(clip.pts, layout.position) if layout.in_ticks else layout.position
+        frames = clip.frames_at(layout.position) if layout.in_ticks else layout.position
         return Selection(frames, mask, _seconds(clip, frames))
     if pad == "none":
         if layout.length is None:
             raise ValueError("the clip is too short, and padding is off")
         pad = "constant"
     if not layout.in_ticks:
-        frames = np.where(mask, layout.position, reflect_index(layout.position, len(clip.pts), pad))
+        frames = np.where(mask, layout.position, reflect_index(layout.position, clip.frames, pad))
     else:
-        frames = frame_displayed_at(clip.pts, layout.position)
+        frames = clip.frames_at(layout.position)
         if pad in ("reflect_101", "reflect_1001"):
             # Containers round times to ticks, so that times do not reflect exactly; frame positions do.
             frames = frames[reflect_index(np.arange(len(frames)), int(mask.sum()), pad)]
@@ -227,18 +244,8 @@ def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:
     return Selection(frames, mask, seconds)
 
 
-def frame_displayed_at(pts: Int64, ticks: Int64) -> Int64:
-    """int64 [times]: the frame on screen at each time; the last one at and behind the clip's end.
-
-    Args:
-        pts: int64 [frames], ticks, never falling.
-        ticks: int64 [times].
-    """
-    return np.maximum(np.searchsorted(pts, ticks, side="right") - 1, 0)
-
-
 def _seconds(clip: ClipTimes, frames: Int64) -> Float64:
-    return np.asarray(clip.pts[frames] * float(clip.tick), dtype=np.float64)
+    return np.asarray(clip.times(frames) * float(clip.tick), dtype=np.float64)
 
 
 def lengthen(selection: Selection, length: int, pad: Pad) -> Selection:

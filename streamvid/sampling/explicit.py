@@ -13,7 +13,7 @@ import numpy as np
 from streamvid.arrays import Bool, Float64, Int64
 from streamvid.checks import MAX_COUNT, integer, is_integer, is_real, suggesting
 from streamvid.errors import InputError
-from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout, frame_displayed_at
+from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
 
 WITHIN: Final = 1e-6
 """Ticks by which a time in seconds may miss a whole tick: the rounding error of float64 in times that were exact."""
@@ -47,7 +47,7 @@ class Frames(PaddedSampler):
         return len(self.numbers)
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        count = len(clip.pts)
+        count = clip.frames
         return SlotLayout(np.array(self.numbers, dtype=np.int64), count, in_ticks=False)
 
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
@@ -95,7 +95,7 @@ class ByClip(PaddedSampler):
         return f"ByClip(num_frames={self.num_frames}, {kind}={name}{pad})"
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        values, count = self._values(clip), len(clip.pts)
+        values, count = self._values(clip), clip.frames
         if self.frames is not None:
             for value in values:
                 if not _is_frame_number(value):
@@ -107,7 +107,7 @@ class ByClip(PaddedSampler):
                     raise _wrong(clip, f"{time!r} is no time: they are seconds from 0, counted from its first frame")
             # However far behind the end a time lies, it is the same padding.
             ticks = whole_ticks(np.array(values, dtype=np.float64), clip.tick)
-            position = np.where(ticks < clip.duration, frame_displayed_at(clip.pts, ticks), count)
+            position = np.where(ticks < clip.duration, clip.frames_at(ticks), count)
         return SlotLayout(position, count, in_ticks=False, length=self.num_frames)
 
     @property

@@ -37,7 +37,7 @@ class Uniform(FixedLengthSampler):
         return self.frames if self.pick == "random" else 0
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        count = len(clip.pts)
+        count = clip.frames
         within = random if self.pick == "random" else 0.5
         # Divided last: a part that begins at a whole frame begins there in float64 too.
         position = ((np.arange(self.frames) + within) * count / self.frames).astype(np.int64)
@@ -80,7 +80,7 @@ class Keyframes(FixedLengthSampler):
             else:
                 chosen = edges[:-1] + (random * np.diff(edges)).astype(np.int64)
             among = among[chosen]
-        return SlotLayout(among, len(clip.pts), in_ticks=False, length=self.frames)
+        return SlotLayout(among, clip.frames, in_ticks=False, length=self.frames)
 
 
 @suggesting
@@ -96,7 +96,7 @@ class RandomFrames(FixedLengthSampler):
         return self.frames
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        count = len(clip.pts)
+        count = clip.frames
         if count <= self.frames:
             return SlotLayout(np.arange(self.frames, dtype=np.int64), count, in_ticks=False)
         # Robert Floyd's way of drawing a set (Bentley, Programming Pearls, CACM 30(9), 1987): one number per frame.
@@ -120,5 +120,5 @@ class All(PaddedSampler):
         return None
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        count = len(clip.pts)
+        count = clip.frames
         return SlotLayout(np.arange(count, dtype=np.int64), count, in_ticks=False)

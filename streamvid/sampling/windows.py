@@ -77,7 +77,7 @@ class Window(FixedLengthSampler):
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         # `random` holds one number for the start if that is random, one for the span if given, then the jitter's.
         if self._in_frames:
-            steps, end = _by_stride(self.frames, self.stride or 1), len(clip.pts)
+            steps, end = _by_stride(self.frames, self.stride or 1), clip.frames
             offset = _first(end - int(steps[-1]), self.start, random, number, self.windows)
         else:
             steps, end = self._ticks(clip, random), clip.duration
@@ -196,7 +196,7 @@ class TiledWindows(FixedLengthSampler):
         first = number * (self.step or self.frames)
         if self.fps is None:
             position = np.arange(first, first + self.frames) * (self.stride or 1)
-            return SlotLayout(position, len(clip.pts), in_ticks=False)
+            return SlotLayout(position, clip.frames, in_ticks=False)
         position = _multiples(first, self.frames, _ticks_per_frame(self.fps, clip.tick))
         return SlotLayout(position, clip.duration, in_ticks=True)
 
@@ -234,14 +234,15 @@ def _first(count: int, start: str, random: Float64, number: int, windows: int) -
 def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number: int, windows: int) -> int:
     """The time in ticks at which a window starts that spans `span` ticks; always a frame's timestamp."""
     if start in ("random", "first"):
-        count = int(np.searchsorted(clip.pts, clip.duration - span, side="left")) if start == "random" else 1
-        return int(clip.pts[_first(count, start, random, number, windows)])
-    if windows == 1:
-        instant = max(0, (clip.duration - span) // 2)
+        count = clip.frames_before(clip.duration - span) if start == "random" else 1
+        frame = _first(count, start, random, number, windows)
+    elif windows == 1:
+        frame = int(clip.frames_at(np.array([max(0, (clip.duration - span) // 2)]))[0])
     else:
-        last = max(0, int(np.searchsorted(clip.pts, clip.duration - span, side="left")) - 1)
-        instant = _share(int(clip.pts[last]), number, windows)
-    return int(clip.pts[max(0, int(np.searchsorted(clip.pts, instant, side="right")) - 1)])
+        last = max(0, clip.frames_before(clip.duration - span) - 1)
+        instant = _share(int(clip.times(np.array([last]))[0]), number, windows)
+        frame = int(clip.frames_at(np.array([instant]))[0])
+    return int(clip.times(np.array([frame]))[0])
 
 
 def _share(last: int, number: int, windows: int) -> int:

@@ -145,19 +145,16 @@ class IndexDirectory:
         """Number of blocks."""
         return len(self.first_pts)
 
-    def block_of_frame(self, frame: int) -> int:
-        """The block that holds a frame. Raises IndexError if the clip has no such frame."""
-        if not 0 <= frame < self.first_frame[-1]:
-            raise IndexError(f"frame {frame} of {self.first_frame[-1]}")
-        return int(np.searchsorted(self.first_frame, frame, side="right")) - 1
+    def block_of_frame(self, frames: Int64) -> Int64:
+        """int64 [frames]: the block that holds each frame. Raises IndexError if the clip has no such frame."""
+        count = self.first_frame[-1]
+        if len(frames) and (frames.min() < 0 or frames.max() >= count):
+            raise IndexError(f"the clip has {count} frames, asked for {frames.min()} to {frames.max()}")
+        return np.searchsorted(self.first_frame, frames, side="right") - 1
 
-    def block_at(self, ticks: int) -> int:
-        """The block that holds the frame on screen at a time of 0 or more, in ticks."""
-        return int(np.searchsorted(self.first_pts, max(0, ticks), side="right")) - 1
-
-    def needed(self, first: int, last: int) -> tuple[int, int]:
-        """The blocks, as (begin, end), that have all packets for decoding frames of blocks `first` to `last`."""
-        return first - int(self.open[first]), last + 1
+    def block_at(self, ticks: Int64) -> Int64:
+        """int64 [times]: the block that holds the frame on screen at each time in ticks; the first one before 0."""
+        return np.maximum(np.searchsorted(self.first_pts, ticks, side="right") - 1, 0)
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
         """The bytes of the clip's index that blocks [begin, end) take, as (start, end)."""

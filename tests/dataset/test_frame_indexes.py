@@ -76,12 +76,11 @@ def test_a_part_of_an_index_is_read_by_its_directory() -> None:
     stored = np.frombuffer(data, dtype=np.uint8)
     directory = parse_directory(stored[: directory_bytes(clips, 0)], clips, 0)
     assert len(directory) == 10
-    block = directory.block_of_frame(4321)
-    begin, end = directory.needed(block, block)
-    start, stop = directory.span(begin, end)
+    (block,) = directory.block_of_frame(np.array([4321])).tolist()
+    start, stop = directory.span(block, block + 1)
     assert stop - start == 28_000
-    part = parse_blocks(directory, stored[start:stop], clips, 0, begin, end)
-    frame = 4321 - int(directory.first_frame[begin])
+    part = parse_blocks(directory, stored[start:stop], clips, 0, block, block + 1)
+    frame = 4321 - int(directory.first_frame[block])
     assert (part.frame_pts[frame], part.offset[part.visible[frame]]) == (4321, 432_100)
     with pytest.raises(ValueError, match="checksum of block 4"):
-        parse_blocks(directory, stored[start + 28 : stop + 28], clips, 0, begin, end)
+        parse_blocks(directory, stored[start + 28 : stop + 28], clips, 0, block, block + 1)

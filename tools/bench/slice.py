@@ -11,6 +11,10 @@ Videos of 60, 300 and 3,000 seconds at 60 frames a second, x264's usual GOPs of 
 - seek and mux: PyAV opens the video, seeks to each group of pictures, reads its packets and puts those needed into an
   MP4.
 - first: what the first slice of a clip takes on top, to sort its frame index.
+
+Then the longest video is packed, and the packets of 16 frames found that begin two thirds into it, when nothing of the
+clip's frame index is at hand: "blocks" reads its directory and the blocks that hold them, "whole" all of it, and "plan"
+is all that a loader does for a random window by frames a second, up to its byte ranges.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 import streamvid as sv
+from streamvid.fetch.plan_samples import SampleSpec, plan_samples
+from streamvid.plan.epoch import Step
 from streamvid.video.frame_index import DISPOSABLE, FrameIndex
+from streamvid.video.index_blocks import packets_of
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -45,11 +52,13 @@ PATTERN: Final = 4
 WANTED: Final = 16
 MOST_US: Final = 200.0
 """Microseconds beside the copies, issue 5."""
+MOST_WINDOW_US: Final = 300.0
+"""Microseconds for a window in an hour-long clip whose index is not at hand, issue 17."""
 FLATNESS: Final = 1.2
 """The longest video's time against the shortest's, issue 5."""
 BUCKET_GAP, BUCKET_WASTE = 1 << 20, 0.15
 """What is read over a bucket rather than asked for separately: `streamvid.video.packet_selection.byte_ranges`."""
-LENGTHS: Final = (60, 300, 3000)
+LENGTHS: Final = (60, 300, 3600)
 
 Int64 = npt.NDArray[np.int64]
 
@@ -186,6 +195,30 @@ def reads(index: FrameIndex, seconds: float) -> tuple[str, float]:
     ), requests / gops
 
 
+def index_us(path: Path, folder: Path, *, rounds: int) -> tuple[list[float], int]:
+    """Microseconds to find packets by blocks of the index, by the whole of it, and to plan a window; and the index's
+    packets."""
+    sv.pack(path, folder / "set", options=sv.PackOptions(compatible_with="any"), progress=False)
+    dataset = sv.Dataset.open(folder / "set")
+    step = Step(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
+    spec = SampleSpec(sv.Window(WANTED, fps=FPS / 2), seed=0, num_random=0)
+    frames = int(dataset.clips.frames[0]) * 2 // 3 + 2 * np.arange(WANTED)
+
+    def by_blocks() -> None:
+        dataset.forget_indexes()
+        dataset.use_indexes([0], lambda _, index: packets_of(index, frames))
+
+    def whole() -> None:
+        dataset.forget_indexes()
+        select_packets(dataset.indexes([0])[0], frames)
+
+    def plan() -> None:
+        dataset.forget_indexes()
+        plan_samples(dataset, step, spec)
+
+    return in_turn([by_blocks, whole, plan], rounds), int(dataset.clips.packets[0])
+
+
 def main() -> int:
     options = arguments(__doc__).parse_args()
     lengths, rounds = (LENGTHS[:2], 60) if options.quick else (LENGTHS, 300)
@@ -203,11 +236,13 @@ def main() -> int:
             path = long_video(seconds, pattern, inner / "source.mp4")
             clip = store_clip(path, inner)
             rows.append(measure(path, clip, seconds, rounds=rounds))
+        (blocks, whole, plan), packets = index_us(path, inner, rounds=rounds)
     own = [float(row["slice, us"]) - float(row["copy, us"]) for row in rows]
     checks = [Check.at_most(f"us for a slice beside the copies, {row['video, s']} s", us, MOST_US)
               for row, us in zip(rows, own, strict=True)]  # fmt: skip
     checks.append(Check.at_most("time at the longest against the shortest video", own[-1] / own[0], FLATNESS))
     checks.append(Check.at_least("least gain over mux", min(float(row["mux / slice"]) for row in rows), 1.0))
+    checks.append(Check.at_most(f"us to find a window among {packets:,} packets, by blocks", blocks, MOST_WINDOW_US))
     disposable = (clip.index.flags & DISPOSABLE) != 0
     apart = [reads(clip.index, distance) for distance in (0.25, 1, 2, 5) if distance * WANTED < lengths[-1]]
     checks.append(Check.at_most("most requests per group of pictures", max(ratio for _, ratio in apart), 1.0))
@@ -216,6 +251,8 @@ def main() -> int:
         f"{clip.index.size[disposable].sum() / clip.index.size.sum():.0%} of the bytes",
         f"over a bucket, {WANTED} frames at random places:",
         *(note for note, _ in apart),
+        f"packets of a window among {packets:,}, index not at hand: {blocks:.0f} us by blocks, {whole:.0f} us by the "
+        f"whole index; to plan a random window {plan:.0f} us",
     ]
     return finish(Report("slice", rows, checks, notes), options)
 

@@ -1,0 +1,114 @@
+"""A part of a clip's frame index: its directory and some blocks. Of an hour-long clip no more is read for a window.
+
+It answers what samplers ask for, exactly as the whole index would. Where that takes a block that is not there,
+`MissingBlocks` says which; who asks reads it, and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_file import IndexDirectory
+from streamvid.video.packet_selection import PacketSelection, select_packets
+
+
+class MissingBlocks(BaseException):
+    """Blocks are needed that are not there, by number. No `Exception`, as a user's sampler may catch those."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        super().__init__()
+        self.blocks = tuple(blocks)
+
+
+@dataclass(frozen=True)
+class IndexBlocks:
+    """A directory and blocks of it. All methods raise MissingBlocks.
+
+    Attributes:
+        directory: of the clip's index.
+        blocks: some blocks, by number.
+    """
+
+    directory: IndexDirectory
+    blocks: Mapping[int, FrameIndex]
+
+    @property
+    def frames(self) -> int:
+        """Number of the clip's frames."""
+        return int(self.directory.first_frame[-1])
+
+    @cached_property
+    def whole(self) -> FrameIndex:
+        """The clip's whole index."""
+        return self._joined(np.arange(len(self.directory)))
+
+    def frames_at(self, ticks: Int64) -> Int64:
+        """int64 [times]: the frame on screen at each time in ticks; the first one before 0."""
+        blocks = self.directory.block_at(ticks)
+        self._need(blocks)
+        found = np.empty(len(ticks), dtype=np.int64)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            shown = np.searchsorted(self.blocks[block].frame_pts, ticks[own], side="right") - 1
+            found[own] = self.directory.first_frame[block] + np.maximum(shown, 0)
+        return found
+
+    def frames_before(self, ticks: int) -> int:
+        """How many frames are shown before a time in ticks."""
+        block = int(np.searchsorted(self.directory.first_pts, ticks, side="left")) - 1
+        if block < 0:
+            return 0
+        self._need(np.array([block]))
+        within = np.searchsorted(self.blocks[block].frame_pts, ticks, side="left")
+        return int(self.directory.first_frame[block] + within)
+
+    def times(self, frames: Int64) -> Int64:
+        """int64 [frames]: when frames are shown, in ticks."""
+        blocks = self.directory.block_of_frame(frames)
+        self._need(blocks)
+        found = np.empty(len(frames), dtype=np.int64)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            found[own] = self.blocks[block].frame_pts[frames[own] - self.directory.first_frame[block]]
+        return found
+
+    def select(self, frames: Int64) -> PacketSelection:
+        """As `select_packets` of the whole index; arguments and errors, too."""
+        directory = self.directory
+        blocks = np.unique(directory.block_of_frame(frames))
+        # A block begins at a random access packet; leading pictures behind it need the block before.
+        blocks = np.union1d(blocks, blocks[directory.open[blocks]] - 1)
+        packets, shown = (np.diff(first)[blocks] for first in (directory.first_packet, directory.first_frame))
+        behind = directory.first_frame[blocks] - (np.cumsum(shown) - shown)
+        place = np.searchsorted(blocks, directory.block_of_frame(frames))
+        part = select_packets(self._joined(blocks), frames - behind[place])
+        ends = np.cumsum(packets)
+        place = np.searchsorted(ends, part.numbers, side="right")
+        return replace(part, numbers=part.numbers + (directory.first_packet[blocks] - (ends - packets))[place])
+
+    def _joined(self, blocks: Int64) -> FrameIndex:
+        self._need(blocks)
+        parts = [self.blocks[block] for block in blocks.tolist()]
+        if len(parts) == 1:
+            return parts[0]
+        columns = ("pts", "offset", "size", "flags", "crc32c")
+        return FrameIndex(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+
+    def _need(self, blocks: Int64) -> None:
+        missing = sorted(set(blocks.tolist()).difference(self.blocks))
+        if missing:
+            raise MissingBlocks(missing)
+
+
+AnyIndex = FrameIndex | IndexBlocks
+
+
+def packets_of(index: AnyIndex, frames: Int64) -> PacketSelection:
+    """`select_packets` of a whole index or of blocks of it, which may raise MissingBlocks."""
+    return index.select(frames) if isinstance(index, IndexBlocks) else select_packets(index, frames)
