@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import SHOWN, add_roots, console
+from streamvid.cli.output import SHOWN, add_revision, add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
@@ -42,6 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--duplicates", action="store_true", help="find clips that hold the same video")
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_roots(command)
+    add_revision(command)
     command.set_defaults(run=_run)
 
 
@@ -55,7 +56,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.duplicates import duplicates
     from streamvid.inspection.sampling_cost import sampling_cost
 
-    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots)
+    options = {"roots": arguments.roots, "revision": arguments.revision}
+    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, **options)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
     found = duplicates(dataset) if arguments.duplicates else None
@@ -109,6 +111,7 @@ def _render(info: Info, cost: SamplingCost | None, sampling: str, *, width: int)
         labels = f"{format_count(info.labelled, 'clip')}, {classes}: {_listed(info.labels)}"
     rows = {
         "dataset": f"{info.name} ({redact(info.path)})",
+        "revision": f"{info.revision}{_change(info)}",
         "clips": f"{info.clips:,} in {format_count(info.shards, 'shard')}",
         "frames": f"{info.frames:,}",
         "duration": format_duration(info.seconds),
@@ -132,6 +135,12 @@ def _render(info: Info, cost: SamplingCost | None, sampling: str, *, width: int)
     for name, value in rows.items():
         table.add_row(name, "\n".join(printable(line) for line in value.split("\n")))
     return Group(table)
+
+
+def _change(info: Info) -> str:
+    change = info.change
+    made = f": {change.command} of {format_count(change.clips, 'clip')}, {change.time}" if change else ""
+    return made + (f"; {format_count(info.forgotten, 'clip')} forgotten" if info.forgotten else "")
 
 
 def _cost(cost: SamplingCost, sampling: str) -> dict[str, str]:

@@ -50,6 +50,11 @@ def fail(text: str, code: int) -> int:
     return code
 
 
+def add_revision(command: argparse.ArgumentParser) -> None:
+    """Add the option --revision of commands that read a dataset."""
+    command.add_argument("--revision", type=int, metavar="N", help="of the dataset; default: the newest")
+
+
 def add_roots(command: argparse.ArgumentParser) -> None:
     """Add the option --roots of commands that open a dataset."""
     command.add_argument(

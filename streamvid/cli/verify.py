@@ -8,7 +8,7 @@ from collections import Counter
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, add_revision, add_roots, console
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 
@@ -30,6 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     add_roots(command)
+    add_revision(command)
     command.set_defaults(run=_run)
 
 
@@ -56,6 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
         quarantine=arguments.quarantine,
         workers=arguments.workers,
         roots=arguments.roots,
+        revision=arguments.revision,
     )
     manifest = report.manifest
     out = console()

@@ -36,14 +36,15 @@ _KNOWN: Final = 4096
 """Sample descriptions that are recognised wherever they come again; others only within a block."""
 
 
-def cache_key(manifest: bytes, signatures: Sequence[tuple[int, int]]) -> str:
+def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int]]) -> str:
     """The name of a dataset's consolidated rows in the cache: SHA-256, in hexadecimal, of all that they depend on.
 
     Args:
-        manifest: dataset.json, which has the checksum of every Parquet file.
+        entries: the shards' entries in dataset.json, with the checksum of every Parquet file. What else a revision
+            changes is no part of the rows.
         signatures: size and modification time of each local Parquet file, which is not read to compare checksums.
     """
-    digest = hashlib.sha256(_LAYOUT + hashlib.sha256(manifest).digest())
+    digest = hashlib.sha256(_LAYOUT + repr(entries).encode())
     digest.update(np.array(signatures, dtype="<i8").tobytes())
     return digest.hexdigest()
 

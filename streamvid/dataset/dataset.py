@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from dataclasses import replace
 from typing import Any, Final
 
 from streamvid.arrays import Int64
@@ -16,17 +16,17 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
-from streamvid.dataset.manifest import FILE_NAME, MAX_BYTES, UNFINISHED_FILE, Manifest, ShardEntry
+from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.overlays import check_overlays, read_labels, with_overlays
+from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage import filesystem
-from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import given_path, is_local, join, local_path, redact
-from streamvid.video.containers import VIDEO_EXTENSIONS
+from streamvid.storage.url import is_local, local_path, redact
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
@@ -78,6 +78,7 @@ class Dataset(ClipSource):
         cache: ShardCache | None = None,
         retry_for: float | Retry = 600.0,
         roots: Sequence[str | os.PathLike[str]] = (),
+        revision: int | None = None,
     ) -> Dataset:
         """Open a dataset, and check all but the content of the tars and the frame indexes.
 
@@ -90,15 +91,15 @@ class Dataset(ClipSource):
             retry_for: seconds for which a storage that does not answer is asked again, now and when clips are read;
                 docs/reliability.md says what is tried again.
             roots: folders and URLs, other than its own, of which the dataset may read files.
+            revision: which of its revisions (docs/revisions.md); default: the newest.
 
         Raises:
             DatasetError: there is no dataset, it has another format version, or it is damaged: a shard is missing,
-                truncated, or contradicts itself.
-            InputError: the path is none; the dataset reads files of other roots.
+                truncated, or contradicts itself; the revision is not kept.
+            InputError: the path is none; the dataset reads files of other roots; there is no such revision.
         """
         path, retry, roots = dataset_path(path), Retry.of(retry_for), given_roots(roots)
-        document = _read_document(path, retry)
-        manifest = _parse_document(document, path)
+        manifest = read_manifest(path, revision=revision, retry_for=retry)
         if not manifest.clips:
             raise DatasetError(f"the dataset at {redact(path)} holds no clips: pack it again")
         if is_local(path):
@@ -106,6 +107,7 @@ class Dataset(ClipSource):
             check_sizes(path, manifest.shards)
         resolve_roots(path, manifest.roots, roots)
         forgotten = read_forgotten(path, manifest, retry)
+        check_overlays(path, manifest, retry)
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
@@ -119,11 +121,13 @@ class Dataset(ClipSource):
                 ) from error
 
         if cached:
-            key = consolidated.cache_key(document, [shard.signature() for shard in shards])
+            key = consolidated.cache_key(manifest.shards, [shard.signature() for shard in shards])
             content = table_cache.open_or_build(key, build)
         else:
             content = table_cache.in_memory(build)
         clips, meta = consolidated.read_rows(content, manifest.shards)
+        clips = replace(clips, label=read_labels(path, manifest, clips.label, cache, retry))
+        meta = with_overlays(meta, path, manifest, cache, retry)
         return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,15 +143,6 @@ class Dataset(ClipSource):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-
-def read_manifest(path: str, *, retry_for: float | Retry = COMMAND_SECONDS) -> Manifest:
-    """dataset.json of the dataset at `path`, a folder or URL; `retry_for` as of `Dataset.open`.
-
-    Raises:
-        DatasetError: there is none, it is damaged, or of another version.
-    """
-    return _parse_document(_read_document(path, Retry.of(retry_for)), path)
 
 
 def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool, retry: Retry) -> Iterator[RowBlock]:
@@ -183,71 +178,6 @@ def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[Sha
         if clips >= _BLOCK_CLIPS or number + 1 - first >= most or number + 1 == len(shards):
             yield shards[first : number + 1]
             first, clips = number + 1, 0
-
-
-def _parse_document(document: bytes, path: str) -> Manifest:
-    return Manifest.from_json(document, path=redact(join(path, FILE_NAME)))
-
-
-def dataset_path(path: object) -> str:
-    """The path or URL of a dataset as text.
-
-    Raises:
-        InputError: it is none; the message says what to write for several.
-    """
-    if not isinstance(path, str | os.PathLike):
-        several = (
-            "; for several datasets write Mix([(first, 1), (second, 1)])" if isinstance(path, list | tuple) else ""
-        )
-        raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + several)
-    return given_path(path, "dataset")
-
-
-def _read_document(path: str, retry: Retry) -> bytes:
-    shown = redact(path)
-    file = join(path, FILE_NAME)
-    if is_local(path) and os.path.isfile(local_path(path)):
-        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    if not filesystem.exists(file, retry=retry):
-        if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
-            raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
-        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    size = filesystem.size(file, retry=retry)
-    if size > MAX_BYTES:
-        raise DatasetError(f"{FILE_NAME} of {shown} has {size} bytes, more than any dataset needs: pack it again")
-    return filesystem.read_bytes(file, retry=retry)
-
-
-_PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"
-
-
-def _what_is_there(path: str) -> str:
-    """What is at a path that holds no dataset, as far as its name and, on a local disk, its files tell it."""
-    name = path.rstrip("/").lower()
-    if name.endswith(f"/{FILE_NAME}") or name == FILE_NAME:
-        return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
-    if name.endswith(VIDEO_EXTENSIONS):
-        return f"this is a video; {_PACK}"
-    names = [name]
-    if is_local(path) and os.path.isdir(local_path(path)):
-        folder = local_path(path)
-        if os.path.isfile(os.path.join(folder, os.pardir, FILE_NAME)):
-            return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
-        # A few folders deep, as videos often lie in one for each class.
-        files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
-        names = list(islice(files, _FILES_SEEN))
-    if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):
-        return (
-            f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; unpack them, and pack the "
-            "videos (streamvid pack VIDEOS DATASET)"
-        )
-    if any(file.endswith(VIDEO_EXTENSIONS) for file in names):
-        return f"this is a folder of videos; {_PACK}"
-    return f"there is no {FILE_NAME}; check the path"
-
-
-_FOLDERS_SEEN: Final = 100
-_FILES_SEEN: Final = 1000
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:

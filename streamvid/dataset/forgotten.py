@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +13,29 @@ import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.dataset.manifest import FILE_NAME, Forgotten, Manifest
+from streamvid.dataset.revisions import table_name
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import join, redact
 
-_BYTES_PER_CLIP = 64
-_MIN_BYTES = 1 << 20
-"""A larger table is refused: each row has a shard's name and a number."""
-_COLUMNS = {"shard": pa.string(), "row": pa.int32()}
+_BYTES_PER_CLIP: Final = 128
+_MIN_BYTES: Final = 1 << 20
+"""A larger table is refused: each row has a shard's name, a few numbers and a checksum."""
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+        pa.field("forgotten", pa.timestamp("ms", "UTC")),
+        pa.field("purged", pa.timestamp("ms", "UTC")),
+        pa.field("key_sha256", pa.string()),
+    ]
+)
+"""Of each forgotten clip its shard, the row in that, when it was forgotten and its bytes purged, and the SHA-256 of its
+key: what went and when, without its name."""
+_NEEDED: Final = 2
+"""Columns that a table must have, the first ones."""
 
 
 def read_forgotten(dataset: str, manifest: Manifest, retry: Retry) -> Int64:
@@ -33,16 +46,33 @@ def read_forgotten(dataset: str, manifest: Manifest, retry: Retry) -> Int64:
     """
     if manifest.forgotten is None:
         return np.empty(0, dtype=np.int64)
+    return np.unique(forgotten_rows(read_table(dataset, manifest, retry), manifest))
+
+
+def forgotten_rows(table: pa.Table, manifest: Manifest) -> Int64:
+    """int64 [rows of the table]: the row number of each forgotten clip."""
+    names = pa.array([entry.name for entry in manifest.shards], pa.string())
+    shard = pc.index_in(table["shard"], value_set=names).to_numpy()
+    clips = np.array([entry.clips for entry in manifest.shards], dtype=np.int64)
+    return np.asarray((np.cumsum(clips) - clips)[shard] + table["row"].to_numpy(), dtype=np.int64)
+
+
+def read_table(dataset: str, manifest: Manifest, retry: Retry) -> pa.Table:
+    """The table of forgotten clips, with the columns of `SCHEMA`; errors as of `read_forgotten`."""
+    if manifest.forgotten is None:
+        return SCHEMA.empty_table()
     path = join(dataset, manifest.forgotten.file)
     try:
-        return _rows(path, manifest, retry)
+        table = _checked(path, manifest, manifest.forgotten, retry)
     except ValueError as error:  # ArrowInvalid is a ValueError
         raise DatasetError(f"{redact(path)} is not the table that {FILE_NAME} names: {error}; copy it again") from error
+    for field in SCHEMA:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(SCHEMA.names)
 
 
-def _rows(path: str, manifest: Manifest, retry: Retry) -> Int64:
-    about = manifest.forgotten
-    assert about is not None
+def _checked(path: str, manifest: Manifest, about: Forgotten, retry: Retry) -> pa.Table:
     if about.clips > manifest.clips:
         raise ValueError(f"it would hold {about.clips} of {manifest.clips} clips")
     if filesystem.size(path, retry=retry) > _MIN_BYTES + _BYTES_PER_CLIP * about.clips:
@@ -52,9 +82,10 @@ def _rows(path: str, manifest: Manifest, retry: Retry) -> Int64:
         raise ValueError("it has another SHA-256")
 
     def choose(schema: pa.Schema, rows: int) -> list[str]:
-        if rows != about.clips or any(schema.field(name).type != kind for name, kind in _COLUMNS.items()):
+        there = {one.name: one.type for one in schema}
+        if rows != about.clips or any(there.get(one.name) != one.type for one in list(SCHEMA)[:_NEEDED]):
             raise ValueError(f"it has not {about.clips} rows of shard (string) and row (int32)")
-        return list(_COLUMNS)
+        return [one.name for one in SCHEMA if there.get(one.name) == one.type]
 
     try:
         table = read_parquet(data, choose)
@@ -66,19 +97,23 @@ def _rows(path: str, manifest: Manifest, retry: Retry) -> Int64:
     clips = np.array([entry.clips for entry in manifest.shards], dtype=np.int64)
     if (shard < 0).any() or (row < 0).any() or (row >= clips[shard]).any():
         raise ValueError("it names clips that there are not")
-    return np.unique((np.cumsum(clips) - clips)[shard] + row)
+    return table
 
 
-def write_forgotten(clips: Sequence[tuple[str, int]], revision: int) -> tuple[Forgotten, bytes]:
+def write_forgotten(rows: pa.Table, revision: int) -> tuple[Forgotten, bytes]:
     """The table of forgotten clips, as dataset.json names it, and its bytes.
 
     Args:
-        clips: shard and row of each.
+        rows: columns of `SCHEMA`, all or some, each clip once.
         revision: of the dataset that forgets them.
     """
-    columns = zip(_COLUMNS.items(), zip(*clips, strict=True), strict=True)
-    table = pa.table({name: pa.array(values, kind) for (name, kind), values in columns})
+    columns = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in SCHEMA
+    ]
+    table = pa.table(columns, schema=SCHEMA).sort_by([("shard", "ascending"), ("row", "ascending")])
     stream = io.BytesIO()
     pq.write_table(table, stream, compression="zstd")
     data = stream.getvalue()
-    return Forgotten(f"forgotten-{revision}.parquet", hashlib.sha256(data).hexdigest(), len(clips)), data
+    digest = hashlib.sha256(data).hexdigest()
+    return Forgotten(table_name("forgotten", revision, digest), digest, len(table)), data

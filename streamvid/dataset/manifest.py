@@ -18,6 +18,7 @@ SHARD_FOLDER: Final = "shards"
 SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
 """A shard's files, in the order in which they are written."""
 _OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
+REVISIONS_FOLDER: Final = "revisions"
 MAX_BYTES: Final = 128 << 20
 """A larger dataset.json is refused: some 250,000 shards would fit."""
 MAX_CLIPS: Final = (1 << 31) - 1
@@ -38,6 +39,7 @@ class ShardEntry:
         sha256, idx_sha256: SHA-256 of tar and idx in lower-case hexadecimal; "" if the shard has no tar.
         packets_bytes: size of the .packets file.
         packets_sha256, parquet_sha256: SHA-256 of the other two files.
+        origin: the `identity` of the shard in whose place it stands with the same rows; "" if it is the first there.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ShardEntry:
     packets_bytes: int
     packets_sha256: str
     parquet_sha256: str
+    origin: str = ""
 
     @property
     def has_tar(self) -> bool:
@@ -57,8 +60,9 @@ class ShardEntry:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of what its clips are: of the tar, or of the rows that name the files."""
-        return self.sha256 or self.parquet_sha256
+        """SHA-256 of what its clips are: of the tar, or of the rows that name the files. It stays where a shard is
+        written anew with the same rows, so that the state of a run stays legal."""
+        return self.origin or self.sha256 or self.parquet_sha256
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -73,7 +77,8 @@ class ShardEntry:
 
     def to_json(self) -> dict[str, str | int]:
         """Its object in dataset.json."""
-        return {field: value for field, value in asdict(self).items() if self.has_tar or field not in _OF_THE_TAR}
+        left_out = (() if self.has_tar else _OF_THE_TAR) + (() if self.origin else ("origin",))
+        return {field: value for field, value in asdict(self).items() if field not in left_out}
 
     def file(self, extension: str) -> str:
         """Path of one of its files relative to the dataset."""
@@ -91,9 +96,51 @@ class Forgotten:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """A table of columns that were added or replaced, as dataset.json names it: a Parquet file beside it.
+
+    Attributes:
+        file, sha256, bytes: its name, SHA-256 and size.
+        rows: it has a row for each of so many first clips of the dataset, in their order.
+        columns: the columns that it is read for, and their Parquet types; others that it has are superseded.
+    """
+
+    file: str
+    sha256: str
+    bytes: int
+    rows: int
+    columns: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Its object in dataset.json."""
+        return {**asdict(self), "columns": dict(self.columns)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What made a revision: the command, when (ISO 8601, UTC), and how many clips it was about."""
+
+    command: str
+    time: str
+    clips: int
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """The content of dataset.json. `seconds` is the sum of the clips' durations; `classes` names label numbers;
-    `revision` counts how often the dataset has been added to; `roots` are where clips outside of shards lie."""
+    """The content of dataset.json.
+
+    Attributes:
+        name: of the dataset.
+        seconds: the sum of the clips' durations.
+        classes: names of the label numbers.
+        shards: in the order of the rows.
+        revision: how often the dataset has been changed.
+        roots: where clips outside of shards lie.
+        forgotten: the clips that are never delivered.
+        overlays: columns that were added or replaced; no two have one of the same name.
+        oldest: the first revision that can still be read.
+        change: what made this revision, if a command that changes datasets did.
+    """
 
     name: str
     seconds: float
@@ -102,6 +149,9 @@ class Manifest:
     revision: int = 0
     roots: tuple[str, ...] = ()
     forgotten: Forgotten | None = None
+    overlays: tuple[Overlay, ...] = ()
+    oldest: int = 0
+    change: Change | None = None
 
     @property
     def clips(self) -> int:
@@ -123,8 +173,10 @@ class Manifest:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            # Left out where nothing was ever appended.
+            # Left out where nothing was ever changed.
             **({"revision": self.revision} if self.revision else {}),
+            **({"oldest": self.oldest} if self.oldest else {}),
+            **({"change": asdict(self.change)} if self.change else {}),
             "name": self.name,
             "clips": self.clips,
             "frames": self.frames,
@@ -133,6 +185,7 @@ class Manifest:
             "classes": None if self.classes is None else list(self.classes),
             **({"roots": list(self.roots)} if self.roots else {}),
             **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
+            **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
             "shards": [shard.to_json() for shard in self.shards],
         }
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
@@ -175,6 +228,9 @@ class Manifest:
                 revision=_count(document, "revision") if "revision" in document else 0,
                 roots=_texts(document.get("roots", []), "roots"),
                 forgotten=_forgotten(document["forgotten"]) if "forgotten" in document else None,
+                overlays=tuple(map(_overlay, _checked(document, "overlays", list) if "overlays" in document else ())),
+                oldest=_count(document, "oldest") if "oldest" in document else 0,
+                change=_change(document["change"]) if "change" in document else None,
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
             for field, total in totals.items():
@@ -185,7 +241,12 @@ class Manifest:
             names = [shard.name for shard in manifest.shards]
             if len(set(names)) != len(names):
                 raise ValueError("it names a shard twice")
-            for text in (manifest.name, *manifest.roots, *(manifest.classes or ())):
+            columns = [name for overlay in manifest.overlays for name, _ in overlay.columns]
+            if len(set(columns)) != len(columns):
+                raise ValueError("two overlays have a column of one name")
+            if any(overlay.rows > manifest.clips for overlay in manifest.overlays):
+                raise ValueError("an overlay has more rows than there are clips")
+            for text in (manifest.name, *manifest.roots, *(manifest.classes or ()), *columns):
                 text.encode()  # JSON may hold halves of UTF-16 pairs, which no output takes
         except ValueError as error:
             raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
@@ -235,10 +296,30 @@ def _sum(entry: dict[str, Any], field: str) -> str:
 def _forgotten(entry: object) -> Forgotten:
     if not isinstance(entry, dict):
         raise ValueError("'forgotten' is not an object")
-    file = _checked(entry, "file", str)
+    return Forgotten(_table(entry, "forgotten"), _sum(entry, "sha256"), _count(entry, "clips"))
+
+
+def _overlay(entry: object) -> Overlay:
+    if not isinstance(entry, dict) or not isinstance(entry.get("columns"), dict):
+        raise ValueError("an overlay is not an object, or has no columns")
+    columns = tuple(entry["columns"].items())
+    if not all(isinstance(kind, str) for _, kind in columns):
+        raise ValueError("a column of an overlay has no type")
+    file, rows = _table(entry, "overlays"), _count(entry, "rows")
+    return Overlay(file, _sum(entry, "sha256"), _count(entry, "bytes"), rows, columns)
+
+
+def _change(entry: object) -> Change:
+    if not isinstance(entry, dict):
+        raise ValueError("'change' is not an object")
+    return Change(_checked(entry, "command", str), _checked(entry, "time", str), _count(entry, "clips"))
+
+
+def _table(entry: dict[str, Any], field: str) -> str:
+    file: str = _checked(entry, "file", str)
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}\.parquet", file):
-        raise ValueError(f"'forgotten' names the file {file[:100]!r}, which is no Parquet file beside dataset.json")
-    return Forgotten(file, _sum(entry, "sha256"), _count(entry, "clips"))
+        raise ValueError(f"{field!r} names the file {file[:100]!r}, which is no Parquet file beside dataset.json")
+    return file
 
 
 def _shard(entry: object) -> ShardEntry:
@@ -257,7 +338,8 @@ def _shard(entry: object) -> ShardEntry:
 def _parsed_entry(name: str, entry: dict[str, Any]) -> ShardEntry:
     clips, frames, packets_bytes = (_count(entry, field) for field in ("clips", "frames", "packets_bytes"))
     packets, parquet = _sum(entry, "packets_sha256"), _sum(entry, "parquet_sha256")
+    origin = _sum(entry, "origin") if "origin" in entry else ""
     if "sha256" not in entry:  # its clips lie elsewhere
-        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet)
+        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet, origin)
     tar, idx = _sum(entry, "sha256"), _sum(entry, "idx_sha256")
-    return ShardEntry(name, clips, frames, _count(entry, "bytes"), tar, idx, packets_bytes, packets, parquet)
+    return ShardEntry(name, clips, frames, _count(entry, "bytes"), tar, idx, packets_bytes, packets, parquet, origin)

@@ -1,8 +1,9 @@
 """The metadata columns of a dataset: the columns of the user's lists of videos, read from the shards' Parquet files.
 
 Parquet keeps the width of numbers (float32, uint8 …). Here every column has one of few types, whatever its width on
-disk: bool, int64, float64, large_string, null, or lists of these. Shards and concatenated datasets may have different
-columns, so the columns of each are kept in a block and concatenated with nulls where a block has none.
+disk: bool, int64, float64, large_string, null, or lists of these; numbers in lists of fixed size keep theirs. Shards
+and concatenated datasets may have different columns, so the columns of each are kept in a block and concatenated with
+nulls where a block has none.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def from_parquet(table: pa.Table) -> MetaColumns:
     arrays, errors = {}, {}
     for name in table.schema.names:
         column = table[name].combine_chunks()
-        target = _memory_type(column.type)
+        target = memory_type(column.type)
         if target is None:
             errors[name] = f"the column {name!r} holds {column.type}, which cannot be used here"
             continue
@@ -77,7 +78,7 @@ def from_parquet(table: pa.Table) -> MetaColumns:
             arrays[name] = _cast(column, target)
         except pa.ArrowException as error:
             errors[name] = f"the column {name!r} holds values that cannot be used ({str(error).splitlines()[0]})"
-    return MetaColumns(arrays, errors, {f.name: _type_text(f.type) for f in table.schema})
+    return MetaColumns(arrays, errors, {f.name: type_text(f.type) for f in table.schema})
 
 
 def concat_columns(blocks: Sequence[ColumnBlock]) -> MetaColumns:
@@ -110,10 +111,10 @@ def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.ChunkedArray:
         own = block.columns.arrays.get(name)
         if own is None or pa.types.is_null(own.type):
             continue
-        common = _common_type(kind, own.type)
+        common = common_type(kind, own.type)
         if common is None:
             raise _TypesDifferError(
-                f"the column {name!r} holds {_in_words(kind)} in {first} and {_in_words(own.type)} in {block.name}"
+                f"the column {name!r} holds {in_words(kind)} in {first} and {in_words(own.type)} in {block.name}"
             )
         kind, first = common, first or block.name
     chunks: list[pa.Array] = []
@@ -124,7 +125,8 @@ def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, type=kind)
 
 
-def _common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
+    """The type of a column that is of one type here and of another there; None if there is none."""
     if one == two or pa.types.is_null(two):
         return one
     if pa.types.is_null(one):
@@ -132,24 +134,29 @@ def _common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
     if {one, two} == {pa.int64(), pa.float64()}:
         return pa.float64()
     if pa.types.is_list(one) and pa.types.is_list(two):
-        inner = _common_type(one.value_type, two.value_type)
+        inner = common_type(one.value_type, two.value_type)
         return None if inner is None else pa.list_(inner)
     return None
 
 
-def _in_words(kind: pa.DataType) -> str:
+def in_words(kind: pa.DataType) -> str:
+    """What a column of a type in memory holds, for messages."""
+    if pa.types.is_fixed_size_list(kind):
+        return f"lists of {kind.list_size} times {kind.value_type}"
     if pa.types.is_list(kind):
-        return f"lists of {_in_words(kind.value_type)}"
+        return f"lists of {in_words(kind.value_type)}"
     words = {pa.bool_(): "truth values", pa.int64(): "whole numbers", pa.float64(): "numbers"}
     return words.get(kind, "text")
 
 
-def _type_text(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
     """The type's name; of a list without the name that a writer gave its elements."""
-    return f"list<{_type_text(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
+    if pa.types.is_fixed_size_list(kind):
+        return f"list<{type_text(kind.value_type)}>[{kind.list_size}]"
+    return f"list<{type_text(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
 
 
-def _memory_type(kind: pa.DataType) -> pa.DataType | None:
+def memory_type(kind: pa.DataType) -> pa.DataType | None:
     """The type in memory for a type on disk; None if there is none."""
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return kind
@@ -158,12 +165,16 @@ def _memory_type(kind: pa.DataType) -> pa.DataType | None:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_dictionary(kind):
-        return _memory_type(kind.value_type)
+        return memory_type(kind.value_type)
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_time, pa.types.is_timestamp)
     if any(is_kind(kind) for is_kind in text):
         return pa.large_string()
+    if pa.types.is_fixed_size_list(kind):
+        values = kind.value_type
+        numbers = pa.types.is_integer(values) or pa.types.is_floating(values) or pa.types.is_boolean(values)
+        return pa.list_(values, kind.list_size) if numbers else memory_type(pa.list_(values))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _memory_type(kind.value_type)
+        inner = memory_type(kind.value_type)
         return None if inner is None else pa.list_(inner)
     return None
 

@@ -13,6 +13,7 @@ import numpy as np
 from streamvid.arrays import Float64, unique_rows
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import Change
 from streamvid.plan.bucket_key import bucket_keys
 
 Counts = tuple[tuple[str, int], ...]
@@ -75,6 +76,9 @@ class Info:
 
     Attributes:
         name, path: from dataset.json; path or URL.
+        revision: which it is.
+        change: what made it, if a command that changes datasets did.
+        forgotten: number of clips that are never delivered.
         clips, frames, shards: totals; frames are displayed ones.
         seconds: total duration.
         bytes: of all tars.
@@ -95,6 +99,9 @@ class Info:
 
     name: str
     path: str
+    revision: int
+    change: Change | None
+    forgotten: int
     clips: int
     frames: int
     shards: int
@@ -130,6 +137,9 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
     return Info(
         name=dataset.manifest.name,
         path=dataset.path,
+        revision=dataset.manifest.revision,
+        change=dataset.manifest.change,
+        forgotten=len(dataset.forgotten),
         clips=len(dataset),
         frames=dataset.manifest.frames,
         shards=len(dataset.shards),

@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from streamvid.dataset.dataset import dataset_path, read_manifest
+from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
 from streamvid.errors import InputError, StreamvidError
 from streamvid.plan.world import find_cores

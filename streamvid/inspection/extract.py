@@ -22,10 +22,11 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, InputError
 from streamvid.fetch.clip_file import ClipFile
 from streamvid.inspection.listing import delivered
-from streamvid.packing.destination import lock_destination, remove_temporaries
+from streamvid.packing.destination import remove_temporaries
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
+from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, is_local, local_path, redact
 
 _AT_ONCE: Final = 256
@@ -94,7 +95,7 @@ def extract(
     clips = size = there = 0
     bad: list[tuple[str, str]] = []
     with (
-        lock_destination(target),
+        lock_folder(target, make=True),
         Progress("extracting", len(rows), enabled=progress) as bar,
         ThreadPoolExecutor(count) as pool,
     ):

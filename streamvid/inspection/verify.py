@@ -18,8 +18,8 @@ from streamvid.checks import suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
-from streamvid.dataset.dataset import dataset_path, read_manifest
 from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
@@ -140,6 +140,7 @@ def verify(
     workers: int | None = None,
     progress: bool = True,
     roots: Sequence[str | os.PathLike[str]] = (),
+    revision: int | None = None,
 ) -> VerifyReport:
     """Check a dataset.
 
@@ -153,7 +154,7 @@ def verify(
             them; of shards without such, nothing is checked.
         workers: number of processes, by default one per core; each checks a shard at a time.
         progress: show a progress bar if stderr is a terminal.
-        roots: as of `Dataset.open`.
+        roots, revision: as of `Dataset.open`.
 
     Raises:
         DatasetError: dataset.json is missing or damaged.
@@ -169,7 +170,7 @@ def verify(
         raise InputError("a sample and a quarantine are different clips: give one of the two")
     started = time.monotonic()
     path = dataset_path(path)
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, revision=revision)
     allowed = given_roots(roots)
     resolved = resolve_roots(path, manifest.roots, allowed)
     bounds = Bounds.of(path, resolved, allowed)

@@ -64,6 +64,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             instant (`At`, `get`) come, or an error does.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
         roots: folders and URLs of which the dataset may read files (docs/in_place.md); an open `Dataset` has its own.
+        revision: which of the dataset's revisions (docs/revisions.md); default: the newest.
 
     Attributes:
         dataset: the packed dataset.
@@ -89,6 +90,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         roots: Sequence[str | os.PathLike[str]] = (),
+        revision: int | None = None,
     ) -> None:
         boolean(isolate, "isolate")
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
@@ -96,7 +98,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         subset = dataset if isinstance(dataset, Subset) else Subset(dataset)
         if subset.weights is not None:
             raise InputError("a map-style dataset has no weights: give them to torch's WeightedRandomSampler")
-        open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for), roots=roots)
+        open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for), roots=roots, revision=revision)
         samples = SampleSet.open(
             subset,
             sampling=sampling or All(),
@@ -123,11 +125,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickled it holds the dataset's path rather than its rows, which are opened again where it is unpickled. Those
         of a large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
-        return {**self.__dict__, "dataset": (self.dataset.path, self.dataset.reader.retry, self.dataset.roots)}
+        dataset = self.dataset
+        how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
+        return {**self.__dict__, "dataset": (dataset.path, how)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        path, retry, roots = state["dataset"]
-        self.__dict__.update(state, dataset=Dataset.open(path, retry_for=retry, roots=roots))
+        path, how = state["dataset"]
+        self.__dict__.update(state, dataset=Dataset.open(path, **how))
 
     def __len__(self) -> int:
         """How many samples there are: of each clip one, or as many as the sampling takes."""

@@ -109,6 +109,8 @@ class StreamLoader:
         quarantine: the folder in which bad clips are noted, and where a resumed run finds them; default: `quarantine`
             in the working directory. It is made for the first bad clip.
         roots: folders and URLs of which datasets may read files (docs/in_place.md); an open `Dataset` has its own.
+        revision: which of the dataset's revisions (docs/revisions.md); default: the newest. The datasets of a `Mix`
+            are opened by `Dataset.open` for it.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
@@ -151,6 +153,7 @@ class StreamLoader:
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         roots: Sequence[str | os.PathLike[str]] = (),
+        revision: int | None = None,
     ) -> None:
         # Options first: these need no dataset to be wrong.
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
@@ -165,6 +168,8 @@ class StreamLoader:
         one_of(engine, ENGINES, "engine")
         one_of(fallback, FALLBACKS, "fallback")
         one_of(fetch, FETCHES, "fetch")
+        if revision is not None and isinstance(dataset, Mix):
+            raise InputError("revision is of one dataset: give the Mix open ones, Dataset.open(path, revision=…)")
         if engine == "dali" and fetch == "ranges":
             raise InputError("engine='dali' reads local files alone: leave out fetch='ranges'")
         batch_size = integer(batch_size, "batch_size")
@@ -178,7 +183,7 @@ class StreamLoader:
         self._cache: ShardCache | None = None
         self._retry = Retry.of(retry_for)
         folder = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
-        self._cache_options, self._roots = (folder, cache_bytes), roots
+        self._cache_options, self._roots, self._revision = (folder, cache_bytes), roots, revision
         self._samples = samples = self._open(
             dataset, sampling, transform=transform, columns=columns, seed=seed, checksum=checksum
         )
@@ -380,7 +385,8 @@ class StreamLoader:
         return SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)
 
     def _open_cached(self, path: str) -> Dataset:
-        return Dataset.open(path, cache=self._cache_for(is_local(path)), retry_for=self._retry, roots=self._roots)
+        cache = self._cache_for(is_local(path))
+        return Dataset.open(path, cache=cache, retry_for=self._retry, roots=self._roots, revision=self._revision)
 
     def _cache_for(self, local: bool) -> ShardCache | None:
         """The cache of shards, which is opened for the first dataset that is not local."""

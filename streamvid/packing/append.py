@@ -7,8 +7,12 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.forgotten import read_table
 from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.revisions import next_number
 from streamvid.errors import InputError
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.inputs import SourceVideo
@@ -16,6 +20,7 @@ from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import join, redact
 
 
@@ -32,7 +37,8 @@ class BaseDataset:
         rejected: the rows of rejected.parquet.
         places: of each video that stays where it is, by name: its clips that are not forgotten, as shard and row, and
             its version.
-        forgotten: shard and row of each forgotten clip.
+        next_number: the lowest shard number that no revision of it has used.
+        forgotten: the table of forgotten clips, see `streamvid.dataset.forgotten`.
     """
 
     manifest: Manifest
@@ -42,12 +48,8 @@ class BaseDataset:
     labelled: bool
     rejected: tuple[Rejected, ...]
     places: Mapping[str, tuple[tuple[tuple[str, int], ...], FileVersion]]
-    forgotten: tuple[tuple[str, int], ...]
-
-    @property
-    def next_number(self) -> int:
-        """The lowest unused shard number: one after the last shard's."""
-        return max(int(shard.name) for shard in self.manifest.shards) + 1
+    next_number: int
+    forgotten: pa.Table
 
 
 def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
@@ -73,7 +75,8 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
         bool((dataset.clips.label >= 0).any()),
         tuple(read_rejected(destination)),
         _places(dataset),
-        tuple(map(dataset.place_in_shard, dataset.forgotten.tolist())),
+        next_number(destination, manifest),
+        read_table(destination, manifest, Retry.of(COMMAND_SECONDS)),
     )
 
 

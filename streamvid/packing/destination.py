@@ -7,7 +7,6 @@ holds the fingerprint of the pack that wrote dataset.json last, and the checksum
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -24,7 +23,16 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamvid.dataset.manifest import FILE_NAME, FORMAT, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
+from streamvid.dataset.manifest import (
+    FILE_NAME,
+    FORMAT,
+    REVISIONS_FOLDER,
+    SHARD_EXTENSIONS,
+    SHARD_FOLDER,
+    UNFINISHED_FILE,
+    Manifest,
+)
+from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files
 from streamvid.errors import InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
@@ -167,7 +175,7 @@ def remove_temporaries(destination: str) -> None:
     if not is_local(destination):
         return
     root = Path(local_path(destination))
-    for folder in (root, root / PROGRESS_FOLDER):
+    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER):
         for path in folder.iterdir() if folder.is_dir() else ():
             if folder == root and path.name.startswith(_WORK_PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -183,6 +191,7 @@ def publish(
     rejected: Sequence[Rejected],
     report: Mapping[str, object],
     tables: Mapping[str, bytes] | None = None,
+    base: str | None = None,
 ) -> None:
     """Write dataset.json, which completes the dataset. A killed call can be repeated.
 
@@ -193,6 +202,7 @@ def publish(
         rejected: the rows of rejected.parquet; without any there is no such file.
         report: the content of pack-report.json besides the fingerprint.
         tables: further files that dataset.json names, by name.
+        base: SHA-256 of the dataset.json that is appended to.
 
     Raises:
         FinishedElsewhereError: as from `Journal.check`.
@@ -205,7 +215,13 @@ def publish(
     if not all(is_complete(shard, lambda file: there.get(file.rpartition("/")[2])) for shard in manifest.shards):
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
+    before = filesystem.read_bytes(join(destination, FILE_NAME)) if base is not None else b""
+    if base is not None and hashlib.sha256(before).hexdigest() != base:
+        raise InputError(f"the dataset at {redact(destination)} was changed meanwhile: run this again")
     strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]
+    if strays:
+        kept = {shard.name for one in kept_manifests(destination) for shard in one.shards}
+        strays = [path for path in strays if path.rpartition("/")[2][:8] not in kept]
     map_in_threads(filesystem.remove_file, strays)
     _write_rejected(destination, rejected)
     for name, content in (tables or {}).items():
@@ -214,7 +230,10 @@ def publish(
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     filesystem.write_bytes(join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
-    filesystem.write_bytes(join(destination, FILE_NAME), data)
+    if base is None:
+        filesystem.write_bytes(join(destination, FILE_NAME), data)
+    else:
+        commit(destination, before, data, manifest.revision - 1)
     remove_progress(destination, fingerprint)
 
 
@@ -272,8 +291,9 @@ def _clear(destination: str, *, everything: bool) -> None:
     """Remove the journal of another pack and, if `everything`, the dataset."""
     if everything:
         # dataset.json first: without it, half-removed shards are not taken for a dataset.
-        for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
+        for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE, *table_files(destination)):
             filesystem.remove_file(join(destination, leftover))
+        map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
     map_in_threads(filesystem.remove_file, _progress_files(destination))
     if everything:
         map_in_threads(filesystem.remove_file, _shard_files(destination))
@@ -289,31 +309,3 @@ def _progress_files(destination: str) -> list[str]:
     folder = join(destination, PROGRESS_FOLDER)
     pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}")
     return [join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)]
-
-
-@contextmanager
-def lock_destination(destination: str) -> Iterator[None]:
-    """Hold an exclusive lock (flock) on a local destination, which needs no lock file.
-
-    Raises:
-        InputError: another process is packing there, or the folder cannot be made.
-    """
-    if not is_local(destination):
-        yield
-        return
-    folder = local_path(destination)
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another destination") from error
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another process writes to {destination}: wait for it or choose another place") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)

@@ -13,17 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
+import pyarrow as pa
+
 from streamvid.checks import integer, is_integer, suggest_keywords
-from streamvid.dataset.dataset import read_manifest
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
+from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import (
     DATASET_EXISTS,
     abandon,
     claim,
-    lock_destination,
     publish,
     read_rejected,
     read_state,
@@ -48,6 +49,7 @@ from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
+from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, is_local, redact
 from streamvid.text import format_count
 
@@ -166,7 +168,7 @@ def run_job(
     if not spec.sources:
         return _nothing_to_append(destination, spec, started)
     fingerprint = spec.job.fingerprint
-    with lock_destination(destination):
+    with lock_folder(destination, make=True):
         base = None if spec.base is None else spec.base.sha256
         try:
             resumed = claim(destination, fingerprint, overwrite=overwrite, base=base)
@@ -252,22 +254,29 @@ def _finish(
             )
         return _report(spec, destination, base.manifest, rejected, started)
     seconds = round(math.fsum(record.seconds for record in records), 6)
-    manifest = Manifest(
-        name=spec.name,
-        seconds=seconds if base is None else round(base.manifest.seconds + seconds, 6),
-        classes=spec.classes,
-        shards=added if base is None else (*base.manifest.shards, *added),
-        revision=0 if base is None else base.manifest.revision + 1,
-        roots=spec.job.roots,
-        forgotten=None if base is None else base.manifest.forgotten,
-    )
+    manifest = Manifest(spec.name, seconds, spec.classes, added, roots=spec.job.roots)
     tables = {}
+    if base is not None:
+        before = base.manifest
+        manifest = replace(
+            before,
+            seconds=round(before.seconds + seconds, 6),
+            classes=spec.classes,
+            shards=(*before.shards, *added),
+            revision=before.revision + 1,
+            roots=spec.job.roots,
+            change=None,
+        )
     if base is not None and spec.forget:
-        forgotten = sorted({*base.forgotten, *spec.forget})
+        shards, rows = zip(*sorted(spec.forget), strict=True)
+        forgotten = pa.concat_tables(
+            [base.forgotten, pa.table({"shard": shards, "row": pa.array(rows, pa.int32())})], promote_options="default"
+        )
         named, data = write_forgotten(forgotten, manifest.revision)
         manifest, tables = replace(manifest, forgotten=named), {named.file: data}
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
-    publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables)
+    sha256 = None if base is None else base.sha256
+    publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)

@@ -17,7 +17,8 @@ from streamvid.arrays import Int64, unique_rows
 from streamvid.checks import suggesting
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
-from streamvid.dataset.dataset import Dataset, dataset_path
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.revisions import dataset_path
 from streamvid.dataset.selection import Weights, repeats, select_rows
 from streamvid.errors import InputError
 from streamvid.plan.mixture import whole_weights

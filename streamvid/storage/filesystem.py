@@ -26,10 +26,10 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 
 from streamvid.errors import DatasetError
-from streamvid.storage.client import asked, has_ranges, locate
+from streamvid.storage.client import asked, has_ranges, is_s3, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.ranges import mark_of_info, read_ranges
@@ -179,6 +179,53 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
                 raise
             return False
         return True
+
+
+def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
+    """Write a small file anew if its content is still what its writer has read; returns whether it was.
+
+    S3: one put with ``If-Match``, so that of several concurrent writers one succeeds. Elsewhere, and where a server
+    knows no such condition, the content is compared just before it is replaced: a local writer holds a lock
+    (`streamvid.storage.folder_lock`) meanwhile. Raises DatasetError or InputError.
+    """
+    with explained(path, "write"):
+        fs, name = locate(path)
+        if is_local(path):
+            with _temporary(name, io.BytesIO(data)) as temporary:
+                if read_file(name, MAX_BYTES) != expected:
+                    return False
+                os.replace(temporary, name)
+            return True
+        etag = str(_info(path).get("ETag", "")) if is_s3(fs) else ""
+        if cast(bytes, fs.cat_file(name)) != expected:
+            return False
+        try:
+            _put_if(fs, name, data, etag)
+        except OSError as exc:
+            # 409 and 412: another writer was first, or is writing; 404: one has removed it.
+            if not isinstance(exc, FileNotFoundError) and status_of(exc) not in (404, 409, 412):
+                raise
+            return False
+        fs.invalidate_cache()
+        return True
+
+
+def _put_if(fs: Any, name: str, data: bytes, etag: str) -> None:
+    """One put, of a file with an ETag, if it still has that; without the condition where client or server has none."""
+    for written in dict.fromkeys((etag, etag.strip('"'))) if etag else ():  # Ceph compares it without the quotes
+        try:
+            fs.pipe_file(name, data, chunksize=len(data) + 1, IfMatch=written)
+            return
+        except Exception as exc:
+            if type(exc).__name__ == "ParamValidationError" or status_of(exc) == _NOT_IMPLEMENTED:
+                break
+            if status_of(exc) != _PRECONDITION_FAILED or written == etag.strip('"'):
+                raise
+    fs.pipe_file(name, data)
+
+
+_PRECONDITION_FAILED: Final = 412
+_NOT_IMPLEMENTED: Final = 501
 
 
 def _link(temporary: str, name: str) -> None:

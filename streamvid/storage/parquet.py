@@ -42,12 +42,13 @@ _NOTHING: Final[_Spec] = {}
 _PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
 
 
-def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) -> pa.Table:
+def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None, *, least: int = 0) -> pa.Table:
     """Columns of a Parquet file.
 
     Args:
         source: path of a local file, or its bytes.
         choose: the names of the columns to read, in their order, by the file's schema and number of rows; default: all.
+        least: bytes of memory that they may take however small the file is.
 
     Raises:
         TooLargeError: see there.
@@ -74,7 +75,7 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None) 
         if sum(rows for rows, _ in groups) != metadata.num_rows:
             raise ValueError("its row groups have not as many rows as it says")
         names = list(schema.names if choose is None else choose(schema, metadata.num_rows))
-        limit = memory_limit(metadata.num_rows, size)
+        limit = max(least, memory_limit(metadata.num_rows, size))
         wanted = set(names)
         leaves = [n for n in range(metadata.num_columns) if not wanted.isdisjoint(_prefixes(parquet.schema, n))]
         needs = {

@@ -16,8 +16,9 @@ import pytest
 import streamvid.inspection.verify as verify_module
 from streamvid.checksum import crc32c
 from streamvid.cli.main import main
-from streamvid.dataset.dataset import Dataset, read_manifest
+from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS
+from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection import notes
 from streamvid.inspection.chosen import sampled

@@ -1,0 +1,174 @@
+"""Columns that were added to a dataset or replaced after it was packed, read from their tables when first asked for.
+
+A table has a value for each row, so that nothing is joined when it is read; a column is in one table alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamvid.arrays import Int64
+from streamvid.dataset import table_cache
+from streamvid.dataset.manifest import FILE_NAME, Manifest, Overlay
+from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
+from streamvid.errors import DatasetError
+from streamvid.storage import filesystem
+from streamvid.storage.parquet import read_parquet
+from streamvid.storage.retry import Retry
+from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.text import first_line
+
+LABEL: Final = "label"
+"""The column of an overlay that replaces the clips' labels, and is no metadata column."""
+_LAYOUT: Final = b"streamvid overlay 1\n"
+_ROW_BYTES: Final = 64
+"""Of memory that a column's value may take, however well the table is compressed."""
+
+
+def check_overlays(dataset: str, manifest: Manifest, retry: Retry) -> None:
+    """Check that the tables of a dataset's columns are there, and as large as dataset.json says.
+
+    Raises:
+        DatasetError: one is not.
+    """
+    for overlay in manifest.overlays:
+        path = join(dataset, overlay.file)
+        there = filesystem.details(path, retry=retry)
+        if there is None or there.size != overlay.bytes:
+            what = "is missing" if there is None else f"has {there.size} bytes, not the {overlay.bytes} of {FILE_NAME}"
+            names = ", ".join(name for name, _ in overlay.columns)
+            raise DatasetError(
+                f"{redact(path)}, with the columns {names}, {what}: copy it again, or open an older revision"
+            )
+
+
+def with_overlays(
+    meta: MetaColumns, dataset: str, manifest: Manifest, cache: ShardCache | None, retry: Retry
+) -> MetaColumns:
+    """The metadata columns of a dataset, those of its overlays in the place of others of the same names."""
+    if not manifest.overlays:
+        return meta
+    of = {name: overlay for overlay in manifest.overlays for name, _ in overlay.columns if name != LABEL}
+    types = {name: kind for overlay in manifest.overlays for name, kind in overlay.columns if name in of}
+    whole = {name for name, overlay in of.items() if overlay.rows == manifest.clips}
+    errors = {name: error for name, error in meta.errors.items() if name not in whole}
+    arrays = _Columns(meta, dataset, of, manifest.clips, cache, retry)
+    return MetaColumns(arrays, errors, {**meta.parquet_types, **types})
+
+
+def read_labels(dataset: str, manifest: Manifest, labels: Int64, cache: ShardCache | None, retry: Retry) -> Int64:
+    """int64 [clips]: the clips' labels, those of an overlay in the place of `labels`, which the shards have; -1: none.
+
+    Raises:
+        DatasetError: the overlay cannot be used.
+    """
+    for overlay in manifest.overlays:
+        if LABEL in dict(overlay.columns):
+            found = _read(dataset, overlay, LABEL, cache, retry)
+            if found.type != pa.int64() or (pc.min(found).as_py() or 0) < 0:
+                raise DatasetError(f"{redact(join(dataset, overlay.file))} has labels that are no class numbers")
+            own = pc.fill_null(found, -1).to_numpy()
+            return np.concatenate([own, labels[len(own) :]])
+    return labels
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns(Mapping[str, pa.Array | pa.ChunkedArray]):
+    """Columns by name. One of an overlay is read each time: `streamvid.dataset.columns.Columns` keeps it."""
+
+    meta: MetaColumns
+    dataset: str
+    of: Mapping[str, Overlay]
+    clips: int
+    cache: ShardCache | None
+    retry: Retry
+
+    def __getitem__(self, name: str) -> pa.Array | pa.ChunkedArray:
+        overlay = self.of.get(name)
+        if overlay is None:
+            return self.meta.arrays[name]
+        found = _read(self.dataset, overlay, name, self.cache, self.retry)
+        if overlay.rows == self.clips:
+            return found
+        later = self.meta.arrays.get(name)
+        blocks = [
+            ColumnBlock(overlay.rows, MetaColumns({name: found}), overlay.file),
+            ColumnBlock(
+                self.clips - overlay.rows,
+                MetaColumns({} if later is None else {name: later[overlay.rows :]}),
+                "the shards that were added after it",
+            ),
+        ]
+        joined = concat_columns(blocks)
+        joined.get(name) if name in joined.errors else None
+        return joined.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.meta.arrays, *self.of)))
+
+    def __len__(self) -> int:
+        return len({*self.meta.arrays, *self.of})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "cache": None}
+
+
+def _read(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, retry: Retry) -> pa.Array:
+    """A column of an overlay in the type that it has in memory. That of a large dataset is kept for all processes."""
+
+    def build(file: str) -> None:
+        column = _decoded(dataset, overlay, name, cache, retry)
+        table = pa.table({name: column})
+        with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+
+    if overlay.rows < table_cache.MIN_CLIPS:
+        return _decoded(dataset, overlay, name, cache, retry)
+    key = hashlib.sha256(_LAYOUT + f"{overlay.sha256} {name}".encode()).hexdigest()
+    content = table_cache.open_or_build(key, build)
+    column = pa.ipc.open_stream(content).read_all()[name]
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # a view of the content
+
+
+def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, retry: Retry) -> pa.Array:
+    path = join(dataset, overlay.file)
+
+    def choose(schema: pa.Schema, rows: int) -> list[str]:
+        if rows != overlay.rows or schema.names.count(name) != 1:
+            raise ValueError(f"it has not {overlay.rows} rows with a column {name!r}")
+        return [name]
+
+    try:
+        with contextlib.ExitStack() as stack:
+            source: str | bytes
+            if is_local(path):
+                source = local_path(path)
+                with open(source, "rb") as file:
+                    found = hashlib.file_digest(file, "sha256").hexdigest()
+            elif cache is not None:
+                lease = cache.lease(path, size=overlay.bytes, sha256=overlay.sha256)
+                source, found = str(stack.enter_context(lease).path), overlay.sha256
+            else:
+                source = filesystem.read_bytes(path, most=overlay.bytes, retry=retry)
+                found = hashlib.sha256(source).hexdigest()
+            if found != overlay.sha256:
+                raise ValueError("it has another SHA-256")
+            columns = from_parquet(read_parquet(source, choose, least=_ROW_BYTES * overlay.rows))
+        if name in columns.errors:
+            raise ValueError(columns.errors[name])
+    except FileNotFoundError as error:
+        raise DatasetError(f"{redact(path)}, with the column {name!r}, is missing: copy it again") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        what = f"{redact(path)} is not the table that {FILE_NAME} names"
+        raise DatasetError(f"{what}: {first_line(error)}; copy it again") from error
+    array: pa.Array = columns.arrays[name]
+    return array

@@ -1,0 +1,275 @@
+"""The revisions of a dataset: dataset.json is the newest one, and those before it are kept beside it.
+
+A change writes the files that it adds under names of their own, keeps the dataset.json of before as
+``revisions/00000012.json``, and replaces dataset.json last and atomically. So whoever reads an older revision goes on,
+and a change that is killed, or finds the disk full, leaves the dataset as it was. Of two changes at once one succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from streamvid.checks import integer
+from streamvid.dataset.manifest import (
+    FILE_NAME,
+    MAX_BYTES,
+    REVISIONS_FOLDER,
+    UNFINISHED_FILE,
+    Change,
+    Manifest,
+)
+from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.storage import filesystem
+from streamvid.storage.folder_lock import lock_folder
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.url import given_path, is_local, join, local_path, redact
+from streamvid.video.containers import VIDEO_EXTENSIONS
+
+_REVISION_FILE: Final = re.compile(r"([0-9]{8})\.json")
+_TABLE_FILE: Final = re.compile(r"(forgotten|columns)-[0-9]+(-[0-9a-f]{8})?\.parquet")
+
+
+def dataset_path(path: object) -> str:
+    """The path or URL of a dataset as text.
+
+    Raises:
+        InputError: it is none; the message says what to write for several.
+    """
+    if not isinstance(path, str | os.PathLike):
+        several = (
+            "; for several datasets write Mix([(first, 1), (second, 1)])" if isinstance(path, list | tuple) else ""
+        )
+        raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + several)
+    return given_path(path, "dataset")
+
+
+def read_manifest(path: str, *, revision: int | None = None, retry_for: float | Retry = COMMAND_SECONDS) -> Manifest:
+    """dataset.json of the dataset at `path`, a folder or URL, or what it was in an earlier revision.
+
+    Args:
+        path: of the dataset.
+        revision: its number; default: the newest.
+        retry_for: as of `Dataset.open`.
+
+    Raises:
+        DatasetError: there is none, it is damaged, or of another version; the revision is not kept.
+        InputError: there is no such revision.
+    """
+    retry, shown = Retry.of(retry_for), redact(path)
+    newest = _parsed(_read_newest(path, retry), join(path, FILE_NAME))
+    if revision is None or integer(revision, "revision", least=0, most=None) == newest.revision:
+        return newest
+    if revision > newest.revision:
+        raise InputError(f"there is no revision {revision} of {shown}: its newest is {newest.revision}")
+    if revision < newest.oldest:
+        raise DatasetError(
+            f"revision {revision} of {shown} was ended by revision {newest.oldest}, in which clips were purged: open "
+            f"revision {newest.oldest} or a later one"
+        )
+    file = join(path, revision_file(revision))
+    if not filesystem.exists(file, retry=retry):
+        raise DatasetError(f"revision {revision} of {shown} is not kept: there is no {revision_file(revision)}")
+    manifest = _parsed(_read(file, retry), file)
+    if manifest.revision != revision:
+        raise DatasetError(f"{redact(file)} is of revision {manifest.revision}: copy it again")
+    return manifest
+
+
+def revision_file(revision: int) -> str:
+    """Where the dataset.json of a revision is kept that is not the newest any more, relative to the dataset."""
+    return f"{REVISIONS_FOLDER}/{revision:08d}.json"
+
+
+def kept_revisions(path: str) -> dict[int, str]:
+    """The files of older revisions that a dataset keeps, by number; also of those that a purge has ended."""
+    folder = join(path, REVISIONS_FOLDER)
+    names = (_REVISION_FILE.fullmatch(name) for name in sorted(filesystem.list_details(folder)))
+    return {int(name[1]): join(folder, name[0]) for name in names if name}
+
+
+def kept_manifests(path: str) -> list[Manifest]:
+    """The older revisions of a dataset that can be parsed, in order."""
+    manifests = []
+    for file in kept_revisions(path).values():
+        with contextlib.suppress(DatasetError):
+            manifests.append(_parsed(filesystem.read_bytes(file), file))
+    return manifests
+
+
+def table_files(path: str) -> list[str]:
+    """The names of the files beside dataset.json that changes have written, also those that no revision names."""
+    return [name for name in sorted(filesystem.list_details(path)) if _TABLE_FILE.fullmatch(name)]
+
+
+def table_name(kind: str, revision: int, sha256: str) -> str:
+    """The name of a table that a revision adds; no other content has it, so that two writers never share a file."""
+    return f"{kind}-{revision}-{sha256[:8]}.parquet"
+
+
+def next_number(path: str, manifest: Manifest) -> int:
+    """The shard number above those of all revisions of a dataset, of which `manifest` is the newest."""
+    return max(int(shard.name) for one in (manifest, *kept_manifests(path)) for shard in one.shards) + 1
+
+
+@dataclass(frozen=True)
+class Base:
+    """The dataset that is changed.
+
+    Attributes:
+        path: folder or URL.
+        document: dataset.json.
+        manifest: the same, parsed.
+    """
+
+    path: str
+    document: bytes
+    manifest: Manifest
+
+    @property
+    def sha256(self) -> str:
+        """Of dataset.json."""
+        return hashlib.sha256(self.document).hexdigest()
+
+
+@contextmanager
+def changing(path: str | os.PathLike[str]) -> Iterator[Base]:
+    """Change a dataset: of a local one no other process can until the end of the block.
+
+    Raises:
+        InputError: another process changes it, or a pack to it is not finished.
+        DatasetError: there is none, or it is damaged.
+    """
+    path = dataset_path(path)
+    retry = Retry.of(COMMAND_SECONDS)
+    document = _read_newest(path, retry)
+    with lock_folder(path):
+        document = _read_newest(path, retry)
+        manifest = _parsed(document, join(path, FILE_NAME))
+        if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
+            raise InputError(
+                f"a pack to {redact(path)} is running or was broken off: let it finish, or run its command again, "
+                f"before the dataset is changed; remove {UNFINISHED_FILE} if nobody packs there"
+            )
+        yield Base(local_path(path) if is_local(path) else path, document, manifest)
+
+
+def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes | Path] | None = None) -> Manifest:
+    """Write the next revision of a dataset.
+
+    Args:
+        base: what `changing` gave.
+        manifest: the new one, whose files are all there but for the tables; its number is set here.
+        tables: further files that it names, by name: their bytes, or finished local files, which are moved.
+
+    Returns:
+        the manifest with its number.
+
+    Raises:
+        InputError: the dataset has changed meanwhile.
+        DatasetError: a file cannot be written. In both cases it is as it was, and the tables are gone again.
+    """
+    manifest = replace(manifest, revision=base.manifest.revision + 1)
+    try:
+        for name, content in (tables or {}).items():
+            file = join(base.path, name)
+            if isinstance(content, Path):
+                filesystem.move_file(content, file)
+            else:
+                filesystem.write_bytes(file, content)
+        commit(base.path, base.document, manifest.to_json(), base.manifest.revision)
+    except BaseException:
+        with contextlib.suppress(StreamvidError, OSError):
+            _take_back(base.path, tables or {}, manifest)
+        raise
+    return manifest
+
+
+def commit(path: str, before: bytes, after: bytes, revision: int) -> None:
+    """Replace dataset.json, and keep the one of before as that revision.
+
+    Raises:
+        InputError: it is not that one any more.
+    """
+    filesystem.write_bytes(join(path, revision_file(revision)), before)
+    if not filesystem.replace_bytes(join(path, FILE_NAME), after, expected=before):
+        raise InputError(f"another process has changed the dataset at {redact(path)} meanwhile: run this again")
+
+
+def change(command: str, clips: int) -> Change:
+    """What makes a revision, now."""
+    return Change(command, datetime.now(UTC).isoformat(timespec="seconds"), clips)
+
+
+def _take_back(path: str, tables: Mapping[str, object], manifest: Manifest) -> None:
+    """Remove the tables of a revision that was not published, unless the one that was has the same."""
+    there = filesystem.read_bytes(join(path, FILE_NAME))
+    if there == manifest.to_json():
+        return  # interrupted just after it was published
+    for name in tables:
+        if name.encode() not in there:
+            filesystem.remove_file(join(path, name))
+
+
+def _parsed(document: bytes, path: str) -> Manifest:
+    return Manifest.from_json(document, path=redact(path))
+
+
+def _read_newest(path: str, retry: Retry) -> bytes:
+    shown = redact(path)
+    file = join(path, FILE_NAME)
+    if is_local(path) and os.path.isfile(local_path(path)):
+        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
+    if not filesystem.exists(file, retry=retry):
+        if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
+            raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
+        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
+    return _read(file, retry)
+
+
+def _read(file: str, retry: Retry) -> bytes:
+    size = filesystem.size(file, retry=retry)
+    if size > MAX_BYTES:
+        raise DatasetError(f"{redact(file)} has {size} bytes, more than any dataset needs: pack it again")
+    return filesystem.read_bytes(file, retry=retry)
+
+
+_PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"
+
+
+def _what_is_there(path: str) -> str:
+    """What is at a path that holds no dataset, as far as its name and, on a local disk, its files tell it."""
+    name = path.rstrip("/").lower()
+    if name.endswith(f"/{FILE_NAME}") or name == FILE_NAME:
+        return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
+    if name.endswith(VIDEO_EXTENSIONS):
+        return f"this is a video; {_PACK}"
+    names = [name]
+    if is_local(path) and os.path.isdir(local_path(path)):
+        folder = local_path(path)
+        if os.path.isfile(os.path.join(folder, os.pardir, FILE_NAME)):
+            return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
+        # A few folders deep, as videos often lie in one for each class.
+        files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
+        names = list(islice(files, _FILES_SEEN))
+    if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):
+        return (
+            f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; unpack them, and pack the "
+            "videos (streamvid pack VIDEOS DATASET)"
+        )
+    if any(file.endswith(VIDEO_EXTENSIONS) for file in names):
+        return f"this is a folder of videos; {_PACK}"
+    return f"there is no {FILE_NAME}; check the path"
+
+
+_FOLDERS_SEEN: Final = 100
+_FILES_SEEN: Final = 1000

@@ -1,0 +1,284 @@
+"""Revisions of a dataset: each can be opened, one of two writers wins, and what fails leaves all as it was."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamvid as sv
+from streamvid.dataset.manifest import Manifest, Overlay
+from streamvid.dataset.revisions import Base, changing, publish_revision, read_manifest, table_name
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.pack import pack
+from streamvid.storage import filesystem
+from tests.support.packed import VIDEOS, make_videos, packing_inline
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six clips in a few shards."""
+    root = tmp_path_factory.mktemp("revisions")
+    make_videos(root / "in")
+    with packing_inline():
+        pack([root / "in"], root / "ds", shard_size=40_000, progress=False)
+    return root / "ds"
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "ds"))
+
+
+def overlay(
+    base: Base, values: list[Any], name: str = "note", kind: pa.DataType | None = None
+) -> tuple[Overlay, bytes]:
+    """A table of one column."""
+    sink = pa.BufferOutputStream()
+    column = pa.array(values, kind)
+    pq.write_table(pa.table({name: column}), sink)
+    data = sink.getvalue().to_pybytes()
+    digest = hashlib.sha256(data).hexdigest()
+    file = table_name("columns", base.manifest.revision + 1, digest)
+    return Overlay(file, digest, len(data), len(values), ((name, str(column.type)),)), data
+
+
+def annotated(path: str, values: list[Any], **options: Any) -> Manifest:
+    with changing(path) as base:
+        one, data = overlay(base, values, **options)
+        return publish_revision(base, replace(base.manifest, overlays=(one,)), {one.file: data})
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_every_revision_can_be_opened(folder: Path) -> None:
+    clips = len(sv.Dataset.open(folder))
+    first = [f"a{n}" for n in range(clips)]
+    assert annotated(str(folder), first).revision == 1
+    assert annotated(str(folder), [None] * clips, kind=pa.string()).revision == 2
+    assert [sv.Dataset.open(folder, revision=n).manifest.revision for n in (0, 1, 2)] == [0, 1, 2]
+    assert "note" not in sv.Dataset.open(folder, revision=0).columns.names
+    assert sv.Dataset.open(folder, revision=1).columns.get("note").to_pylist() == first
+    newest = sv.Dataset.open(folder)
+    assert newest.columns.get("note").null_count == clips
+    assert dict(newest.meta.parquet_types)["note"] == "string"
+    with pytest.raises(InputError, match=r"no revision 3 of .*: its newest is 2"):
+        sv.Dataset.open(folder, revision=3)
+    for wrong in (-1, True, 1.5, "1"):
+        with pytest.raises(InputError, match="revision must be"):
+            sv.Dataset.open(folder, revision=wrong)  # type: ignore[arg-type]
+    (folder / "revisions" / "00000001.json").unlink()
+    with pytest.raises(DatasetError, match=r"revision 1 of .* is not kept"):
+        sv.Dataset.open(folder, revision=1)
+
+
+def test_a_revision_that_a_purge_has_ended_says_so(folder: Path) -> None:
+    for _ in range(2):
+        with changing(folder) as base:
+            publish_revision(base, replace(base.manifest, oldest=base.manifest.revision + 1))
+    with pytest.raises(DatasetError, match=r"revision 1 of .* was ended by revision 2, in which clips were purged"):
+        sv.Dataset.open(folder, revision=1)
+
+
+def test_columns_of_rows_that_were_appended_later_are_those_of_their_shards(folder: Path, tmp_path: Path) -> None:
+    clips = len(sv.Dataset.open(folder))
+    annotated(str(folder), list(range(clips)), name="score")
+    before = json.loads((folder / "dataset.json").read_text())
+    videos = make_videos(tmp_path / "more")
+    (tmp_path / "list.csv").write_text("video,score\n" + "".join(f"{name},0.5\n" for name in VIDEOS))
+    for name in VIDEOS:
+        (videos / name).rename(videos / name.replace(Path(name).stem, f"more-{Path(name).stem}"))
+    listed = "".join(f"more-{Path(name).name},0.5\n" for name in VIDEOS)
+    (tmp_path / "list.csv").write_text("video,score\n" + listed)
+    with packing_inline():
+        pack([videos], folder, append=True, metadata=tmp_path / "list.csv", progress=False)
+    dataset = sv.Dataset.open(folder)
+    assert dataset.manifest.overlays
+    assert dataset.manifest.revision == 2
+    assert json.loads((folder / "revisions" / "00000001.json").read_text()) == before
+    scores = dataset.columns.get("score")
+    assert scores.type == pa.float64()
+    assert scores.to_pylist() == [*map(float, range(clips)), *[0.5] * (len(dataset) - clips)]
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.columns.get("score").equals(scores)
+    assert len(sv.Dataset.open(folder, revision=1)) == clips
+
+
+def test_labels_of_an_overlay_are_the_clips_labels(folder: Path) -> None:
+    clips = len(sv.Dataset.open(folder))
+    labels = [None, *range(1, clips)]
+    annotated(str(folder), labels, name="label")
+    dataset = sv.Dataset.open(folder)
+    assert dataset.clips.label.tolist() == [-1, *range(1, clips)]
+    assert dataset.columns.get("label").to_pylist() == labels
+    annotated(str(folder), [-1] * clips, name="label")
+    with pytest.raises(DatasetError, match="no class numbers"):
+        sv.Dataset.open(folder)
+
+
+def test_two_writers(folder: Path) -> None:
+    """A second one is refused while the first is at work; where there are no locks, the one that is later fails."""
+    with changing(folder), pytest.raises(InputError, match="another process writes to"), changing(folder):
+        pass
+    with changing(folder) as base:
+        pass
+    clips = len(sv.Dataset.open(folder))
+    annotated(str(folder), ["won"] * clips)
+    before = digests(folder)
+    one, data = overlay(base, ["lost"] * clips)
+    with pytest.raises(InputError, match=r"another process has changed the dataset at .* meanwhile: run this again"):
+        publish_revision(base, replace(base.manifest, overlays=(one,)), {one.file: data})
+    assert digests(folder) == before
+    # Both wrote the same: the file that was published stays.
+    one, data = overlay(base, ["won"] * clips)
+    with pytest.raises(InputError, match="meanwhile"):
+        publish_revision(base, replace(base.manifest, overlays=(one,)), {one.file: data})
+    assert digests(folder) == before
+
+
+def test_a_pack_that_is_not_finished_is_not_disturbed(folder: Path) -> None:
+    (folder / "unfinished.txt").write_text("fingerprint: 0123456789abcdef\n")
+    with pytest.raises(InputError, match=r"a pack to .* is running or was broken off"), changing(folder):
+        pass
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no dataset at"), changing(tmp_path / "none"):
+        pass
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_a_full_disk_leaves_it_as_it_was(folder: Path, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clips, before = len(sv.Dataset.open(folder)), digests(folder)
+    calls, real = [0], {name: getattr(os, name) for name in ("fsync", "replace")}
+
+    def full(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == failing + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real[name](*arguments)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, full(name))
+    with pytest.raises(DatasetError, match="the disk is full"):
+        annotated(str(folder), ["x"] * clips)
+    monkeypatch.undo()
+    assert failing < calls[0]
+    left = digests(folder)
+    left.pop("revisions/00000000.json", None)  # a copy of dataset.json
+    assert left == before
+    assert annotated(str(folder), ["x"] * clips).revision == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped", "other rows"])
+def test_an_overlay_that_is_missing_or_another(folder: Path, damage: str) -> None:
+    clips = len(sv.Dataset.open(folder))
+    (one,) = annotated(str(folder), ["x"] * clips).overlays
+    path = folder / one.file
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "missing":
+            path.unlink()
+        case "short":
+            path.write_bytes(data[:-1])
+        case "flipped":
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        case "other rows":
+            document = json.loads((folder / "dataset.json").read_text())
+            document["overlays"][0]["rows"] -= 1
+            (folder / "dataset.json").write_text(json.dumps(document))
+    with pytest.raises(DatasetError, match=rf"{one.file}.*(columns? note|dataset.json names)") as found:
+        sv.Dataset.open(folder).columns.get("note")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("overlays", {}, "'overlays' is missing or has the wrong type"),
+        ("overlays", [1], "no columns"),
+        ("overlays", [{"columns": {"a": 1}}], "has no type"),
+        ("overlays", [{"columns": {"a": "string"}, "file": "../x.parquet"}], "no Parquet file beside"),
+        ("oldest", -1, "'oldest' is -1"),
+        ("change", [], "'change' is not an object"),
+        ("change", {"command": 1}, "'command' is missing"),
+    ],
+)
+def test_fields_that_are_none(folder: Path, field: str, value: object, said: str) -> None:
+    document = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(document | {field: value}))
+    with pytest.raises(DatasetError, match=said):
+        read_manifest(str(folder))
+
+
+def test_on_s3_one_of_two_writers_wins(packed: Path, s3_bucket: str) -> None:
+    path = f"s3://{s3_bucket}/revisions"
+    for file in packed.rglob("*"):
+        if file.is_file():
+            filesystem.put_file(file, f"{path}/{file.relative_to(packed)}")
+    with changing(path) as base:
+        clips = base.manifest.clips
+        annotated(path, ["won"] * clips)
+        one, data = overlay(base, ["lost"] * clips)
+        with pytest.raises(InputError, match="another process has changed"):
+            publish_revision(base, replace(base.manifest, overlays=(one,)), {one.file: data})
+        assert not filesystem.exists(f"{path}/{one.file}")
+    assert sv.Dataset.open(path).columns.get("note").to_pylist() == ["won"] * clips
+    assert sv.Dataset.open(path, revision=0).manifest == base.manifest
+
+
+def test_on_s3_the_last_look_is_the_servers(packed: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another writer comes between the comparison and the put."""
+    path = f"s3://{s3_bucket}/one.txt"
+    filesystem.write_bytes(path, b"a")
+    assert filesystem.replace_bytes(path, b"b", expected=b"a")
+    assert not filesystem.replace_bytes(path, b"c", expected=b"a")
+    real = filesystem._put_if
+
+    def late(*arguments: Any) -> None:
+        filesystem.write_bytes(path, b"other")
+        real(*arguments)
+
+    monkeypatch.setattr(filesystem, "_put_if", late)
+    assert not filesystem.replace_bytes(path, b"c", expected=b"b")
+    assert filesystem.read_bytes(path) == b"other"
+
+
+def test_a_worker_reads_the_revision_of_its_parent(folder: Path) -> None:
+    """It opens the dataset again, which another process may have changed since."""
+    clips = len(sv.Dataset.open(folder))
+    items = sv.ClipDataset(folder, sampling=sv.Window(2, pad="edge"), columns=["source"])
+    sent = pickle.dumps(items)
+    annotated(str(folder), ["new"] * clips)
+    assert pickle.loads(sent).dataset.manifest.revision == 0
+    assert sv.ClipDataset(folder, revision=0, sampling=sv.Window(2, pad="edge")).dataset.manifest.revision == 0
+    assert sv.ClipDataset(folder, sampling=sv.Window(2, pad="edge")).dataset.manifest.revision == 1
+
+
+def test_a_loader_reads_the_revision_that_it_is_told(folder: Path) -> None:
+    clips = len(sv.Dataset.open(folder))
+    annotated(str(folder), ["new"] * clips)
+    options: dict[str, Any] = {"batch_size": 1, "sampling": sv.Window(2, pad="edge"), "device": "cpu"}
+    options["transform"] = sv.Transform(resize=(32, 32))
+    assert sv.StreamLoader(folder, columns=["note"], **options).dataset.columns.get("note").to_pylist()[0] == "new"
+    with pytest.raises(InputError, match="there is no column 'note'"):
+        sv.StreamLoader(folder, columns=["note"], revision=0, **options)
+    with pytest.raises(InputError, match="revision is of one dataset"):
+        sv.StreamLoader(sv.Mix([(folder, 1), (folder, 1)]), revision=0, **options)
