@@ -29,6 +29,10 @@ from streamvid.mp4.boxes import (
 from streamvid.mp4.edit_list import parse_edit_list
 from streamvid.mp4.sample_entry import ENTRY_BYTES
 
+_HEADERS_BYTES: Final = 64
+"""Of the boxes behind the moov, which are asked for with it."""
+_REST_BYTES: Final = 1 << 16
+"""Bytes behind the packets that are read at once: the moov of some minutes."""
 _MAX_BOXES: Final = 1000
 """Top-level boxes of a file."""
 _MAX_CONSTANT_SIZE: Final = 1 << 20
@@ -117,10 +121,13 @@ def _top_level(file: io.RawIOBase, length: int) -> tuple[bytes, Int64]:
         _require(payload <= end <= length, f"a box {kind!r} that is cut off")
         if kind == b"mdat":
             media.append((payload, end))
+            if moov is None and end < length:  # what comes next is asked for at once, header and all
+                file.seek(end)
+                file.read(min(length - end, _REST_BYTES))
         elif kind == b"moov":
             _require(moov is None and end - payload <= MAX_MOOV_BYTES, "a second moov, or a huge one")
             file.seek(payload)
-            moov = file.read(end - payload)
+            moov = file.read(end - payload + _HEADERS_BYTES)[: end - payload]
             _require(len(moov) == end - payload, "a moov that is cut off")
         at = end
     _require(at == length, "a broken box")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import threading
+from functools import cache
 from pathlib import Path
 
 from streamvid.errors import VideoError
@@ -35,9 +38,19 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
             "a folder of images is no video, so that it cannot be read where it lies: pack it (--copy-others)"
         )
     whole = _by_tables(source) if options.in_place == "tables" and not options.track else None
-    readable = whole is None
-    if whole is None:
-        whole = index_where_it_lies(VideoFile(local_video(source, folder), options.track, options.fps), folder / "copy")
+    if whole is not None:
+        return _clips(source, whole, options, readable=False)
+    with _full_look():
+        file = VideoFile(local_video(source, folder), options.track, options.fps)
+        clips = _clips(source, index_where_it_lies(file, folder / "copy"), options, readable=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return clips
+
+
+def _clips(
+    source: SourceVideo, whole: StoredClip, options: PackOptions, *, readable: bool
+) -> list[PreparedClip | RejectedCut]:
+    """The clips of a source; `readable` if the file with its packets is a local one, to be decoded."""
     if source.cuts is None and options.cutting is None:
         clips: list[PreparedClip | RejectedCut] = [PreparedClip(whole, "", source.rows, {}, source.label)]
         damage = find_clip_damage(whole, options.decode) if readable else None
@@ -58,11 +71,18 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
     return clips
 
 
+@cache
+def _full_look() -> threading.Lock:
+    """Held while a file is looked at in full: copies of many would fill the disk."""
+    return threading.Lock()
+
+
 def _by_tables(source: SourceVideo) -> StoredClip | None:
     """The clip by a file's tables; None if it must be looked at in full."""
     try:
         with of_this_file():
-            return index_by_tables(Path(source.name), source_bytes(source))
+            file = source_bytes(source)
+            return index_by_tables(Path(source.name), file, file.read_spans)
     except (NeedsDemuxerError, ArithmeticError, ValueError) as reason:
         log.debug("%s is looked at in full: %s", source.name, reason)
         return None

@@ -50,16 +50,13 @@ from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.progress import PackProgress
 from streamvid.storage.folder_lock import lock_folder
-from streamvid.storage.url import given_path, is_local, redact
+from streamvid.storage.url import given_path, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
 
 SHARD_SIZE: Final = 256 << 20
 """Default size of a shard, in bytes of tar."""
-
-_WAITING: Final = 4
-"""Worker processes per core where they wait for a storage most of the time."""
 
 Path = str | os.PathLike[str]
 """A local path or a URL."""
@@ -218,17 +215,11 @@ def _pack_groups(
             for record in pack_groups_on_ray(spec.job, tasks, destination, address=address, advance=bar.advance):
                 records[record.number] = record
         else:
-            usual = len(os.sched_getaffinity(0)) * (_WAITING if _waits(spec) else 1)
-            count = min(workers or usual, len(spec.sources))
+            count = min(workers or len(os.sched_getaffinity(0)), len(spec.sources))
             with work_folder(destination) as folder:
                 for record in pack_groups(spec.job, tasks, destination, folder, workers=count, advance=bar.advance):
                     records[record.number] = record
     return [records[number] for number in sorted(records)], resumed_clips
-
-
-def _waits(spec: JobSpec) -> bool:
-    """Whether workers do little but wait for a storage."""
-    return spec.job.options.in_place == "tables" and not all(is_local(source.path) for source in spec.sources)
 
 
 def _finish(

@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -83,6 +84,29 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         # Any other exception that a hostile file causes rejects that file alone.
         log.debug("unexpected error while reading %s", source.name, exc_info=True)
         raise VideoError(f"unexpected {type(error).__name__} while reading it: {error}") from error
+
+
+Outcome = list[PreparedClip | RejectedCut] | str
+"""The clips of a source, or the reason why it is rejected."""
+
+
+def process_sources(
+    process: Callable[[SourceVideo, Path, PackOptions], list[PreparedClip | RejectedCut]],
+    work: Sequence[tuple[SourceVideo, Path]],
+    options: PackOptions,
+) -> list[Outcome]:
+    """Process several sources side by side, each with its folder; errors as of `process_source`, which `process` is."""
+
+    def outcome(one: tuple[SourceVideo, Path]) -> Outcome:
+        try:
+            return process(*one, options)
+        except VideoError as error:
+            return str(error)
+
+    if len(work) == 1:
+        return [*map(outcome, work)]
+    with ThreadPoolExecutor(len(work)) as threads:
+        return [*threads.map(outcome, work)]
 
 
 def _cut(

@@ -9,28 +9,30 @@ import itertools
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamvid.errors import VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
-from streamvid.packing.process_source import process_source
+from streamvid.packing.process_source import Outcome, process_source, process_sources
 from streamvid.packing.row_writer import PlaceWriter
 from streamvid.packing.shard_writer import ShardWriter
+from streamvid.storage.url import is_local
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
 
 _AHEAD: Final = 2
 """Videos per worker that are in progress or wait to be written; bounds the space of temporary files."""
+_SIDE_BY_SIDE: Final = 16
+"""Videos that a worker takes at once, where it does little but wait for a storage."""
 _MOST_INDEXED: Final = 4096
 """Clips of a shard that holds none of their bytes."""
 _LEAST_LIMIT_S: Final = 6 * 3600.0
@@ -40,8 +42,6 @@ _BYTES_PER_S: Final = 10_000
 Advance = Callable[[int, int, int, int, int], None]
 """Called after finished videos: their number and file bytes, the number and bytes of their clips, and how many videos
 were rejected."""
-Outcome = list[PreparedClip | RejectedCut] | str
-"""The clips of a source, or the reason why it is rejected."""
 
 
 def pack_groups(
@@ -182,23 +182,31 @@ def _process(
     )
     with Workers(workers) as pool:
 
-        def submit(count: int) -> Iterator[tuple[_Source, Future[list[PreparedClip | RejectedCut]]]]:
-            for source in itertools.islice(todo, count):
-                limit_s = _LEAST_LIMIT_S + source.video.size / _BYTES_PER_S
-                yield source, pool.submit(process_source, source.video, source.folder, job.options, limit_s=limit_s)
+        def submit(sources: Sequence[_Source]) -> Future[Sequence[Outcome]]:
+            limit_s = _LEAST_LIMIT_S + sum(source.video.size for source in sources) / _BYTES_PER_S
+            work = [(source.video, source.folder) for source in sources]
+            return pool.submit(process_sources, process_source, work, job.options, limit_s=limit_s)
 
-        pending = deque(submit(_AHEAD * workers))
+        def next_ones() -> Iterator[tuple[list[_Source], Future[Sequence[Outcome]]]]:
+            some = list(itertools.islice(todo, 1))
+            if some and job.options.in_place == "tables" and not is_local(some[0].video.path):
+                some += itertools.islice(todo, _SIDE_BY_SIDE - 1)
+            if some:
+                yield some, submit(some)
+
+        pending = deque(one for _ in range(_AHEAD * workers) for one in next_ones())
         while pending:
-            source, future = pending.popleft()
-            outcome: Outcome
+            sources, future = pending.popleft()
             try:
-                outcome = future.result()
-            except VideoError as error:
-                outcome = str(error)
+                outcomes = future.result()
             except WorkerStuckError as stuck:
-                outcome = f"reading it gets FFmpeg stuck ({stuck})"
+                outcomes = [f"reading it gets FFmpeg stuck ({stuck})"]
             except WorkerCrashError as crash:
-                outcome = f"reading it crashes FFmpeg ({crash})"
-            yield source, outcome
-            shutil.rmtree(source.folder, ignore_errors=True)
-            pending.extend(submit(1))
+                outcomes = [f"reading it crashes FFmpeg ({crash})"]
+            if len(outcomes) < len(sources):  # one of them is to blame
+                pending.extendleft(reversed([([source], submit([source])) for source in sources]))
+                continue
+            for source, outcome in zip(sources, outcomes, strict=True):
+                yield source, outcome
+                shutil.rmtree(source.folder, ignore_errors=True)
+            pending.extend(next_ones())

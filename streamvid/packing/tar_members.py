@@ -40,6 +40,8 @@ TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
 _SAMPLE: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's sample and its extension, as webdataset splits names; hidden files are no members."""
 _COLUMNS: Final = ("txt", "json", "cls", "npy")
+_BLOCK_BYTES: Final = 8 << 10
+"""Bytes of a tar that are read at once: the header of a sample's video, and the small members before and behind it."""
 _MAX_BYTES: Final = 1 << 20
 """The largest member that becomes a column."""
 
@@ -117,7 +119,9 @@ def _read(hosts: tuple[str, ...], path: str) -> _Tar:
         if details is None:
             return _Tar([_Video("", problem="it does not exist any more")], "")
         file = RangedFile(
-            ByteRange(path, 0, details.size), FileVersion(details.size, details.mark, () if is_local(path) else hosts)
+            ByteRange(path, 0, details.size),
+            FileVersion(details.size, details.mark, () if is_local(path) else hosts),
+            block=_BLOCK_BYTES,
         )
         return _Tar(list(_videos(file, details.size)), details.mark)
     except StorageUnavailable:

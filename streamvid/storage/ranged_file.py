@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-_BLOCK: Final = 2 << 10
-"""Bytes that are read at least: headers of boxes and tars are small, and often follow each other."""
 
 
 class RangedFile(io.RawIOBase):
@@ -22,13 +20,14 @@ class RangedFile(io.RawIOBase):
     Args:
         wanted: the file and the part of it.
         version: that the file must have; None: any.
+        block: bytes that are read at least: headers are small, and often follow each other.
 
     Raises:
         DatasetError: as of `RangeReader.read`, when something is read.
     """
 
-    def __init__(self, wanted: ByteRange, version: FileVersion | None = None) -> None:
-        self._part, self._reader = wanted, RangeReader()
+    def __init__(self, wanted: ByteRange, version: FileVersion | None = None, *, block: int = 512) -> None:
+        self._part, self._reader, self._least = wanted, RangeReader(), block
         self._versions = {} if version is None else {wanted.path: version}
         self._at = 0
         self._begin, self._block = 0, b""
@@ -54,9 +53,15 @@ class RangedFile(io.RawIOBase):
             return 0
         if not self._begin <= first <= last <= self._begin + len(self._block):
             start = self._part.start + first
-            end = min(max(start + _BLOCK, self._part.start + last), self._part.end)
+            end = min(max(start + self._least, self._part.start + last), self._part.end)
             (block,) = self._reader.read([ByteRange(self._part.path, start, end)], self._versions)
             self._begin, self._block = first, block.tobytes()
         view[: last - first] = self._block[first - self._begin : last - self._begin]
         self._at = last
         return last - first
+
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of several parts, each from a start to an end, asked for side by side."""
+        first = self._part.start
+        wanted = [ByteRange(self._part.path, first + start, first + end) for start, end in spans]
+        return [block.tobytes() for block in self._reader.read(wanted, self._versions)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +37,9 @@ _MIN_TIMESCALE: Final = 10_000
 ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
 """Sync samples of a track that are looked at, the first and the last among them."""
-_HEAD_BYTES: Final = 1024
+_HEAD_BYTES: Final = 512
 """Bytes of a packet in which its first slice begins, behind parameter sets and messages."""
-_PROBED_BYTES: Final = 4096
+_PROBED_BYTES: Final = {"h264": 2048, "hevc": 4096}
 """Bytes of the first packet: x264 and x265 describe themselves in it."""
 
 
@@ -63,8 +64,10 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
 
 def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     signature = file_signature(file.fileno())
-    found = _read_header(file)
-    track, times = found.track, found.times
+    track = read_track(file)
+    start = int(track.offset[0])
+    found = _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
+    times = found.times
     of = packet_info.classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
@@ -99,7 +102,11 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
     return replace(clip, sha256=sha256, unwritten=unwritten)
 
 
-def index_by_tables(name: Path, file: io.RawIOBase) -> StoredClip:
+ReadSpans = Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]
+"""Reads parts of a file, each from a start to an end, at once."""
+
+
+def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredClip:
     """The clip of an MP4 or MOV file by its tables and very few of its packets, with positions in the file.
 
     What tables do not tell is taken as it is in sound files: sync samples are random access packets, and of those some
@@ -109,18 +116,15 @@ def index_by_tables(name: Path, file: io.RawIOBase) -> StoredClip:
     Args:
         name: of the file.
         file: it, open for reading.
+        read: the same file's parts.
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.
         OSError, DatasetError: it cannot be read.
     """
     try:
-        found = _read_header(file, most=_PROBED_BYTES)
+        found = _look_at_packets(read_track(file), read)
         track, pts = found.track, found.times.pts
-        sync = np.flatnonzero(track.sync)
-        for number in np.unique(sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)][1:]).tolist():
-            if number and not found.of(memoryview(_packet_head(file, track, number))).random_access:
-                raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
         order = np.empty(len(pts), dtype=np.int64)
         order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
         anchor = np.maximum.accumulate(np.where(track.sync, np.arange(len(pts)), 0))
@@ -170,14 +174,31 @@ class _Header:
         return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
 
 
-def _read_header(file: io.RawIOBase, *, most: int | None = None) -> _Header:
-    """Read tables and first packet; of that `most` bytes, if a decoder makes a picture of them."""
-    track = read_track(file)
-    if most is not None and track.size[0] > most and track.codec != "av1":
+def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
+    """Read as much of the first packet as a decoder makes a picture of, and as much of others as tells their kind."""
+    first = track.size[:1].tolist()[0]
+    if (most := _PROBED_BYTES.get(track.codec)) is None:
+        return _probe(track, *read(_spans(track, [0], first)))
+    sync = np.flatnonzero(track.sync)
+    looked = np.unique(sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)][1:])
+    # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
+    length_size = (track.configuration[4 if track.codec == "h264" else 21] & 3) + 1
+    heads = read([*_spans(track, [0], most), *_spans(track, looked[looked > 0].tolist(), _HEAD_BYTES)])
+    found = None
+    if first > most:
         with suppress(ValueError, av.error.FFmpegError):
-            return _probe(track, _packet_head(file, track, 0, most))
-    start = int(track.offset[0])
-    return _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
+            found = _probe(track, head_of_packet(heads[0], length_size))
+    found = found or _probe(track, heads[0] if first <= most else read(_spans(track, [0], first))[0])
+    for head in heads[1:]:
+        if not found.of(memoryview(head_of_packet(head, length_size))).random_access:
+            raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+    return found
+
+
+def _spans(track: VideoTrack, numbers: list[int], most: int) -> list[tuple[int, int]]:
+    """Where in the file the first bytes of packets are."""
+    starts, sizes = track.offset[numbers].tolist(), track.size[numbers].tolist()
+    return [(start, start + min(size, most)) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _probe(track: VideoTrack, first: bytes) -> _Header:
@@ -186,16 +207,6 @@ def _probe(track: VideoTrack, first: bytes) -> _Header:
         raise NeedsDemuxerError("a first packet that decoding cannot start from")
     frame_format, profile = probe_packet(track, first)
     return _Header(track, of, frame_format, profile, _sample_description(track, frame_format), _clip_times(track))
-
-
-def _packet_head(file: io.RawIOBase, track: VideoTrack, number: int, most: int = _HEAD_BYTES) -> bytes:
-    """As much of a packet as tells its kind."""
-    start, size = int(track.offset[number]), int(track.size[number])
-    if track.codec == "av1":
-        return bytes(read_range(file, start, start + size))
-    at = 4 if track.codec == "h264" else 21  # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
-    head = bytes(read_range(file, start, start + min(size, most)))
-    return head_of_packet(head, (track.configuration[at] & 3) + 1)
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:

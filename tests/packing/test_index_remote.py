@@ -15,12 +15,14 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, InputError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
-from streamvid.packing import index_source
+from streamvid.packing import index_source, run_local
 from streamvid.packing.index import index
 from streamvid.sampling.windows import Window
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.transform.spec import Transform
+from streamvid.workers import Workers
+from tests.support import hostile
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
 from tests.support.packed import packing_inline
@@ -119,6 +121,28 @@ def test_tables_take_few_bytes_of_a_long_video(tmp_path: Path, site: Site) -> No
     assert site.sent < 0.01 * len(site.files["/long.mp4"])
 
 
+@pytest.mark.parametrize("moov_first", [True, False])
+def test_tables_take_few_requests(tmp_path: Path, site: Site, moov_first: bool) -> None:
+    muxer = (("movflags", "faststart"),) if moov_first else ()
+    site.files["/a.mp4"] = encoded(replace(CLIP, frames=120, muxer=muxer), tmp_path)
+    index(f"{site.url}/a.mp4", tmp_path / "indexed", fast=True, progress=False)
+    # Where the moov is, the moov, and side by side the heads of three packets.
+    assert len([one for one in site.requests if one[0] == "GET"]) == 5
+
+
+def test_a_crash_costs_one_of_the_videos_that_a_worker_takes_at_once(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_local, "Workers", Workers)
+    monkeypatch.setattr(run_local, "process_source", hostile.crash_on_two)
+    names = ["/one.mp4", "/two.mp4", "/three.mp4"]
+    site.files = dict.fromkeys(names, encoded(CLIP, tmp_path))
+    options: dict[str, Any] = {"fast": True, "roots": site.url, "workers": 1, "progress": False}
+    report = index(listed(site, tmp_path, *names), tmp_path / "indexed", **options)
+    assert report.clips == 2
+    assert [(one.source, "SIGSEGV" in one.reason) for one in report.rejected] == [("two.mp4", True)]
+
+
 @pytest.mark.parametrize("marks", ["ETag", "Last-Modified"])
 def test_every_range_carries_if_range(tmp_path: Path, site: Site, marks: str) -> None:
     site.marks = marks
@@ -167,10 +191,10 @@ def test_servers_that_fail_cost_their_videos_alone(tmp_path: Path, site: Site, m
     table.write_text(table.read_text() + "http://127.0.0.1:9/silent.mp4,none\n")
     look = index_source.index_by_tables
 
-    def change(name: Path, file: Any) -> Any:
+    def change(name: Path, file: Any, read: Any) -> Any:
         if name.name == "b.mp4":
             site.files["/b.mp4"] += b"more"
-        return look(name, file)
+        return look(name, file, read)
 
     monkeypatch.setattr(index_source, "index_by_tables", change)
     report = index(table, tmp_path / "indexed", fast=True, roots=site.url, progress=False)

@@ -14,6 +14,7 @@ from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import VideoFile
+from streamvid.video.read_buffer import read_range
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
@@ -67,7 +68,7 @@ def test_tables_give_the_same_but_for_what_only_packets_tell(tmp_path: Path, nam
     path = write(LYING[name], tmp_path / name)
     full = index_where_it_lies(VideoFile(path), tmp_path / "copy")
     with path.open("rb", buffering=0) as file:
-        fast = index_by_tables(path, file)
+        fast = index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
     assert [getattr(fast, column) for column in COLUMNS] == [getattr(full, column) for column in COLUMNS]
     assert np.array_equal(fast.index.offset, full.index.offset)
     assert np.array_equal(fast.index.pts, full.index.pts)
@@ -80,7 +81,7 @@ def test_recovery_points_are_no_random_access_by_tables(tmp_path: Path) -> None:
     full = index_where_it_lies(VideoFile(path), tmp_path / "copy")
     assert np.count_nonzero(full.index.flags & RANDOM_ACCESS) == 1
     with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="none by the bitstream"):
-        index_by_tables(path, file)
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
 @pytest.mark.parametrize(

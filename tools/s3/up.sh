@@ -116,7 +116,7 @@ mon_data=$DIR/mon
 osd_data=$DIR/osd
 [client.rgw]
 keyring=$DIR/keyring
-rgw_frontends=beast endpoint=127.0.0.1:$PORT
+rgw_frontends=beast endpoint=127.0.0.1:$PORT tcp_nodelay=1
 C
 
 finished=
