@@ -15,7 +15,9 @@ from streamvid.text import format_bytes, format_count, format_duration, printabl
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its options."""
     command = commands.add_parser(
-        "verify", help="check a dataset", description="Check a dataset; exit code 1 if damaged."
+        "verify",
+        help="check a dataset",
+        description="Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums.",
     )
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
     command.add_argument("--decode", action="store_true", help="decode every frame as well")

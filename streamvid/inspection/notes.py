@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
+from streamvid.dataset.revisions import kept_manifests
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.url import join
@@ -19,7 +20,7 @@ _NAMED: Final = 5
 def notes(path: str, manifest: Manifest) -> Iterator[str]:
     """Files beside the dataset that readers ignore."""
     folder = join(path, SHARD_FOLDER)
-    known = {entry.name for entry in manifest.shards}
+    known = {entry.name for one in (manifest, *kept_manifests(path)) for entry in one.shards}
     try:
         files = filesystem.list_files(folder) if manifest.shards else []
     except DatasetError:  # storage without listing, such as HTTP, or no folder, which is reported as a problem

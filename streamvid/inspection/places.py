@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import av
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checksum import crc32c
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
@@ -41,21 +42,31 @@ def source_of_shard(
     return ClipSource(path, clips, Columns(clips, None, meta=MetaColumns), None, [files], Retry(COMMAND_SECONDS))
 
 
-def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool) -> Iterator[str]:
-    """Read every packet of a clip, with all that a loader checks, and decode every frame if asked for."""
+def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool) -> tuple[list[str], FrameIndex]:
+    """Read every packet of a clip, with all that a loader checks, and decode every frame if asked for.
+
+    Returns:
+        what is wrong, and the index with the checksums of the packets that were read.
+    """
     frames = np.arange(len(index.visible))
+    crcs = index.crc32c.copy()
 
     def encode(frames: Int64) -> EncodedSlice:
         packets = select_packets(index, frames)
         chosen = Selection(frames, np.ones(len(frames), dtype=bool), np.zeros(len(frames)))
         sample = SamplePlan(row, 0, True, chosen, np.empty(0), packets, byte_ranges(packets))
-        return read_slices(source, [sample], source.reader, source.shard_path)[0]
+        read = read_slices(source, [sample], source.reader, source.shard_path)[0]
+        if (packets.crc32c < 0).any():
+            ends = np.cumsum(packets.sizes)
+            parts = (read.data[a:b] for a, b in zip((ends - packets.sizes).tolist(), ends.tolist(), strict=True))
+            crcs[packets.numbers] = [*map(crc32c, parts)]
+        return read
 
     try:
         encode(frames)
-        if decode and (damage := find_damage(index, frames, encode)) is not None:
-            yield str(damage)
+        damage = find_damage(index, frames, encode) if decode else None
     except ClipError as error:
-        yield error.reason
+        return [error.reason], index
     except (DatasetError, av.error.FFmpegError, ValueError) as error:
-        yield f"it cannot be read ({error})"
+        return [f"it cannot be read ({error})"], index
+    return [] if damage is None else [str(damage)], replace(index, crc32c=crcs)

@@ -38,12 +38,14 @@ from streamvid.inspection.checks import (
 from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
+from streamvid.inspection.stored_checksums import fill_shard, publish_shards
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
 from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, local_path
+from streamvid.video.frame_index import FrameIndex
 from streamvid.workers import WorkerCrashError, Workers
 
 
@@ -101,6 +103,7 @@ class _Task:
         decode: whether to decode them.
         threads: clips that are checked at the same time.
         roots, bounds: where clips outside of shards lie; see `streamvid.dataset.shard_files.ShardFiles`.
+        fill: a folder for shards' files with the checksums that they lack; "": they are not added.
     """
 
     path: str
@@ -110,6 +113,7 @@ class _Task:
     threads: int
     roots: tuple[str, ...] = ()
     bounds: Bounds = field(default_factory=Bounds)
+    fill: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,14 @@ class _Checked:
         keys: of its clips; empty if they cannot be read.
         seconds: total duration of its clips.
         foreign: whether the checksums of both idx and Parquet differ from those in dataset.json.
+        filled: clips of which checksums of packets were missing; the shard's new files have them.
     """
 
     problems: list[Problem]
     keys: list[str]
     seconds: float
     foreign: bool = False
+    filled: int = 0
 
 
 @suggest_keywords
@@ -142,7 +148,7 @@ def verify(
     roots: Sequence[str | os.PathLike[str]] = (),
     revision: int | None = None,
 ) -> VerifyReport:
-    """Check a dataset.
+    """Check a dataset. The packets of clips that `streamvid index --fast` has not read get their checksums.
 
     Args:
         path: folder or URL; shards of a remote dataset are fetched to the temporary folder while they are checked.
@@ -188,14 +194,22 @@ def verify(
     seconds = 0.0
     complete = len(shards) == len(manifest.shards)
     foreign: list[str] = []
-    with Workers(count) as pool, Progress("verifying", manifest.clips, enabled=progress) as bar:
+    told: list[str] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="streamvid-verify-") as work,
+        Workers(count) as pool,
+        Progress("verifying", manifest.clips, enabled=progress) as bar,
+    ):
+        fill = work if revision is None else ""
         futures = [
             pool.submit(
-                _check_shard, _Task(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds)
+                _check_shard,
+                _Task(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds, fill),
             )
             for s, entry in enumerate(manifest.shards)
             if s in shards
         ]
+        filled = 0
         for entry, future in zip([manifest.shards[s] for s in shards], futures, strict=True):
             try:
                 checked = future.result()
@@ -206,28 +220,24 @@ def verify(
             seconds += checked.seconds
             complete = complete and len(checked.keys) == entry.clips
             foreign += [entry.name] if checked.foreign else []
+            filled += checked.filled
             bar.advance(entry.clips, note=f"{len(problems)} problems" if problems else "")
+        if filled:
+            told.append(publish_shards(path, manifest, Path(work), filled))
     problems += [Problem("", key, f"{count} clips have this key") for key, count in keys.items() if count > 1]
     if complete and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
-        problems.append(
-            Problem("", "", f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}")
-        )
+        what = f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}"
+        problems.append(Problem("", "", what))
     if foreign:
-        problems.append(
-            Problem(
-                "",
-                "",
-                f"neither idx nor parquet of {named(foreign)} are those in dataset.json: "
-                "it is older or newer than the shards",
-            )
-        )
+        these = f"neither idx nor parquet of {named(foreign)} are those in dataset.json"
+        problems.append(Problem("", "", f"{these}: it is older or newer than the shards"))
     return VerifyReport(
         path=path,
         manifest=manifest,
         checked=manifest.clips if drawn is None else sum(map(len, drawn)),
         decoded=decode,
         problems=tuple(problems),
-        notes=tuple(notes(path, manifest)),
+        notes=(*told, *notes(path, read_manifest(path, revision=revision))),
         elapsed=time.monotonic() - started,
     )
 
@@ -236,6 +246,7 @@ def _check_shard(task: _Task) -> _Checked:
     """Check one shard, in a worker process."""
     entry = task.entry
     problems: list[Problem] = []
+    count = 0
 
     def report(what: str, clip: str = "") -> None:
         problems.append(Problem(entry.name, clip, what))
@@ -260,19 +271,26 @@ def _check_shard(task: _Task) -> _Checked:
         source = None if entry.has_tar else source_of_shard(task.path, entry, clips, task.roots, task.bounds)
         if {"tar", "packets"} & set(files) and not (task.rows is not None and "tar" in wrong):
             rows = range(len(clips)) if task.rows is None else task.rows
+            filled = {}
             with ThreadPoolExecutor(task.threads) as threads:
                 check = partial(_check_row, task, files, clips, checksums, source)
-                for row, found in zip(rows, threads.map(check, rows), strict=True):
+                for row, (found, index) in zip(rows, threads.map(check, rows), strict=True):
                     for what in found:
                         report(what, clips.key[row])
-    return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign)
+                    if index is not None and not found:
+                        filled[row] = index
+            if filled and task.fill and not wrong:
+                fill_shard(files, clips, filled, Path(task.fill, entry.name))
+                count = len(filled)
+    return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign, count)
 
 
 def _check_row(
     task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], source: ClipSource | None, row: int
-) -> list[str]:
+) -> tuple[list[str], FrameIndex | None]:
+    """What is wrong with a clip; and its index, if that has checksums now that it lacked."""
     found: list[str] = []
-    index = None
+    index = filled = None
     if "packets" in files:
         stored = _read_local(files["packets"], int(clips.index_offset[row]), int(clips.index_size[row]))
         index, found = check_index(stored, clips, row)
@@ -282,8 +300,10 @@ def _check_row(
             found += check_headers(read, clips, row)
         found += check_clip(read, clips, row, index, sha256=checksums[row], decode=task.decode)
     if source is not None and index is not None:
-        found += check_place(source, row, index, decode=task.decode)
-    return found
+        wrong, known = check_place(source, row, index, decode=task.decode)
+        found += wrong
+        filled = known if (known.crc32c != index.crc32c).any() else None
+    return found, filled
 
 
 def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:

@@ -194,22 +194,21 @@ def test_by_tables(tmp_path: Path, videos: Path) -> None:
 def test_tables_that_lie_are_found_out_when_they_are_used(tmp_path: Path) -> None:
     """Of 40 key frames by the container one is none, and not one of those that are looked at."""
     path = write(replace(CLIP, frames=40, gop=1, b_frames=0), tmp_path / "clip.mp4")
-    plain = write(replace(CLIP, frames=40, gop=40, b_frames=0), tmp_path / "plain.mp4").read_bytes()
-    whole = path.read_bytes()
     index(path, tmp_path / "fast", fast=True, progress=False)
-    data = Dataset.open(tmp_path / "fast")
-    own = data.index(0)
-    at, size = int(own.offset[13]), int(own.size[13])
-    # The NAL unit of the slice as one that is no IDR: type 5 becomes 1.
-    start = whole.index(b"\x65", at, at + size)
-    status = path.stat()
-    path.write_bytes(whole[:start] + b"\x61" + whole[start + 1 :])
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert plain
+    own = Dataset.open(tmp_path / "fast").index(0)
+    deny_key_frame(path, int(own.offset[13]), int(own.size[13]))
     clips = ClipDataset(str(tmp_path / "fast"))
     clips.get("clip", frames=[12])
     with pytest.raises(ClipError, match=r"its container calls it a key frame.*without --fast"):
         clips.get("clip", frames=[13])
+
+
+def deny_key_frame(path: Path, at: int, size: int) -> None:
+    """Make the slice of an IDR picture one of another, in a file that looks as it did before: type 5 becomes 1."""
+    whole, status = path.read_bytes(), path.stat()
+    start = whole.index(b"\x65", at, at + size)
+    path.write_bytes(whole[:start] + b"\x61" + whole[start + 1 :])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_file_that_changes_is_a_bad_clip(tmp_path: Path, videos: Path) -> None:
@@ -390,6 +389,78 @@ def test_verify(tmp_path: Path, videos: Path) -> None:
     (problem,) = verify(tmp_path / "indexed", progress=False).problems
     assert problem.clip == "slow"
     assert "changed" in problem.what
+
+
+def test_verify_adds_the_checksums_that_tables_lack(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "fast", fast=True, progress=False)
+    index(videos, tmp_path / "full", progress=False)
+    write(replace(CLIP, frames=7), videos / "slow.mp4")
+    index(videos, tmp_path / "fast", fast=True, update=True, progress=False)  # one is forgotten
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 1}
+    old = Dataset.open(tmp_path / "fast")
+    with StreamLoader(str(tmp_path / "fast"), **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    report = verify(tmp_path / "fast", progress=False)
+    assert not [one for one in report.problems if one.clip != "slow"]
+    assert report.notes[0] == "checksums of 4 clips are stored from now on"
+    new, full = Dataset.open(tmp_path / "fast"), Dataset.open(tmp_path / "full")
+    assert new.manifest.revision == old.manifest.revision + 1
+    assert new.forgotten.tolist() == old.forgotten.tolist()
+    assert new.to_arrow().equals(old.to_arrow())
+    for row, key in enumerate(new.clips.key):
+        if row not in new.forgotten:
+            assert (new.index(row).crc32c >= 0).all()
+        if key in full.clips.key and key != "slow":
+            assert np.array_equal(new.index(row).crc32c, full.index(full.row(key)).crc32c)
+    # Whoever has read the old files goes on, and so do the states of runs.
+    assert (old.index(0).crc32c == -1).all()
+    with StreamLoader(str(tmp_path / "fast"), **options) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+    # Once.
+    report = verify(tmp_path / "fast", progress=False)
+    assert report.manifest.revision == new.manifest.revision
+    assert not any("stored" in one or "not named" in one for one in report.notes)
+
+
+def test_verify_adds_no_checksums_of_what_contradicts_its_tables(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    for name in ("good", "bad"):
+        write(replace(CLIP, frames=40, gop=1, b_frames=0), tmp_path / "v" / f"{name}.mp4")
+    index(tmp_path / "v", tmp_path / "fast", fast=True, progress=False)
+    own = Dataset.open(tmp_path / "fast").index(0)
+    deny_key_frame(tmp_path / "v" / "bad.mp4", int(own.offset[13]), int(own.size[13]))
+    report = verify(tmp_path / "fast", progress=False)
+    assert [(one.clip, "key frame" in one.what) for one in report.problems] == [("bad", True)]
+    data = Dataset.open(tmp_path / "fast")
+    assert [bool((data.index(row).crc32c >= 0).all()) for row in (0, 1)] == [False, True]
+
+
+def test_a_place_that_cannot_be_written_to_is_verified_all_the_same(
+    tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from streamvid.inspection import stored_checksums
+
+    def refuse(*_: object) -> bool:
+        raise DatasetError("Cannot write")
+
+    index(videos, tmp_path / "fast", fast=True, progress=False)
+    before = digests(tmp_path / "fast")
+    monkeypatch.setattr(stored_checksums.filesystem, "create_bytes", refuse)
+    report = verify(tmp_path / "fast", progress=False)
+    assert report.ok
+    assert "could not be added to the dataset: Cannot write" in report.notes[0]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stored_checksums, "publish_revision", die)
+    with packing_inline(), pytest.raises(KeyboardInterrupt):
+        verify(tmp_path / "fast", progress=False)
+    assert digests(tmp_path / "fast") == before
 
 
 # What a dataset may read
