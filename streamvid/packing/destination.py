@@ -33,6 +33,7 @@ from streamvid.dataset.manifest import (
     Manifest,
 )
 from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files
+from streamvid.dataset.tables import TABLE_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
@@ -175,7 +176,7 @@ def remove_temporaries(destination: str) -> None:
     if not is_local(destination):
         return
     root = Path(local_path(destination))
-    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER):
+    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER, root / TABLE_FOLDER):
         for path in folder.iterdir() if folder.is_dir() else ():
             if folder == root and path.name.startswith(_WORK_PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -296,13 +297,19 @@ def _clear(destination: str, *, everything: bool) -> None:
         map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
     map_in_threads(filesystem.remove_file, _progress_files(destination))
     if everything:
-        map_in_threads(filesystem.remove_file, _shard_files(destination))
+        map_in_threads(filesystem.remove_file, [*_shard_files(destination), *_table_files(destination)])
 
 
 def _shard_files(destination: str) -> list[str]:
     folder = join(destination, SHARD_FOLDER)
     names = sorted(filesystem.list_details(folder))
     return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
+
+
+def _table_files(destination: str) -> list[str]:
+    folder = join(destination, TABLE_FOLDER)
+    names = sorted(filesystem.list_details(folder))
+    return [join(folder, name) for name in names if re.fullmatch(r"[0-9a-f]{64}\.parquet", name)]
 
 
 def _progress_files(destination: str) -> list[str]:

@@ -48,6 +48,7 @@ from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
+from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, redact
@@ -265,6 +266,7 @@ def _finish(
         )
         named, data = write_forgotten(forgotten, manifest.revision)
         manifest, tables = replace(manifest, forgotten=named), {named.file: data}
+    manifest = replace(manifest, tables=write_tables(destination, manifest))
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
     sha256 = None if base is None else base.sha256
     publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from streamvid.errors import DatasetError
+from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, is_s3, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
@@ -44,7 +45,9 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
     if retry is not None and not is_local(path):
         if (length := size(path, retry=retry)) > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
-        return read_ranges([(path, 0, length)], retry=retry)[0]
+        part = PART_BYTES if has_ranges(path) else max(1, length)
+        parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
+        return b"".join(read_ranges(parts, retry=retry))
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
