@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from streamvid.storage.url import is_local
 from tests.support.s3_server import S3Server, s3_environment
 from tools.demo_clips import make_demo_clips
 
@@ -34,6 +35,7 @@ class StepFailedError(Exception):
 
 def run_demo(videos: Path | None, out: Path, dataset: str, console: Console) -> None:
     """Run all steps. Raises StepFailedError at the first that fails."""
+    replace = ["--overwrite"] if is_local(dataset) else []  # nothing of a bucket is removed
     if videos is None:
         videos = out / "videos"
         console.rule(f"Making clips in {videos}")
@@ -42,7 +44,7 @@ def run_demo(videos: Path | None, out: Path, dataset: str, console: Console) -> 
     else:
         labels = []
     streamvid = [sys.executable, "-m", "streamvid.cli.main"]
-    _run("Packing", [*streamvid, "pack", str(videos), dataset, *labels, "--overwrite"], console)
+    _run("Packing", [*streamvid, "pack", str(videos), dataset, *labels, *replace], console)
     _run("Verifying", [*streamvid, "verify", dataset, "--decode"], console)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     rank = [*torchrun, "--module", "tools.demo_rank", dataset, "--picture"]
@@ -96,7 +98,7 @@ def main() -> int:
         nargs="?",
         const="",
         metavar="URL",
-        help="pack to this prefix of a bucket; without it, of a Ceph of its own",
+        help="pack to this prefix; without it, to a Ceph of its own",
     )
     arguments = parser.parse_args()
     console = Console()

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
-from fsspec.asyn import sync
-
 from streamvid.checksum import crc32c
 from streamvid.errors import DatasetError
 from streamvid.storage.client import asked, locate
@@ -253,9 +251,7 @@ class Upload:
             tries += 1
             more = checksums if self._checksums else _NONE
             try:
-                answer = sync(
-                    self._fs.loop, self._fs._call_s3, method, timeout=tries * limit, **self._object, **values, **more
-                )
+                answer = self._fs.call_s3(method, timeout=tries * limit, **self._object, **values, **more)
             except OSError as error:
                 if more and code_of(error) in _UNKNOWN:
                     self._checksums = False
