@@ -70,6 +70,11 @@ class RunPosition(Generic[P]):
         if restored:
             self._iteration = None
 
+    @property
+    def reached(self) -> P:
+        """The position for a message."""
+        return self._left or self._now or self.next
+
     def to_save(self) -> P:
         """The position for a state."""
         if self._left is not None:
