@@ -79,7 +79,8 @@ class GpuDecoder:
     ) -> None:
         self._sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
         dali = partial(DaliDecoder, device_id=device_id, threads=threads, max_batch=max_batch)
-        self._dali, self._pace = DeadlineThreads(1, name="streamvid-dali", tool=partial(_ReopenedDali, dali)), Pace()
+        self._dali = DeadlineThreads(1, name="streamvid-decode-dali", tool=partial(_ReopenedDali, dali))
+        self._pace = Pace()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(streams, threads)
 

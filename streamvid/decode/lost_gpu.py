@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 def lost(device_id: int) -> str | None:
     """The error by which this process has lost a GPU, None if it has not. Waits for no work on the GPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
     try:
         driver, event = _probe(device_id)
     except RuntimeError as error:
