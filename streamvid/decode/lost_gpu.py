@@ -41,7 +41,7 @@ def lost(device_id: int) -> str | None:
     """The error by which this process has lost a GPU, None if it has not. Waits for no work on the GPU."""
     import torch
 
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     try:
         driver, event = _probe(device_id)
