@@ -170,7 +170,7 @@ class GpuDataLoader:
             )
         )
         self._position = RunPosition(SamplerPosition(0))
-        self._watch = GpuWatch(device_id, self._where)
+        self._watch = GpuWatch(device_id, self._position.where)
         self._stats = LoaderStats()
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -238,10 +238,6 @@ class GpuDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
         return self._watch.over(self._position.follow(self._run()))
-
-    def _where(self) -> str:
-        reached = self._position.reached
-        return f"in epoch {reached.epoch_number} behind batch {reached.batches}"
 
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
         begin = self._position.next

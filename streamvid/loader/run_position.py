@@ -20,6 +20,9 @@ class Position(Protocol):
     def epoch_number(self) -> int:
         """The epoch that it is in."""
 
+    def where(self) -> str:
+        """It in words and numbers."""
+
 
 P = TypeVar("P", bound=Position)
 
@@ -70,10 +73,9 @@ class RunPosition(Generic[P]):
         if restored:
             self._iteration = None
 
-    @property
-    def reached(self) -> P:
+    def where(self) -> str:
         """The position for a message."""
-        return self._left or self._now or self.next
+        return (self._left or self._now or self.next).where()
 
     def to_save(self) -> P:
         """The position for a state."""

@@ -228,10 +228,10 @@ class StreamLoader:
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats = LoaderStats()
-        self._watch = GpuWatch(device_id, self._where)
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
+        self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
         """The state that the position is from, if it is from one."""
 
@@ -328,9 +328,6 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
         return self._watch.over(self._position.follow(self._run()))
-
-    def _where(self) -> str:
-        return f"in epoch {self._position.reached.epoch_number} at {self._position.reached.state()}"
 
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
         self._engine.home.enter()

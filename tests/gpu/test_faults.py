@@ -285,7 +285,7 @@ def test_a_process_that_has_lost_its_gpu_ends(kind: str, then: str, whole: Path,
     assert "over" not in printed
     assert process.returncode != 0
     assert "is lost to this process" in errors
-    assert "the run stands in epoch 0" in errors
+    assert "the run stands in epoch 0 behind batch" in errors
     if then == "go on":
         assert "GpuLostError" in errors
     assert not (tmp_path / "quarantine").exists()
