@@ -18,6 +18,7 @@ from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
+from streamvid.dataset.members import members_of, read_members
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.overlays import check_overlays, read_labels, with_overlays
 from streamvid.dataset.revisions import dataset_path, read_manifest
@@ -135,6 +136,30 @@ class Dataset(ClipSource):
         clips = replace(clips, label=read_labels(path, manifest, clips.label, cache, retry))
         meta = with_overlays(meta, path, manifest, cache, retry)
         return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)
+
+    def members(self, clip: str | int) -> list[str]:
+        """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
+        "json" and "depth.npy"; none of a packed clip. Errors as of `member`."""
+        return list(members_of(self, clip))
+
+    def member(self, clip: str | int, name: str) -> bytes:
+        """The bytes of a file beside a clip, read now.
+
+        Args:
+            clip: its key, or its row number.
+            name: as of `members`.
+
+        Raises:
+            KeyError, IndexError: there is no such clip or member.
+            ClipError: the tar is another one than was indexed.
+            DatasetError: it cannot be read.
+        """
+        row = self.row(clip) if isinstance(clip, str) else range(len(self))[clip]
+        (data,) = read_members(self, [name], [row])[name]
+        if data is None:
+            there = ", ".join(self.members(row)) or "none"
+            raise KeyError(f"clip {self.key(row)!r} has no member {name[:100]!r}: it has {there}")
+        return data
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
-from streamvid.loader.batch import mask_absent
+from streamvid.loader.batch import mask_absent, without_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
@@ -354,8 +354,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         sample: dict[str, Any] = dict(tensors)
         sample["key"] = self.dataset.key(int(row))
         for name in self._columns:
-            values = self.dataset.columns.batch(name, [row])
-            sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]
+            values: Any = batch.members.get(name)
+            if values is None:
+                values = self.dataset.columns.batch(name, [row])
+            elif row != batch.clips[0]:
+                values = without_absent(values, batch.absent)
+            array = isinstance(values, np.ndarray) or isinstance(values[0], np.ndarray)
+            sample[name] = torch.as_tensor(values[0]) if array else values[0]
         return sample
 
 
