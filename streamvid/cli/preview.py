@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from streamvid.cli.calls import parse_call
-from streamvid.cli.output import add_roots, console
+from streamvid.cli.output import add_revision, add_roots, console
+from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, printable
 
 _SAMPLING = "Uniform(8)"
@@ -34,6 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the choice of clips, frames and augmentation"
     )
+    add_revision(command)
     add_roots(command)
     command.set_defaults(run=_run)
 
@@ -43,6 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run(arguments: argparse.Namespace) -> int:
     import streamvid as sv
+    from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.preview.preview import preview
 
     samplers = (
@@ -61,14 +64,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if transform is not None:
         transform = parse_call(transform, {"Transform": sv.Transform}, "--transform")
     report = preview(
-        arguments.dataset,
+        Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=arguments.revision),
         arguments.out,
         sampling=sampling,
         transform=transform,
         where=arguments.where,
         clips=arguments.clips,
         seed=arguments.seed,
-        roots=arguments.roots,
         progress=True,
     )
     bad = f", {report.bad:,} of them bad" if report.bad else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -69,7 +68,6 @@ def preview(
     where: str | None = None,
     clips: int = 48,
     seed: int = 0,
-    roots: Sequence[str] = (),
     progress: bool = False,
 ) -> PreviewReport:
     """Write a page that shows a dataset: strips of some clips, histograms of all, and a table to filter.
@@ -81,7 +79,6 @@ def preview(
         where: a condition on columns that clips must fit.
         clips: how many have strips, drawn at random.
         seed: of that, and of what sampling and transform draw.
-        roots: as of `Dataset.open`, where that is not done yet.
         progress: whether to show a progress bar.
 
     Raises:
@@ -92,7 +89,7 @@ def preview(
     integer(seed, "seed", least=0, most=None)
     check_target(out := os.fspath(out))
     if not isinstance(dataset, Dataset):
-        dataset = Dataset.open(dataset, retry_for=COMMAND_SECONDS, roots=roots)
+        dataset = Dataset.open(dataset, retry_for=COMMAND_SECONDS)
     samples = SampleSet.open(
         Subset(dataset, where=where), sampling=sampling, transform=transform, columns=(), seed=seed
     )
@@ -150,7 +147,8 @@ def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, prog
 def _about(dataset: Dataset, rows: Int64, where: str | None) -> list[str]:
     seconds = format_duration(float(dataset.clips.seconds[rows].sum()))
     size = format_bytes(int(dataset.clips.mp4_size[rows].sum()))
-    lines = [redact(dataset.path), f"{format_count(len(rows), 'clip')}, {seconds}, {size}"]
+    revision = f", revision {dataset.manifest.revision}" if dataset.manifest.revision else ""
+    lines = [redact(dataset.path) + revision, f"{format_count(len(rows), 'clip')}, {seconds}, {size}"]
     if where is not None:
         lines.append(f"of {len(dataset):,} those with {where}")
     return lines

@@ -279,7 +279,8 @@ def test_clips_in_place(tmp_path: Path) -> None:
     with packing_inline():
         index([tmp_path / "in"], tmp_path / "set", progress=False)
     (tmp_path / "in/1.mp4").unlink()
-    report = preview(tmp_path / "set", tmp_path / "page.html", sampling=sv.Uniform(2), roots=[str(tmp_path / "in")])
+    dataset = sv.Dataset.open(tmp_path / "set", roots=[tmp_path / "in"])
+    report = preview(dataset, tmp_path / "page.html", sampling=sv.Uniform(2))
     assert (report.strips, report.bad) == (3, 1)
     assert "1 clip of these is bad" in (tmp_path / "page.html").read_text()
 
