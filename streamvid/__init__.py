@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from streamvid.inspection.duplicates import duplicates as duplicates
     from streamvid.inspection.extract import extract as extract
     from streamvid.inspection.listing import list_clips as list_clips
-    from streamvid.inspection.preview.show import show as show
     from streamvid.inspection.verify import verify as verify
     from streamvid.loader.batch import Batch as Batch
     from streamvid.loader.batch import LoaderStats as LoaderStats
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from streamvid.packing.options import PackOptions as PackOptions
     from streamvid.packing.options import Scenes as Scenes
     from streamvid.packing.pack import pack as pack
+    from streamvid.packing.reshape import merge as merge
+    from streamvid.packing.reshape import reshard as reshard
+    from streamvid.packing.reshape import split as split
     from streamvid.plan.inputs import Mix as Mix
     from streamvid.plan.inputs import Subset as Subset
     from streamvid.sampling.base import ClipTimes as ClipTimes
@@ -92,9 +94,11 @@ _MODULE_OF = {
     "extract": "inspection.extract",
     "index": "packing.index",
     "list_clips": "inspection.listing",
+    "merge": "packing.reshape",
     "pack": "packing.pack",
-    "show": "inspection.preview.show",
+    "reshard": "packing.reshape",
     "slice": "video.packet_selection",
+    "split": "packing.reshape",
     "verify": "inspection.verify",
 }
 

@@ -4,8 +4,7 @@ StreamvidError
 ├── InputError (also a ValueError): an option, path, list or label
 ├── DatasetError: a dataset
 │   └── ClipError: one clip of it
-├── VideoError: a video or clip
-└── GpuLostError: no input, but the GPU: it failed in a way that its process cannot survive
+└── VideoError: a video or clip
 """
 
 from __future__ import annotations
@@ -76,7 +75,3 @@ class ClipError(DatasetError):
 
 class VideoError(StreamvidError):
     """A video or clip that cannot be read, stored or decoded."""
-
-
-class GpuLostError(StreamvidError):
-    """A GPU that this process cannot use any more, whatever it does: it has to end, and to be started again."""

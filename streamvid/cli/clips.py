@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from streamvid.cli.output import FAILED, SHOWN, add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, add_revision, add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, format_duration, printable
@@ -39,6 +39,7 @@ def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.add_argument("--limit", type=int, metavar="N", help="at most N clips")
     command.add_argument("--json", action="store_true", help="a JSON object per line")
     add_roots(command)
+    add_revision(command)
     command.set_defaults(run=_ls)
 
 
@@ -52,6 +53,7 @@ def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--overwrite", action="store_true", help="replace files of these names")
     command.add_argument("--workers", type=int, metavar="N", help="clips read at the same time; default 8")
     add_roots(command)
+    add_revision(command)
     command.set_defaults(run=_extract)
 
 
@@ -59,7 +61,15 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     what = "compare two datasets by key; exit code 1 if they differ"
     command = commands.add_parser("diff", help=what, description=f"{what.capitalize()}.")
     command.add_argument("first", metavar="DATASET", help="folder or URL")
-    command.add_argument("second", metavar="OTHER", help="folder or URL")
+    command.add_argument("second", nargs="?", metavar="OTHER", help="folder or URL; default: the same, other revisions")
+    command.add_argument(
+        "--revision",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="of the first, then of the second; default: the newest",
+    )
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_roots(command)
     command.set_defaults(run=_diff)
@@ -73,10 +83,10 @@ def add_choice(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _open(path: str, arguments: argparse.Namespace) -> Dataset:
+def _open(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
     from streamvid.dataset.dataset import Dataset
 
-    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots)
+    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)
 
 
 def _ls(arguments: argparse.Namespace) -> int:
@@ -84,7 +94,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
     tables = list_clips(
-        _open(arguments.dataset, arguments),
+        _open(arguments.dataset, arguments, arguments.revision),
         where=arguments.where,
         keys=arguments.keys,
         columns=columns,
@@ -137,7 +147,7 @@ def _extract(arguments: argparse.Namespace) -> int:
     if arguments.key and arguments.keys is not None:
         raise InputError("keys are given one by one, or in a file: leave out --keys, or KEY")
     report = extract(
-        _open(arguments.dataset, arguments),
+        _open(arguments.dataset, arguments, arguments.revision),
         arguments.folder,
         where=arguments.where,
         keys=arguments.key or arguments.keys,
@@ -163,7 +173,13 @@ def _extract(arguments: argparse.Namespace) -> int:
 def _diff(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.difference import diff
 
-    found = diff(_open(arguments.first, arguments), _open(arguments.second, arguments))
+    given: list[int | None] = arguments.revision
+    if len(given) > 2 or (arguments.second is None and not given):
+        raise InputError("two things are compared: give another dataset, or one or two revisions of one (--revision)")
+    first, second = [*given, None, None][:2]
+    found = diff(
+        _open(arguments.first, arguments, first), _open(arguments.second or arguments.first, arguments, second)
+    )
     if arguments.json:
         print(json.dumps(vars(found) | {"changed": dict(found.changed)}, indent=1, ensure_ascii=False))
         return FAILED if found else 0

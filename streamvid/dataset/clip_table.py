@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.string_column import BinaryColumn, StringColumn
@@ -115,6 +116,41 @@ class ClipTable:
 
     def __len__(self) -> int:
         return len(self.shard)
+
+    def contiguous(self) -> ClipTable:
+        """The same with texts in one piece each, of which few are taken without touching the others."""
+        return self._changed(lambda column: column, lambda texts: texts.combine_chunks(), stsds=True)
+
+    def take(self, rows: Int64) -> ClipTable:
+        """Some of the rows, int64 [rows], in this order. `shard` still counts the dataset's shards."""
+        stsds, stsd_id = np.unique(self.stsd_id[rows], return_inverse=True)
+        taken = self._changed(lambda column: column[rows], lambda texts: texts.take(pa.array(rows)), stsds=False)
+        return replace(
+            taken, stsd_id=stsd_id.astype(np.int32), stsds=BinaryColumn(self.stsds.array.take(pa.array(stsds)))
+        )
+
+    def _changed(
+        self,
+        numbers: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+        texts: Callable[[pa.ChunkedArray], pa.Array | pa.ChunkedArray],
+        *,
+        stsds: bool,
+    ) -> ClipTable:
+        """The table with functions applied to its columns."""
+
+        def change(one: Any) -> Any:
+            if isinstance(one, Categories):
+                return Categories(numbers(one.codes), one.names)
+            if isinstance(one, FileColumns):
+                return FileColumns(**{name: change(column) for name, column in vars(one).items()})
+            return numbers(one) if isinstance(one, np.ndarray) else type(one)(texts(one.array))
+
+        return ClipTable(
+            **{
+                name: change(one) if one is not None and (stsds or name != "stsds") else one
+                for name, one in vars(self).items()
+            }
+        )
 
     @property
     def seconds(self) -> Float64:

@@ -8,6 +8,7 @@ nulls where a block has none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,9 @@ import pyarrow.compute as pc
 
 from streamvid.errors import DatasetError
 
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_FLOATS: Final = (pa.float16(), pa.float32())
+_TIMESTAMP: Final = re.compile(r"timestamp\[(ms|us)(?:, tz=([^\]]+))?\]")
 _REMEDY: Final = "pack one of them again with a list in which it is like the other's, or name it otherwise there"
 
 
@@ -137,6 +141,27 @@ def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
         inner = common_type(one.value_type, two.value_type)
         return None if inner is None else pa.list_(inner)
     return None
+
+
+def as_stored(column: pa.Array, text: str) -> pa.Array:
+    """A column in memory in the type that it has on disk, by the name of that in `MetaColumns.parquet_types`; as it is
+    if shards have it in several types, or of lists of dates and times."""
+    kind = _stored_type(text, column.type)
+    if pa.types.is_time(kind):  # Arrow reads no times without a day
+        column = pc.binary_join_element_wise("1970-01-01", column.cast(pa.string()), " ").cast(pa.timestamp("us"))
+    return column if kind == column.type else column.cast(kind, safe=False)
+
+
+def _stored_type(text: str, kind: pa.DataType) -> pa.DataType:
+    if text.startswith("list<") and pa.types.is_list(kind):
+        inner = _stored_type(text[5:-1], kind.value_type)
+        return kind if pa.types.is_temporal(inner) else pa.list_(inner)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        known = {str(one): one for one in (*_INTEGERS, *_FLOATS)}.get(text, kind)
+        return kind if pa.types.is_floating(kind) and pa.types.is_integer(known) else known
+    times = {str(one): one for one in (pa.date32(), pa.time64("us"))}
+    found = _TIMESTAMP.fullmatch(text)
+    return times.get(text, kind) if found is None else pa.timestamp(found[1], found[2])
 
 
 def in_words(kind: pa.DataType) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,6 @@ from streamvid.inspection.listing import delivered
 
 VIDEO: Final = "video"
 """Stands for a clip's bytes among the names of columns."""
-_THREADS: Final = 16
 _AT_ONCE: Final = 1024
 
 
@@ -49,8 +47,8 @@ class Difference:
 def diff(first: Dataset | str | os.PathLike[str], second: Dataset | str | os.PathLike[str]) -> Difference:
     """Compare two datasets, or two revisions of one, by their keys.
 
-    Videos are compared by SHA-256, or, where one of the two clips stays where it is, by times, sizes and CRC-32C of
-    their packets. No video is read. Forgotten clips count as clips that are not there.
+    Videos are compared by SHA-256, and where that is not known, or not the same, by times, sizes and CRC-32C of their
+    packets: what is around these does not count. No video is read. Forgotten clips count as clips that are not there.
 
     Raises:
         DatasetError: one of them or its storage cannot be read.
@@ -141,31 +139,18 @@ def _videos(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> tuple[Boo
     starts = [np.array([data.rows(s).start for s in range(len(data.shards))], dtype=np.int64) for data in (one, two)]
     inside = [rows - first[shard] for rows, first, shard in zip(pairs, starts, shards, strict=True)]
     open_ = np.flatnonzero((twin[shards[0]] != shards[1]) | (inside[0] != inside[1]))
-    sums = [_checksums(data, rows[open_]) for data, rows in zip((one, two), pairs, strict=True)]
+    sums = [data.checksums(rows[open_]) for data, rows in zip((one, two), pairs, strict=True)]
     known = np.array([bool(a and b) for a, b in zip(*sums, strict=True)], dtype=bool)
-    differs[open_] = known & np.array([a != b for a, b in zip(*sums, strict=True)], dtype=bool)
-    others = open_[~known]
+    equal = known & np.array([a == b for a, b in zip(*sums, strict=True)], dtype=bool)
+    # Other bytes may be another container around the same packets.
+    others, differ = open_[~equal], known[~equal]
     for first in range(0, len(others), _AT_ONCE):
         some = others[first : first + _AT_ONCE]
         verdicts = _by_packets(one, two, pairs[0][some], pairs[1][some])
-        differs[some] = [verdict is False for verdict in verdicts]
-        unknown[some] = [verdict is None for verdict in verdicts]
+        told = differ[first : first + _AT_ONCE].tolist()
+        differs[some] = [one is False or (one is None and was) for one, was in zip(verdicts, told, strict=True)]
+        unknown[some] = [one is None and not was for one, was in zip(verdicts, told, strict=True)]
     return differs, unknown
-
-
-def _checksums(data: Dataset, rows: Int64) -> Sequence[str]:
-    """The SHA-256 of clips, "" where it is not known. Each shard's are read once, side by side."""
-    found = np.full(len(rows), "", dtype=object)
-    shard = data.clips.shard[rows]
-
-    def read(s: int) -> None:
-        at = np.flatnonzero(shard == s)
-        column = data.shard_files[s].read_checksums(data.reader.retry).array
-        found[at] = column.take(pa.array(rows[at] - data.rows(s).start)).to_pylist()
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(read, np.unique(shard).tolist()))
-    return list(found)
 
 
 def _by_packets(one: Dataset, two: Dataset, first: Int64, second: Int64) -> list[bool | None]:

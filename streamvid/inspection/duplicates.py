@@ -73,7 +73,7 @@ def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
 
 def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], bool]]:
     """What tells the video of each clip from others, and whether it is of its bytes."""
-    sums = [dataset.sha256(row) for row in rows.tolist()]
+    sums = dataset.checksums(rows)
     others = [row for row, known in zip(rows.tolist(), sums, strict=True) if not known]
     indexes = dict(zip(others, dataset.indexes(others), strict=True))
     found: list[tuple[tuple[str, ...], bool]] = []

@@ -158,8 +158,13 @@ def job_fingerprint(
     content = hashlib.sha256()
     for source in sources:
         content.update(json.dumps({**_described(source, metadata), "path": ""}).encode())
+    return fingerprint(content.hexdigest(), settings=settings, versions=versions, base=base)
+
+
+def fingerprint(content: str, *, settings: Mapping[str, object], versions: Mapping[str, str], base: str) -> str:
+    """As `job_fingerprint`, of a content that has a digest already."""
     others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
-    return "-".join([content.hexdigest(), *(digest[:16] for digest in others)])
+    return "-".join([content, *(digest[:16] for digest in others)])
 
 
 def _described(value: SourceVideo | Cut, metadata: Metadata) -> dict[str, Json]:

@@ -57,6 +57,7 @@ class SourceVideo:
         root, file: the file at `path` as a dataset names it, where it stays there: a folder or URL, and the path below.
         hosts: to which its URL may redirect, besides its own, where it stays there.
         problem: why it cannot be used, if that is known before it is read; "" if not.
+        needed: without it there is no dataset: nothing is rejected.
     """
 
     path: str
@@ -73,6 +74,12 @@ class SourceVideo:
     file: str = ""
     hosts: tuple[str, ...] = ()
     problem: str = ""
+    needed: bool = False
+
+    @property
+    def videos(self) -> int:
+        """How many it counts for."""
+        return 1
 
 
 def find_sources(inputs: Sequence[str], lists: MetadataLists, *, places: Places | None = None) -> list[SourceVideo]:

@@ -23,7 +23,6 @@ from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
 from streamvid.packing.scenes import scene_versions
 from streamvid.storage.filesystem import Details
-from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ class PackJob:
         options: how every video is cut and transcoded.
         versions: of the libraries; a machine with others must not take part.
         roots: of the dataset, where videos stay where they are.
-        retry: for how long a destination that does not answer is asked again.
     """
 
     fingerprint: str
@@ -50,7 +48,6 @@ class PackJob:
     options: PackOptions
     versions: Mapping[str, str]
     roots: tuple[str, ...] = ()
-    retry: Retry = Retry()  # noqa: RUF009 - a frozen value
 
 
 @dataclass(frozen=True)
@@ -100,6 +97,11 @@ class JobSpec:
     settings: dict[str, object]
     joins: tuple[Join, ...]
     forget: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def videos(self) -> int:
+        """Number of videos."""
+        return len(self.sources)
 
     def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
         """A group from a cursor on."""

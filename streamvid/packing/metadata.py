@@ -82,7 +82,8 @@ class Metadata:
             last = given.shape[1] - 1 - np.argmax(given[:, ::-1], axis=1)
             picked = at[np.arange(len(clips)), last]
             values = column.take(pa.array(picked, mask=~given.any(axis=1))).combine_chunks()
-            columns.append(to_type(values, column_type(values.type)))
+            fixed = pa.types.is_fixed_size_list(values.type)  # of a dataset: lists of files become plain ones
+            columns.append(values if fixed else to_type(values, column_type(values.type)))
         return pa.table(columns, names=[FIELD_PREFIX + name for name in self.schema.names])
 
 

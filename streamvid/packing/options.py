@@ -114,6 +114,10 @@ class PackOptions:
         object.__setattr__(self, "fps", decimal(self.fps))
 
 
+Place = Mapping[str, int | str | None]
+"""The columns of a row that say where a clip's bytes are, by name."""
+
+
 @dataclass(frozen=True)
 class PreparedClip:
     """A clip made from a source, ready to be written to a shard.
@@ -124,6 +128,8 @@ class PreparedClip:
         rows: of lists: of its video, then of its cut.
         span: metadata columns that say where it was cut out; empty for a whole video.
         label: of its cut, or of its video.
+        key, source: its key and its video's name; "": the source's own.
+        place: columns of a row that say where it stays, if that is not known of the source.
     """
 
     clip: StoredClip
@@ -131,6 +137,9 @@ class PreparedClip:
     rows: tuple[int, ...]
     span: Mapping[str, float | int]
     label: int | str | None = None
+    key: str = ""
+    source: str = ""
+    place: Place | None = None
 
 
 @dataclass(frozen=True)

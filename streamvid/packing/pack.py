@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -49,11 +48,8 @@ from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
-from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
-from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
-from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_path, redact
 from streamvid.text import format_count
 
@@ -84,7 +80,6 @@ def pack(
     overwrite: bool = False,
     append: bool = False,
     options: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
-    retry_for: float = 600.0,
     progress: bool = True,
 ) -> PackReport:
     """Pack videos into a dataset. The same inputs and options give the same bytes for any workers, engine or machine.
@@ -105,7 +100,6 @@ def pack(
         overwrite: replace a dataset at the destination, or the unfinished one of another pack.
         append: add the videos that the dataset at the destination does not have.
         options: how videos are cut and transcoded.
-        retry_for: seconds for which a remote destination that does not answer is asked again, once packing has begun.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
@@ -142,7 +136,6 @@ def pack(
         workers=workers,
         engine=engine,
         address=address,
-        retry_for=retry_for,
         progress=progress,
         started=started,
     )
@@ -156,7 +149,6 @@ def run_job(
     workers: int | None,
     engine: Engine,
     address: str | None,
-    retry_for: float,
     progress: bool,
     started: float,
 ) -> PackReport:
@@ -164,7 +156,7 @@ def run_job(
 
     Args:
         spec: the job.
-        destination, overwrite, workers, engine, address, retry_for, progress: as of `pack`.
+        destination, overwrite, workers, engine, address, progress: as of `pack`.
         started: when it was begun, in seconds of the monotonic clock.
 
     Raises:
@@ -173,7 +165,6 @@ def run_job(
     if not spec.sources:
         return _nothing_to_append(destination, spec, started)
     fingerprint = spec.job.fingerprint
-    spec = replace(spec, job=replace(spec.job, retry=Retry.of(retry_for)))
     with lock_folder(destination, make=True):
         base = None if spec.base is None else spec.base.sha256
         try:
@@ -204,19 +195,19 @@ def _pack_groups(
     """
     if spec.unlabelled:
         log.warning("%d of %d videos have no label", spec.unlabelled, len(spec.sources))
-    retry = spec.job.retry
-    journal = asked(destination, Journal(destination, spec.job.fingerprint).read, retry) if resumed else {}
+    journal = Journal(destination, spec.job.fingerprint).read() if resumed else {}
     records: dict[int, Record] = {}
     unfinished: list[tuple[Group, GroupCursor]] = []
     sizes = [source.size for source in spec.sources]
-    with PackProgress(len(sizes), sum(sizes), enabled=progress) as bar:
+    with PackProgress(spec.videos, sum(sizes), enabled=progress) as bar:
         for group in spec.groups:
             finished, cursor = finished_records(group, journal)
             records.update((record.number, record) for record in finished)
             if cursor is not None:
                 unfinished.append((group, cursor))
             stop = group.stop if cursor is None else cursor.source
-            bar.advance(stop - group.start, sum(sizes[group.start : stop]), *totals(finished), resumed=True)
+            videos = sum(source.videos for source in spec.sources[group.start : stop])
+            bar.advance(videos, sum(sizes[group.start : stop]), *totals(finished), resumed=True)
         resumed_clips, _, _ = totals(records.values())
         tasks = (spec.task(group, cursor) for group, cursor in unfinished)
         if not unfinished:
@@ -248,7 +239,7 @@ def _finish(
         listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
     fingerprint = spec.job.fingerprint
     if not added:
-        asked(destination, partial(abandon, destination, fingerprint, listed), spec.job.retry)
+        abandon(destination, fingerprint, listed)
         if base is None:
             raise InputError(
                 f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
@@ -275,13 +266,9 @@ def _finish(
         )
         named, data = write_forgotten(forgotten, manifest.revision)
         manifest, tables = replace(manifest, forgotten=named), {named.file: data}
-    manifest = replace(manifest, tables=write_tables(destination, manifest))
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
     sha256 = None if base is None else base.sha256
-    finish = partial(
-        publish, destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256
-    )
-    asked(destination, finish, spec.job.retry)
+    publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)
@@ -297,7 +284,7 @@ def _report(
         rejected,
         spec.unlabelled,
         time.monotonic() - started,
-        videos=len(spec.sources),
+        videos=spec.videos,
         skipped=spec.skipped,
         joins=spec.joins,
     )

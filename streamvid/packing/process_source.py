@@ -54,6 +54,11 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
     try:
         if source.problem:
             raise VideoError(source.problem)
+        if source.needed:  # imported here, as it takes a while
+            from streamvid.packing.stored_clips import ClipRun, prepare_clips
+
+            assert isinstance(source, ClipRun)
+            return [*prepare_clips(source, folder)]
         if options.in_place:
             return index_source(source, folder, options)
         video = folder if is_sequence(source.path) else local_video(source, folder)

@@ -73,7 +73,7 @@ def report_document(
     reasons = Counter(one.reason for one in rejected).most_common()
     return {
         "revision": revision,
-        "videos": len(spec.sources),
+        "videos": spec.videos,
         "skipped": spec.skipped,
         "unlabelled": spec.unlabelled,
         "clips": sum(entry.clips for entry in added),

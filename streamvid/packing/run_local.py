@@ -13,10 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
+from streamvid.errors import DatasetError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
@@ -25,7 +25,6 @@ from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import Outcome, process_source, process_sources
 from streamvid.packing.row_writer import PlaceWriter
 from streamvid.packing.shard_writer import ShardWriter
-from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
@@ -35,7 +34,7 @@ _AHEAD: Final = 2
 """Videos per worker that are in progress or wait to be written; bounds the space of temporary files."""
 _SIDE_BY_SIDE: Final = 16
 """Videos that a worker takes at once, where it does little but wait for a storage."""
-_MOST_INDEXED: Final = 4096
+MOST_INDEXED: Final = 4096
 """Clips of a shard that holds none of their bytes."""
 _LEAST_LIMIT_S: Final = 6 * 3600.0
 _BYTES_PER_S: Final = 10_000
@@ -63,14 +62,14 @@ def pack_groups(
         OSError, StreamvidError: the machine or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
-    journal = Journal(destination, job.fingerprint, retry=job.retry)
+    journal = Journal(destination, job.fingerprint)
     with closing(_process(job, tasks, workers, folder)) as results:
         for task, group in itertools.groupby(results, lambda result: result[0].task):
             with _GroupWriter(job, task, journal, destination, folder) as writer:
                 for source, outcome in group:
                     yield from writer.add(source.number, source.video, outcome)
                     resumed = task.cursor.clip if source.number == task.cursor.source else 0
-                    advance(1, source.video.size, *_counts(outcome, resumed))
+                    advance(source.video.videos, source.video.size, *_counts(outcome, resumed))
                 yield writer.commit(None)
 
 
@@ -101,9 +100,9 @@ class _GroupWriter:
                 log.info("rejected a clip of %s: %s", source.name, prepared.reason)
                 self._rejected.append(Rejected(source.name, prepared.reason))
                 continue
-            key = clip_key(source.key, prepared.suffix)
+            key, name = prepared.key or clip_key(source.key, prepared.suffix), prepared.source or source.name
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
-            if self._is_full(key, source.name, prepared):
+            if self._is_full(key, name, prepared):
                 yield self.commit((number, clip))
             if self._writer is None:
                 shard = self._task.group.first + self._part
@@ -111,23 +110,21 @@ class _GroupWriter:
             if isinstance(self._writer, PlaceWriter):
                 self._writer.add(key, source, prepared)
             else:
-                self._writer.add(key, source.name, prepared)
+                self._writer.add(key, name, prepared)
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def _begin(self, number: int) -> ShardWriter | PlaceWriter:
-        upload = partial(self._journal.upload, number) if in_s3(self._destination) else None
         if self._job.options.in_place:
-            metadata, roots = self._task.metadata, self._job.roots
-            return PlaceWriter(number, self._folder, metadata=metadata, roots=roots, upload=upload)
-        return ShardWriter(number, self._folder, metadata=self._task.metadata, upload=upload)
+            return PlaceWriter(number, self._folder, metadata=self._task.metadata, roots=self._job.roots)
+        return ShardWriter(number, self._folder, metadata=self._task.metadata)
 
     def _is_full(self, key: str, source: str, prepared: PreparedClip) -> bool:
         if self._writer is None or self._part + 1 == self._task.group.names:
             return False
         if isinstance(self._writer, PlaceWriter):
-            return self._writer.clips >= _MOST_INDEXED
+            return self._writer.clips >= MOST_INDEXED
         return self._writer.size_with(key, source, prepared) > self._job.shard_size
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
@@ -211,6 +208,8 @@ def _process(
                 pending.extendleft(reversed([([source], submit([source])) for source in sources]))
                 continue
             for source, outcome in zip(sources, outcomes, strict=True):
+                if source.video.needed and isinstance(outcome, str):
+                    raise DatasetError(f"{source.video.name}: {outcome}; run the command again")
                 yield source, outcome
                 shutil.rmtree(source.folder, ignore_errors=True)
             pending.extend(next_ones())

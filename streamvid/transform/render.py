@@ -243,9 +243,8 @@ def decoded_in_order(
     Args:
         batches: encoded ones.
         submit: begins to decode one.
-        rescue: makes one anew that does not decode.
-        last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
-            may be; None: its error is raised.
+        rescue: makes one anew that does not decode; None: its error is raised.
+        last_resort: decodes one in another way that fails again, though all its slices are good.
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
@@ -264,7 +263,7 @@ def decoded_in_order(
             is_first = False
             batch, pending = begun.popleft()
             result = pending.result
-            if rescue is not None or last_resort is not None:
+            if rescue is not None:
                 result = partial(_rescued, batch, pending, submit, rescue, last_resort)
             yield late.wait_for(result, batch.slices)
     if error is not None:
@@ -293,25 +292,23 @@ def _rescued(
     batch: EncodedBatch,
     pending: Pending[T],
     submit: Callable[[EncodedBatch], Pending[T]],
-    rescue: Rescue | None,
+    rescue: Rescue,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None,
 ) -> T:
     """The result of a batch, or of the one that is made in its place."""
     try:
         result = pending.result()
-        if rescue is None or not rescue.is_stale(batch):
+        if not rescue.is_stale(batch):
             return result
         del result
         batch = rescue(batch.number, decode=False)
         return submit(batch).result()
     except VideoError as error:
         cause = error.with_traceback(None)
-    if rescue is not None:
-        batch = rescue(batch.number, cause)
-        try:
-            return submit(batch).result()
-        except VideoError:
-            if last_resort is None:
-                raise
-    assert last_resort is not None
+    batch = rescue(batch.number, cause)
+    try:
+        return submit(batch).result()
+    except VideoError:
+        if last_resort is None:
+            raise
     return last_resort(batch).result()

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
+from tests.support.dying import die_before_change
 from tests.support.launcher import Launcher
 from tests.support.packed import InlineWorkers, digests, packing_inline
 from tests.support.profile import by_profile
@@ -75,35 +75,6 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 # Killed before every single change
-
-_CHANGES = {"os.rename": 1, "os.link": 1, "os.remove": 0, "os.rmdir": 0}
-"""The events of changes to a dataset's files, and which of their arguments is the file's name."""
-
-
-def die_before_change(number: int, destination: Path, call: Callable[[], object]) -> int:
-    """Call in a child that is gone, without any clean-up, just before its n-th change to a file of the dataset."""
-    child = os.fork()
-    if child == 0:
-        seen = 0
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            if event not in _CHANGES:
-                return
-            changed = os.fspath(arguments[_CHANGES[event]])
-            if not isinstance(changed, str) or not changed.startswith(str(destination)) or "/.packing-" in changed:
-                return
-            seen += 1
-            if seen == number:
-                os._exit(9)
-
-        try:
-            sys.addaudithook(hook)
-            call()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_killed_before_any_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,242 @@
+"""Other datasets out of those that there are: several as one, one in parts, or one in other shards."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from streamvid.arrays import Int64
+from streamvid.checks import integer, suggest_keywords
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.concat import ConcatDataset
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.revisions import dataset_path
+from streamvid.errors import InputError
+from streamvid.packing.destination import DATASET_EXISTS, read_state
+from streamvid.packing.keys import KEY_MAX, duplicates, longer_keys
+from streamvid.packing.pack import SHARD_SIZE, Path, check_options, given_paths
+from streamvid.packing.parts import Shares, order_of, parts_by_column, parts_by_keys, parts_by_share
+from streamvid.packing.report import PackReport
+from streamvid.packing.rewrite import Rewrite, RewriteSpec, plan_rewrite, run_rewrite
+from streamvid.storage.url import join, redact
+
+Given = Dataset | str | os.PathLike[str]
+"""A dataset, or the path or URL of one."""
+
+
+@suggest_keywords
+def merge(
+    datasets: Sequence[Given],
+    destination: Path,
+    *,
+    prefix: bool = False,
+    copy: bool = False,
+    shard_size: int = SHARD_SIZE,
+    name: str | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> PackReport:
+    """Make one dataset of several, the clips of the first one first.
+
+    Class names are united in the order of the alphabet; a clip has no value in columns that its dataset lacks.
+    Forgotten clips are left out. A call that was killed goes on when it is made again.
+
+    Args:
+        datasets: paths, URLs or datasets.
+        destination: a folder or an object-store prefix.
+        prefix: put the name of its dataset before each key, so that datasets may have keys in common.
+        copy: copy the videos into shards; else they stay where they are, and the new dataset reads them there.
+        shard_size: if they are copied, the most bytes of tar in a shard, unless a single clip is larger.
+        name: the dataset's name; by default the last component of the destination.
+        workers: number of processes, by default one per core.
+        overwrite: replace a dataset at the destination.
+        progress: show a progress bar if stderr is a terminal.
+
+    Raises:
+        InputError: two clips have the same key, columns of one name have types that do not go together, or one of the
+            options cannot be.
+        DatasetError: one of the datasets, or a clip, cannot be read.
+    """
+    (to,) = given_paths(destination, "destination", most=1)
+    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    if isinstance(datasets, str | os.PathLike | ClipSource) or not datasets:
+        raise InputError(f"datasets must be a list of paths, URLs or datasets; it is {datasets!r}"[:300])
+    opened = [_opened(one) for one in datasets]
+    source = opened[0] if len(opened) == 1 and not prefix else ConcatDataset(opened)
+    rows = _delivered(source)
+    keys = _merged_keys(source, rows, prefix=prefix) if isinstance(source, ConcatDataset) else None
+    spec = plan_rewrite(
+        Rewrite(source, rows, keys, copy=copy), to, shard_size=shard_size, name=name, settings={"command": "merge"}
+    )
+    return run_rewrite(spec, to, overwrite=overwrite, workers=workers, progress=progress)
+
+
+@suggest_keywords
+def split(
+    dataset: Given,
+    destination: Path,
+    *,
+    shares: Shares | None = None,
+    keys: Mapping[str, Sequence[str] | str | os.PathLike[str]] | None = None,
+    column: str | None = None,
+    seed: int = 0,
+    group: str = "source",
+    copy: bool = False,
+    shard_size: int = SHARD_SIZE,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> dict[str, PackReport]:
+    """Make several datasets of one, in folders below the destination that are named as the parts; clips that are in no
+    part, and forgotten ones, are left out. A call that was killed goes on when it is made again.
+
+    By share, the part of a clip is a function of its group and the seed alone: it stays what it is if clips are added
+    or forgotten, and in whatever order and shards they are. So parts have about the shares that are asked for.
+
+    Args:
+        dataset: a path, URL or dataset.
+        destination: a folder or an object-store prefix.
+        shares: of each part by name, such as ``{"train": 0.9, "test": 0.1}``; together at most 1.
+        keys: of each part by name, a list or the path or URL of a file of them, as of `streamvid.Subset`.
+        column: a part for each value of a column; clips without a value are in none.
+        seed: of a split by share.
+        group: by share, a column of which clips with one value come into one part; "key" for none. By default the
+            clips of a video stay together, so that what is learnt of one is not tested with another.
+        copy, shard_size, workers, overwrite, progress: as of `merge`.
+
+    Returns:
+        the report of each part, by name.
+
+    Raises:
+        InputError: an option cannot be, a key is in no clip or in two parts, a part would be empty.
+        DatasetError: the dataset, or a clip, cannot be read.
+    """
+    (to,) = given_paths(destination, "destination", most=1)
+    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    integer(seed, "seed", least=0, most=None)
+    if sum(rule is not None for rule in (shares, keys, column)) != 1:
+        raise InputError("a split is by shares, by keys or by a column: give one of the three")
+    opened = _opened(dataset)
+    rows = _delivered(opened)
+    settings: dict[str, object] = {"command": "split", "column": column}
+    if shares is not None:
+        parts = parts_by_share(opened, rows, shares, seed=seed, group=group)
+        settings |= {"seed": seed, "group": group}
+    elif keys is not None:
+        parts = parts_by_keys(opened, rows, keys)
+    else:
+        assert column is not None
+        parts = parts_by_column(opened, rows, column)
+    specs: dict[str, RewriteSpec] = {}
+    for name, chosen in parts.items():
+        rewrite = Rewrite(opened, chosen, None, copy=copy)
+        specs[name] = plan_rewrite(
+            rewrite, join(to, name), shard_size=shard_size, name=name, settings={**settings, "part": name}
+        )
+        state, mine = read_state(join(to, name)), specs[name].job.fingerprint
+        if not overwrite and state.manifest is not None and mine not in (state.packed_by, state.claimed_by):
+            raise InputError(DATASET_EXISTS.format(redact(join(to, name))))
+    return {
+        name: run_rewrite(spec, join(to, name), overwrite=overwrite, workers=workers, progress=progress)
+        for name, spec in specs.items()
+    }
+
+
+@suggest_keywords
+def reshard(
+    dataset: Given,
+    destination: Path,
+    *,
+    shard_size: int = SHARD_SIZE,
+    shuffle: bool = False,
+    seed: int = 0,
+    name: str | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> PackReport:
+    """Copy a dataset into shards of another size, or a dataset of videos in place into shards. The MP4s of packed clips
+    are the same, byte by byte; forgotten clips are left out. A call that was killed goes on when it is made again.
+
+    Args:
+        dataset: a path, URL or dataset.
+        destination: a folder or an object-store prefix.
+        shard_size: the most bytes of tar in a shard, unless a single clip is larger.
+        shuffle: put the clips into another order, a function of their keys and the seed.
+        seed: of that order.
+        name: the dataset's name; by default the one that it has.
+        workers, overwrite, progress: as of `merge`.
+
+    Raises:
+        InputError: an option cannot be.
+        DatasetError: the dataset, or a clip, cannot be read.
+    """
+    (to,) = given_paths(destination, "destination", most=1)
+    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    opened = _opened(dataset)
+    rows = _delivered(opened)
+    settings: dict[str, object] = {"command": "reshard"}
+    if shuffle:
+        rows = rows[order_of(opened, rows, integer(seed, "seed", least=0, most=None))]
+        settings["seed"] = seed
+    spec = plan_rewrite(
+        Rewrite(opened, rows, None, copy=True),
+        to,
+        shard_size=shard_size,
+        name=opened.manifest.name if name is None else name,
+        settings=settings,
+    )
+    return run_rewrite(spec, to, overwrite=overwrite, workers=workers, progress=progress)
+
+
+def _opened(dataset: Given) -> Dataset:
+    return dataset if isinstance(dataset, Dataset) else Dataset.open(dataset_path(dataset))
+
+
+def _delivered(source: ClipSource) -> Int64:
+    """int64 [clips]: the rows that are not forgotten."""
+    rows = np.setdiff1d(np.arange(len(source)), source.forgotten)
+    if not len(rows):
+        raise InputError(f"all clips of {redact(source.path)} are forgotten: there is nothing to make a dataset of")
+    return rows
+
+
+def _merged_keys(source: ConcatDataset, rows: Int64, *, prefix: bool) -> list[str]:
+    """The keys of the clips in a dataset of all parts.
+
+    Raises:
+        InputError: two would be equal.
+    """
+    of = source.part_of(rows)
+    if not prefix:
+        keys: list[str] = source.columns.get("key").take(pa.array(rows)).to_pylist()
+        # A key that two parts have has the part's name before it; one may be of a forgotten clip.
+        plain = [key.rpartition("/")[2] for key in keys]
+        found = duplicates(plain)
+        if found:
+            key = plain[found[0]]
+            paths = [redact(source.parts[of[at]].path) for at in found if plain[at] == key]
+            raise InputError(
+                f"{' and '.join(dict.fromkeys(paths))} have a clip {key!r} each: merge them with --prefix, which puts "
+                "the dataset's name before each key"
+            )
+        return plain
+    keys = []
+    for number, (part, dataset) in enumerate(zip(source.parts, source.datasets, strict=True)):
+        own = dataset.columns.get("key").take(pa.array(rows[of == number] - part.first))
+        keys += [_prefixed(part.name, key) for key in own.to_pylist()]
+    if found := duplicates(keys):
+        raise InputError(
+            f"with the names of their datasets two clips are {keys[found[0]]!r}: rename one of the datasets"
+        )
+    return keys
+
+
+def _prefixed(name: str, key: str) -> str:
+    whole = f"{name}-{key}"
+    return whole if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{KEY_MAX}}}", whole) else longer_keys(whole)[0]

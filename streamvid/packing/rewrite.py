@@ -1,0 +1,327 @@
+"""Makes a dataset of the clips of others: a pack whose sources are clips that are packed, or indexed, already.
+
+Their videos are copied, or stay where they are: then the rows of the new dataset name the shards of the others, as
+those of `streamvid index` name files. Journal, groups, worker processes and writers are those of a pack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from streamvid.arrays import Float64, Int64, unique_rows
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.concat import ConcatDataset
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.grants import grant
+from streamvid.dataset.meta_columns import as_stored
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.destination import base_name
+from streamvid.packing.fingerprints import fingerprint, source_details, versions
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.job_spec import GroupTask, JobSpec, PackJob
+from streamvid.packing.metadata import Metadata
+from streamvid.packing.options import PackOptions, Place
+from streamvid.packing.pack import run_job
+from streamvid.packing.partition import Group, GroupCursor, partition
+from streamvid.packing.places import root_name
+from streamvid.packing.report import PackReport
+from streamvid.packing.run_local import MOST_INDEXED
+from streamvid.packing.stored_clips import ClipRun
+from streamvid.packing.typed_columns import dump_json, json_value
+from streamvid.storage.url import is_local, is_within, local_path, redact
+
+_RUN_CLIPS: Final = 32
+_RUN_BYTES: Final = 64 << 20
+"""Clips and bytes that a worker takes at once."""
+
+
+class Rewrite:
+    """Which clips make up a dataset, and how.
+
+    Args:
+        source: the dataset that they are of, or several concatenated.
+        rows: int64 [clips], in the order in which they are written.
+        keys: theirs in the new dataset; default: those that they have.
+        copy: whether their videos are copied.
+
+    Attributes:
+        starts: int64 [runs + 1], where in `rows` each run of clips begins that a worker takes at once.
+        roots: where videos stay, paths and URLs.
+
+    Raises:
+        InputError: a metadata column cannot be stored.
+    """
+
+    def __init__(self, source: ClipSource, rows: Int64, keys: Sequence[str] | None, *, copy: bool) -> None:
+        self.source, self.rows, self.copy = source, rows, copy
+        self.keys = (
+            source.columns.get("key").take(pa.array(rows)) if keys is None else pa.array(keys, pa.large_string())
+        )
+        self._clips = source.clips.contiguous()
+        self._columns = _stored_columns(source)
+        self.sizes = _sizes(source)[rows]
+        self.starts = _runs(self.sizes)
+        self.roots: dict[str, int] = {}
+        self._marks: dict[str, str] = {}
+        if not copy:
+            for s in np.unique(source.clips.shard[rows]).tolist():
+                files = source.shard_files[s]
+                for root in (files.dataset,) if files.entry.has_tar else files.roots:
+                    self.roots.setdefault(local_path(root) if is_local(root) else root.rstrip("/"), len(self.roots))
+                if files.entry.has_tar:
+                    self._marks[files.path("tar")] = ""
+            details = source_details(list(self._marks))
+            self._marks = {path: one.mark for path, one in zip(self._marks, details, strict=True)}
+
+    @property
+    def parts(self) -> Sequence[Dataset]:
+        """The datasets that the clips are of."""
+        if isinstance(self.source, ConcatDataset):
+            return self.source.datasets
+        assert isinstance(self.source, Dataset)
+        return (self.source,)
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides the content of the new dataset's clips."""
+        digest = hashlib.sha256(self.rows.tobytes())
+        digest.update("\n".join(self.keys.to_pylist()).encode())
+        for part in self.parts:
+            digest.update(part.manifest.to_json())
+        digest.update(json.dumps([self.copy, list(self.roots), self._marks]).encode())
+        return digest.hexdigest()
+
+    def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
+        """A group from a cursor on."""
+        first, stop = int(self.starts[cursor.source]), int(self.starts[group.stop])
+        rows = self.rows[first:stop]
+        sums = self.source.checksums(rows)
+        bounds = self.starts[cursor.source : group.stop + 1].tolist()
+        runs = tuple(
+            self._run(slice(start, end), sums[start - first : end - first]) for start, end in itertools.pairwise(bounds)
+        )
+        number = np.sort(rows)
+        taken = pa.array(number)
+        table = pa.table({name: column.take(taken) for name, column in self._columns.items()})
+        has = np.ones((1, table.num_columns), dtype=bool)
+        metadata = Metadata(number, self._texts(number, table), table, pa.schema([]), np.zeros(1, dtype=np.int64), has)
+        return GroupTask(group, cursor, runs, metadata)
+
+    def _texts(self, rows: Int64, table: pa.Table) -> pa.Array:
+        """The metadata of rows as JSON objects; `table` has their columns."""
+        texts = self._clips.meta.array.take(pa.array(rows)).combine_chunks()
+        changed = {name for part in self.parts for overlay in part.manifest.overlays for name, _ in overlay.columns}
+        changed &= set(table.column_names)
+        if not changed:
+            return texts
+        found = []
+        for row, text, new in zip(
+            rows.tolist(), texts.to_pylist(), table.select(sorted(changed)).to_pylist(), strict=True
+        ):
+            try:
+                merged = json.loads(text) | new
+            except (ValueError, TypeError, RecursionError) as error:
+                raise DatasetError(
+                    f"the metadata of clip {self.source.key(row)!r} are no JSON object: {error}"
+                ) from error
+            found.append(
+                dump_json(
+                    {
+                        name: json_value(value)
+                        for name, value in merged.items()
+                        if name not in changed or value is not None
+                    }
+                )
+            )
+        return pa.array(found, pa.large_string())
+
+    def _run(self, some: slice, sums: Sequence[str]) -> ClipRun:
+        rows, source = self.rows[some], self.source
+        numbers, shard = np.unique(self._clips.shard[rows], return_inverse=True)
+        return ClipRun(
+            **run_of(some.start, int(self.sizes[some].sum())),
+            clips=replace(self._clips.take(rows), shard=shard.astype(np.int32)),
+            shards=tuple(replace(source.shard_files[s], cache=None) for s in numbers.tolist()),
+            keys=tuple(self.keys[some].to_pylist()),
+            numbers=tuple(rows.tolist()),
+            sums=tuple(sums),
+            places=() if self.copy else tuple(map(self._place, rows.tolist(), sums)),
+        )
+
+    def _place(self, row: int, sha256: str) -> Place:
+        """The columns that say where a clip stays."""
+        source, clips, s = self.source, self._clips, int(self._clips.shard[row])
+        files, version = source.shard_files[s], source.version(row)
+        if version is None:
+            root, file, size, mark = (
+                files.dataset,
+                files.entry.file("tar"),
+                files.entry.bytes,
+                self._marks[files.path("tar")],
+            )
+        else:
+            assert clips.files is not None
+            root, file = files.roots[int(clips.files.root[row])], clips.files.file[row]
+            size, mark = version.size, version.mark
+        local = is_local(root)
+        return {
+            "mp4_offset": int(clips.mp4_offset[row]),
+            "mp4_size": int(clips.mp4_size[row]),
+            "json_offset": 0,
+            "json_size": 0,
+            "sha256": sha256,
+            "root": self.roots[local_path(root) if local else root.rstrip("/")],
+            "file": file,
+            "file_size": size,
+            "file_mtime_ns": int(mark) if local else None,
+            "file_etag": None if local else mark,
+        }
+
+
+@dataclass(frozen=True)
+class RewriteSpec(JobSpec):
+    """A rewrite before it begins; its sources are runs of clips, which get their rows when their group does."""
+
+    rewrite: Rewrite = field(kw_only=True)
+
+    @property
+    def videos(self) -> int:
+        """Number of clips."""
+        return len(self.rewrite.rows)
+
+    def task(self, group: Group, cursor: GroupCursor) -> GroupTask:
+        """A group from a cursor on."""
+        return self.rewrite.task(group, cursor)
+
+
+def plan_rewrite(
+    rewrite: Rewrite, destination: str, *, shard_size: int, name: str | None, settings: Mapping[str, object]
+) -> RewriteSpec:
+    """Determine everything that the bytes of the new dataset depend on.
+
+    Args:
+        rewrite: the clips.
+        destination: of the dataset.
+        shard_size: the most bytes of tar in a shard, unless a single clip is larger.
+        name: the dataset's name; by default the last component of the destination.
+        settings: options for pack-report.json.
+
+    Raises:
+        InputError: the destination is where clips of it come from, or cannot name their files.
+    """
+    _check_destination(rewrite, destination)
+    sizes = [int(size) for size in np.add.reduceat(rewrite.sizes, rewrite.starts[:-1])]
+    if not rewrite.copy:
+        sizes = (np.diff(rewrite.starts) * -(-shard_size // MOST_INDEXED)).tolist()
+    sources = [
+        SourceVideo(**run_of(start, size)) for start, size in zip(rewrite.starts[:-1].tolist(), sizes, strict=True)
+    ]
+    name = base_name(destination) if name is None else name
+    whole: dict[str, object] = {"name": name, "shard_size": shard_size, "copy": rewrite.copy, **settings}
+    mark = fingerprint(rewrite.digest(), settings=whole, versions=versions(), base="")
+    options = PackOptions("any", in_place=None if rewrite.copy else "packets")
+    roots = tuple(root_name(root, destination) for root in rewrite.roots)
+    return RewriteSpec(
+        job=PackJob(mark, shard_size, options, versions(), roots),
+        sources=sources,
+        metadata=Metadata(
+            np.empty(0, np.int64),
+            pa.array([]),
+            pa.table({}),
+            pa.schema([]),
+            np.zeros(1, np.int64),
+            np.ones((1, 0), bool),
+        ),
+        groups=partition(sizes, shard_size),
+        name=name,
+        classes=rewrite.source.classes,
+        base=None,
+        skipped=0,
+        unlabelled=0,
+        settings=whole,
+        joins=(),
+        rewrite=rewrite,
+    )
+
+
+def run_rewrite(
+    spec: RewriteSpec, destination: str, *, overwrite: bool, workers: int | None, progress: bool
+) -> PackReport:
+    """Write the dataset, or what is left of it; arguments and errors as of `streamvid.packing.pack.run_job`."""
+    report = run_job(
+        spec,
+        destination,
+        overwrite=overwrite,
+        workers=workers,
+        engine="local",
+        address=None,
+        progress=progress,
+        started=time.monotonic(),
+    )
+    if spec.rewrite.roots:
+        grant(destination, spec.rewrite.roots)
+    return report
+
+
+def run_of(start: int, size: int) -> dict[str, Any]:
+    """What a run of clips has in common with other sources."""
+    return {"path": "", "name": f"the clips from {start} on", "key": "", "size": size, "needed": True}
+
+
+def _check_destination(rewrite: Rewrite, destination: str) -> None:
+    shown = redact(destination)
+    read = {place for files in rewrite.source.shard_files for place in (files.dataset, *files.roots)}
+    for place in read:
+        if is_local(place) and is_local(destination):
+            inside = is_within(os.path.realpath(local_path(place)), os.path.realpath(local_path(destination)))
+        else:
+            inside = is_within(place.rstrip("/"), destination.rstrip("/"))
+        if inside:
+            raise InputError(f"{shown} holds what the dataset is made of, {redact(place)}: choose another place")
+    local = None if is_local(destination) else next(filter(is_local, rewrite.roots), None)
+    if local is not None:
+        raise InputError(f"the dataset {shown} cannot name local files, such as those of {local}: copy them (--copy)")
+
+
+def _stored_columns(source: ClipSource) -> dict[str, pa.Array]:
+    """The metadata columns in the types that they have on disk."""
+    meta = source.columns.meta
+    for error in meta.errors.values():
+        raise InputError(f"this cannot be one dataset: {error}")
+    columns = {}
+    for name in meta.names:
+        column = meta.get(name)
+        columns[name] = as_stored(column, meta.parquet_types.get(name, ""))
+    return columns
+
+
+def _sizes(source: ClipSource) -> Float64:
+    """float64 [clips]: bytes of each clip. Of those that share a file, nothing but the sum is known."""
+    clips = source.clips
+    sizes = clips.mp4_size.astype(np.float64)
+    if clips.files is not None:
+        file = clips.files.file.array.combine_chunks().dictionary_encode().indices.to_numpy()
+        _, which = unique_rows(clips.mp4_offset, file, clips.files.root + 1)
+        apart = clips.files.root >= 0
+        sizes[apart] /= np.bincount(which)[which][apart]
+    return sizes
+
+
+def _runs(sizes: Float64) -> Int64:
+    """int64 [runs + 1]: where runs of clips of these sizes begin."""
+    starts, content = [0], 0.0
+    for number, size in enumerate(sizes.tolist()):
+        if number > starts[-1] and (number - starts[-1] >= _RUN_CLIPS or content + size > _RUN_BYTES):
+            starts.append(number)
+            content = 0.0
+        content += size
+    return np.array([*starts, len(sizes)], dtype=np.int64)

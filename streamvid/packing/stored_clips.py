@@ -1,0 +1,138 @@
+"""Clips of datasets as sources of another one: their bytes as they are, checked, or just where they lie."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.clip_table import CATEGORIES, ClipTable
+from streamvid.dataset.columns import Columns
+from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.schema import MAX_FILE_BYTES
+from streamvid.dataset.shard_files import ShardFiles
+from streamvid.fetch.clip_file import ClipFile
+from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.options import Place, PreparedClip
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.url import is_local, local_path
+from streamvid.video.stored_clip import StoredClip, UnwrittenMp4
+
+_SIDE_BY_SIDE: Final = 16
+"""Clips of a remote dataset that a worker reads at once."""
+
+
+@dataclass(frozen=True)
+class ClipRun(SourceVideo):
+    """Some clips of datasets, as one source. Worker processes get no more of the datasets than these rows.
+
+    Attributes:
+        clips: their rows, in the order in which they are written; `shard` counts in `shards`.
+        shards: those that hold them.
+        keys: in the new dataset.
+        numbers: of their rows of metadata.
+        sums: SHA-256 of each MP4, "" where it is not known.
+        places: columns of each that say where it stays; empty if the clips are copied.
+    """
+
+    clips: ClipTable | None = None
+    shards: tuple[ShardFiles, ...] = ()
+    keys: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
+    sums: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
+
+    @property
+    def videos(self) -> int:
+        """How many they are."""
+        return len(self.keys)
+
+
+def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
+    """The clips of a run, ready to be written.
+
+    Args:
+        run: the clips.
+        folder: for those that are not in a local file in one piece; created if needed, and removed by the caller.
+
+    Raises:
+        ClipError: the bytes of one are not those that were stored, or are more than a tar takes.
+        DatasetError: a file cannot be read.
+    """
+    clips = run.clips
+    assert clips is not None
+    columns = Columns(clips, None, meta=MetaColumns)
+    source = ClipSource("", clips, columns, None, run.shards, Retry(COMMAND_SECONDS))
+
+    def prepare(row: int) -> PreparedClip:
+        place = run.places[row] if run.places else None
+        clip = _in_place(source, row) if place is not None else _copy(source, row, run.sums[row], folder)
+        label = int(clips.label[row])
+        return PreparedClip(
+            clip,
+            "",
+            (run.numbers[row],),
+            {},
+            label if label >= 0 else None,
+            key=run.keys[row],
+            source=clips.source[row],
+            place=place,
+        )
+
+    if source.is_local:
+        return [prepare(row) for row in range(len(clips))]
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        return list(pool.map(prepare, range(len(clips))))
+
+
+def _in_place(source: ClipSource, row: int) -> StoredClip:
+    return _stored_clip(source, row, Path(), ClipFile(source, row, "place"))
+
+
+def _copy(source: ClipSource, row: int, sha256: str, folder: Path) -> StoredClip:
+    """A clip whose bytes were read and found to be those that were stored."""
+    file, path = ClipFile(source, row, sha256), source.location(row)
+    if file.size > MAX_FILE_BYTES:
+        raise source.clip_error(
+            row, f"it is {file.size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB", path, offset=0,
+            suspect="source",
+        )  # fmt: skip
+    if file.stored and is_local(path):
+        name = Path(local_path(path))
+        status = os.stat(name)
+        for _ in file.read():
+            pass
+        where = UnwrittenMp4(
+            b"", np.array([source.clips.mp4_offset[row]]), np.array([file.size]), (status.st_size, status.st_mtime_ns)
+        )
+        return _stored_clip(source, row, name, file, sha256, where)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder / f"{row}.mp4"
+    with name.open("wb") as target:
+        for chunk in file.read():
+            target.write(chunk)
+    return _stored_clip(source, row, name, file, sha256)
+
+
+def _stored_clip(
+    source: ClipSource, row: int, mp4: Path, file: ClipFile, sha256: str = "", unwritten: UnwrittenMp4 | None = None
+) -> StoredClip:
+    clips = source.clips
+    return StoredClip(
+        mp4=mp4,
+        index=file.index,
+        **{name: getattr(clips, name)[row] for name in CATEGORIES},
+        width=int(clips.width[row]),
+        height=int(clips.height[row]),
+        rotation=int(clips.rotation[row]),
+        duration=int(clips.duration[row]),
+        time_base=(int(clips.time_base_num[row]), int(clips.time_base_den[row])),
+        stsd=clips.stsds[clips.stsd_id[row]],
+        sha256=sha256,
+        unwritten=unwritten,
+    )
