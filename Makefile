@@ -3,10 +3,12 @@
 #
 #   PYTHON     which Python makes .venv           make test PYTHON=python3.12
 #   VIDEOS     a folder of videos for the demo    make demo VIDEOS=/data/clips
+#   BUCKET     where demo-s3 packs to             make demo-s3 BUCKET=s3://mine/demo
 #   PIP_ARGS   more for `pip install`             make demo PIP_ARGS=--no-cache-dir
 #   JOBS       tests that run at a time           make test JOBS=4
 PYTHON ?= python3
 VIDEOS ?=
+BUCKET ?=
 PIP_ARGS ?=
 # Of a test file, one after the other: they share datasets. Many start processes of their own.
 JOBS ?= 2
@@ -15,10 +17,11 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo demo-s3 test lint bench clean
 
 help:
 	@echo "make demo [VIDEOS=folder]   pack videos, stream them on two ranks, show what came out"
+	@echo "make demo-s3 [BUCKET=url]   the same with the dataset in a bucket, by default of a Ceph of its own"
 	@echo "make test                   all that CI runs: lint, types, tests"
 	@echo "make lint                   ruff and mypy alone"
 	@echo "make bench                  the quick form of the benchmark"
@@ -35,6 +38,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(RUN) -m tools.demo $(if $(VIDEOS),--videos "$(VIDEOS)")
+
+demo-s3: $(INSTALLED)
+	$(RUN) -m tools.demo --s3 $(BUCKET) $(if $(VIDEOS),--videos "$(VIDEOS)")
 
 test: lint
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streamvid.inspection.duplicates import duplicates as duplicates
     from streamvid.inspection.extract import extract as extract
     from streamvid.inspection.listing import list_clips as list_clips
+    from streamvid.inspection.preview.show import show as show
     from streamvid.inspection.verify import verify as verify
     from streamvid.loader.batch import Batch as Batch
     from streamvid.loader.batch import LoaderStats as LoaderStats
@@ -97,6 +98,7 @@ _MODULE_OF = {
     "merge": "packing.reshape",
     "pack": "packing.pack",
     "reshard": "packing.reshape",
+    "show": "inspection.preview.show",
     "slice": "video.packet_selection",
     "split": "packing.reshape",
     "verify": "inspection.verify",

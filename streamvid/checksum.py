@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 
 from streamvid.arrays import UInt8
 
-Checksum = Callable[[bytes | bytearray | memoryview | UInt8], int]
+
+class Checksum(Protocol):
+    """The CRC-32C of some bytes, or of those whose CRC-32C is `value` and these after them."""
+
+    def __call__(self, data: bytes | bytearray | memoryview | UInt8, value: int = 0, /) -> int: ...
+
 
 _POLYNOMIAL: Final = 0x82F63B78
 _ONES: Final = 0xFFFFFFFF
@@ -38,9 +42,9 @@ def ffmpeg_crc32c() -> Checksum:
         (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t),
     )
 
-    def crc(data: bytes | bytearray | memoryview | UInt8) -> int:
+    def crc(data: bytes | bytearray | memoryview | UInt8, value: int = 0, /) -> int:
         array = np.frombuffer(data, dtype=np.uint8)
-        return int(av_crc(table, _ONES, array.ctypes.data, array.size)) ^ _ONES
+        return int(av_crc(table, value ^ _ONES, array.ctypes.data, array.size)) ^ _ONES
 
     return crc
 

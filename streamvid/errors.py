@@ -4,7 +4,8 @@ StreamvidError
 ├── InputError (also a ValueError): an option, path, list or label
 ├── DatasetError: a dataset
 │   └── ClipError: one clip of it
-└── VideoError: a video or clip
+├── VideoError: a video or clip
+└── GpuLostError: no input, but the GPU: it failed in a way that its process cannot survive
 """
 
 from __future__ import annotations
@@ -75,3 +76,7 @@ class ClipError(DatasetError):
 
 class VideoError(StreamvidError):
     """A video or clip that cannot be read, stored or decoded."""
+
+
+class GpuLostError(StreamvidError):
+    """A GPU that this process cannot use any more, whatever it does: it has to end, and to be started again."""

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_UNSHOWABLE: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\uffff]"
+)
+"""Control characters but tab and line feed, overrides of the direction of writing, surrogates, non-characters."""
+
 
 def printable(text: str) -> str:
     """The text without control characters, which a terminal would execute: names come from untrusted files."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def displayable(text: str, most: int) -> str:
+    """At most that many characters of a text, for a page: lines are kept, and letters that are joined without a space;
+    what a browser would obey or cannot show is replaced."""
+    cut = text[:most].replace("\r\n", "\n")
+    return _UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", cut) + ("…" if len(text) > most else "")
 
 
 def first_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from torch import nn
 
 import streamvid as sv
 from streamvid.loader.engine import ENGINES, EngineName
+from streamvid.storage import filesystem
 
 EPOCHS = 2
 MEAN, STD = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
@@ -185,7 +186,7 @@ def main() -> int:
         dist.destroy_process_group()
     if rank != 0:
         return 0
-    manifest = json.loads((Path(arguments.dataset) / "dataset.json").read_text(encoding="utf-8"))
+    manifest = json.loads(filesystem.read_bytes(f"{arguments.dataset}/dataset.json"))
     epochs: list[tuple[Share, ...]] = list(zip(*gathered, strict=True))
     console = Console()
     console.print(report(epochs, manifest["bytes"]))

@@ -61,6 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         address=arguments.address,
         overwrite=arguments.overwrite,
+        retry_for=arguments.retry_for,
     )
     print_summary(report, "indexed")
     return 0

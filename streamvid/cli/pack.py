@@ -62,6 +62,13 @@ def add_shared_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine"
     )
+    command.add_argument(
+        "--retry-for",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a bucket that does not answer is asked again; default 600",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     command.add_argument(
         "--decode",
@@ -197,6 +204,7 @@ def _run(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         address=arguments.address,
         overwrite=arguments.overwrite,
+        retry_for=arguments.retry_for,
         append=arguments.append,
     )
     print_summary(report, "packed")

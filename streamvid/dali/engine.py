@@ -19,8 +19,9 @@ from typing import Final
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
+from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.errors import ClipError, VideoError
-from streamvid.fetch.encoded_batch import encoded_batch
+from streamvid.fetch.encoded_batch import encoded_batch, read_slices
 from streamvid.fetch.epoch_reader import Rescue, upcoming_shards
 from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
@@ -99,6 +100,7 @@ class DaliEngine:
                         done += 1
                     return
                 except (ClipError, FileTooShort, VideoError) as error:
+                    raise_if_lost(self._device_id, error)
                     if rescue is None or done == tried:
                         raise
                     failed = error.with_traceback(None)
@@ -204,6 +206,9 @@ class DaliEngine:
         """Plan a step's samples, and find the byte ranges to read for them."""
         rows = self._dataset.clips
         planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=path_of)
+        if self._spec.checksum is not None:
+            # DALI reads them again, and compares them with nothing.
+            read_slices(self._dataset, planned, RangeReader(), path_of, checksum=self._spec.checksum)
         samples = pad_to_longest(planned, self._spec.sampling.pad)
         sources = [
             video_source(

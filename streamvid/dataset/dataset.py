@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -17,16 +18,21 @@ from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
+from streamvid.dataset.members import members_of, read_members
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.overlays import check_overlays, read_labels, with_overlays
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
-from streamvid.dataset.shard_files import ShardFiles
+from streamvid.dataset.shard_files import ShardFiles, read_table
 from streamvid.dataset.shard_rows import RowBlock, row_blocks
+from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.url import is_local, local_path, redact
+
+log = logging.getLogger(__name__)
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
@@ -113,7 +119,8 @@ class Dataset(ClipSource):
 
         def build(file: str) -> None:
             try:
-                consolidated.write_rows(file, _read_blocks(shards, check_sha256=cached, retry=retry), manifest.shards)
+                blocks = _read_blocks(path, manifest, cache, check_sha256=cached, retry=retry)
+                consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
                     f"the rows of the {manifest.clips:,} clips at {redact(path)} do not fit into memory: use a machine "
@@ -130,6 +137,30 @@ class Dataset(ClipSource):
         meta = with_overlays(meta, path, manifest, cache, retry)
         return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)
 
+    def members(self, clip: str | int) -> list[str]:
+        """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
+        "json" and "depth.npy"; none of a packed clip. Errors as of `member`."""
+        return list(members_of(self, clip))
+
+    def member(self, clip: str | int, name: str) -> bytes:
+        """The bytes of a file beside a clip, read now.
+
+        Args:
+            clip: its key, or its row number.
+            name: as of `members`.
+
+        Raises:
+            KeyError, IndexError: there is no such clip or member.
+            ClipError: the tar is another one than was indexed.
+            DatasetError: it cannot be read.
+        """
+        row = self.row(clip) if isinstance(clip, str) else range(len(self))[clip]
+        (data,) = read_members(self, [name], [row])[name]
+        if data is None:
+            there = ", ".join(self.members(row)) or "none"
+            raise KeyError(f"clip {self.key(row)!r} has no member {name[:100]!r}: it has {there}")
+        return data
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "path": self.path,
@@ -145,22 +176,34 @@ class Dataset(ClipSource):
         self.__init__(**state)  # type: ignore[misc]
 
 
-def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool, retry: Retry) -> Iterator[RowBlock]:
-    """The rows of all shards in order, read by threads a little ahead of whoever takes them."""
-    local = all(is_local(shard.dataset) for shard in shards)
+def _read_blocks(
+    path: str, manifest: Manifest, cache: ShardCache | None, *, check_sha256: bool, retry: Retry
+) -> Iterator[RowBlock]:
+    """The rows of all shards in order, read by threads a little ahead of whoever takes them: of a remote dataset from
+    its consolidated tables, as far as there are some, else from the shards' own."""
+    shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
+    local = is_local(path)
     threads = max(1, min(len(shards), len(os.sched_getaffinity(0)) if local else _THREADS, _THREADS))
 
     stop = threading.Event()
 
-    def read(some: Sequence[ShardFiles]) -> list[RowBlock]:
+    def read(some: Sequence[ShardFiles], table: TableEntry | None) -> list[RowBlock]:
+        entries = [shard.entry for shard in some]
+        if table is not None:
+            try:
+                return row_blocks(read_table(path, table, entries, cache=cache, retry=retry, stop=stop), entries)
+            except (StorageUnavailable, AccessRefused):
+                raise
+            except DatasetError as error:
+                log.warning("%s; the Parquet files of its %d shards are read instead", error, len(some))
         tables = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop) for shard in some]
-        return row_blocks(tables, [shard.entry for shard in some])
+        return row_blocks(tables, entries)
 
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[RowBlock]]] = deque()
         try:
-            for some in _groups(shards, most=-(-len(shards) // threads)):
-                ahead.append(pool.submit(read, some))
+            for some, table in _parts(shards, () if local else manifest.tables, most=-(-len(shards) // threads)):
+                ahead.append(pool.submit(read, some, table))
                 if len(ahead) > threads + 2:
                     yield from ahead.popleft().result()
             while ahead:
@@ -168,6 +211,21 @@ def _read_blocks(shards: Sequence[ShardFiles], *, check_sha256: bool, retry: Ret
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+
+
+def _parts(
+    shards: Sequence[ShardFiles], tables: Sequence[TableEntry], *, most: int
+) -> Iterator[tuple[Sequence[ShardFiles], TableEntry | None]]:
+    """What is read together: the shards of a table, or `_groups` of those that have none."""
+    good = list(usable(tables, [shard.entry for shard in shards]))
+    if len(good) < len(tables):
+        log.warning("%d consolidated tables are not of the shards that dataset.json names", len(tables) - len(good))
+    end = 0
+    for table, part in good:
+        yield from ((some, None) for some in _groups(shards[end : part.start], most=most))
+        yield shards[part], table
+        end = part.stop
+    yield from ((some, None) for some in _groups(shards[end:], most=most))
 
 
 def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[ShardFiles]]:

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from streamvid.dataset.tables import TableEntry, parse_tables, usable
 from streamvid.errors import DatasetError
 
 FORMAT: Final = "streamvid"
@@ -152,6 +153,7 @@ class Manifest:
     overlays: tuple[Overlay, ...] = ()
     oldest: int = 0
     change: Change | None = None
+    tables: tuple[TableEntry, ...] = ()
 
     @property
     def clips(self) -> int:
@@ -186,6 +188,8 @@ class Manifest:
             **({"roots": list(self.roots)} if self.roots else {}),
             **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
             **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
+            # None of shards that were replaced since.
+            **({"tables": tables} if (tables := [asdict(one) for one, _ in usable(self.tables, self.shards)]) else {}),
             "shards": [shard.to_json() for shard in self.shards],
         }
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
@@ -231,6 +235,7 @@ class Manifest:
                 overlays=tuple(map(_overlay, _checked(document, "overlays", list) if "overlays" in document else ())),
                 oldest=_count(document, "oldest") if "oldest" in document else 0,
                 change=_change(document["change"]) if "change" in document else None,
+                tables=parse_tables(document.get("tables", [])),
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
             for field, total in totals.items():

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.roots import Bounds
-from streamvid.dataset.schema import SCHEMA
-from streamvid.dataset.shard_rows import read_columns, read_scalars
+from streamvid.dataset.schema import FIELD_PREFIX, PLACE_SCHEMA, SCHEMA
+from streamvid.dataset.shard_rows import REMEDY, read_columns, read_scalars
 from streamvid.dataset.string_column import StringColumn
+from streamvid.dataset.tables import TableEntry
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import is_local, join, local_path
+from streamvid.storage.url import is_local, join, local_path, redact
+
+TABLE_COLUMNS: Final = pa.schema([field for field in SCHEMA if field.name != "sha256"])
+"""What a consolidated table has of the shards' columns: all but what no loader reads."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,9 @@ class ShardFiles:
     def read_checksums(self, retry: Retry) -> StringColumn:
         """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""
         source = self._parquet(retry, threading.Event())
-        table = read_columns(source, self.entry, pa.schema([SCHEMA.field("sha256")]))
+        table = read_columns(
+            source, f"{self.entry.name}.parquet", self.entry.clips, pa.schema([SCHEMA.field("sha256")])
+        )
         return StringColumn(table["sha256"])
 
     def _parquet(self, retry: Retry, stop: threading.Event) -> str | pa.Buffer:
@@ -86,3 +95,37 @@ class ShardFiles:
         if self.cache is None:
             return pa.py_buffer(filesystem.read_bytes(path, retry=retry.until(stop)))
         return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
+
+
+def read_table(
+    dataset: str,
+    table: TableEntry,
+    entries: Sequence[ShardEntry],
+    *,
+    cache: ShardCache | None,
+    retry: Retry,
+    stop: threading.Event,
+) -> list[pa.Table]:
+    """The rows of a table, for each of its shards what `shard_rows.read_scalars` gives.
+
+    Args:
+        dataset: folder or URL.
+        table: of these shards.
+        entries: the shards.
+        cache: keeps a copy of the file, if there is one.
+        retry, stop: for how long a storage that does not answer is asked again.
+
+    Raises:
+        DatasetError: it cannot be read, or is not what dataset.json says.
+    """
+    path = join(dataset, table.file)
+    if cache is not None:
+        data = cache.read_through(path, size=None, sha256=table.sha256, stop=stop)
+    else:
+        data = filesystem.read_bytes(path, retry=retry.until(stop))
+        if hashlib.sha256(data).hexdigest() != table.sha256:
+            raise DatasetError(f"{redact(path)} is not the one in dataset.json, by its SHA-256: {REMEDY}")
+    schema = TABLE_COLUMNS if entries[0].has_tar else pa.schema([*TABLE_COLUMNS, *PLACE_SCHEMA])
+    clips = [entry.clips for entry in entries]
+    rows = read_columns(pa.py_buffer(data), table.file, sum(clips), schema, FIELD_PREFIX)
+    return [rows.slice(end - count, count) for end, count in zip(itertools.accumulate(clips), clips, strict=True)]

@@ -78,19 +78,24 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool 
         DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
     """
     schema = SCHEMA if entry.has_tar else pa.schema([*SCHEMA, *PLACE_SCHEMA])
-    return read_columns(source, entry, schema, FIELD_PREFIX, leave_out=() if checksums else ("sha256",))
+    leave_out = () if checksums else ("sha256",)
+    return read_columns(source, f"{entry.name}.parquet", entry.clips, schema, FIELD_PREFIX, leave_out)
 
 
 def read_columns(
-    source: str | pa.Buffer, entry: ShardEntry, schema: pa.Schema, prefix: str = "", leave_out: Sequence[str] = ()
+    source: str | pa.Buffer,
+    file: str,
+    clips: int,
+    schema: pa.Schema,
+    prefix: str = "",
+    leave_out: Sequence[str] = (),
 ) -> pa.Table:
-    """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out;
-    otherwise as `read_scalars`."""
-    file = entry.file("parquet").rpartition("/")[2]
+    """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out, of a
+    file that should have so many rows; otherwise as `read_scalars`."""
 
     def choose(found: pa.Schema, rows: int) -> list[str]:
-        if rows != entry.clips:
-            raise DatasetError(f"shard {file} has {rows} rows for {entry.clips} clips: {REMEDY}")
+        if rows != clips:
+            raise DatasetError(f"shard {file} has {rows} rows for {clips} clips: {REMEDY}")
         for field in schema:
             at = found.get_field_index(field.name)
             if at < 0 or found.field(at).type != field.type:

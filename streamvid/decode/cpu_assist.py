@@ -42,6 +42,9 @@ class CpuAssistWorker:
         import torch
 
         self._device_id, self._queue = device_id, queue
+        self.doing: tuple[GopJob, ...] = ()
+        """See `streamvid.decode.engine_threads.Worker`."""
+        self._abandoned = False
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._key: SessionKey | None = None
         self._context = ReusableCodecContext()
@@ -53,11 +56,12 @@ class CpuAssistWorker:
         self._last: GopJob | None = None
 
     def run(self) -> None:
-        """Decode until the queue is closed."""
+        """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
-            while jobs := self._queue.take_for_cpu():
+            while not self._abandoned and (jobs := self._queue.take_for_cpu()):
+                self.doing = tuple(jobs)
                 failed = self._decode_all(jobs)
                 for job in jobs:
                     if job in failed:
@@ -67,7 +71,12 @@ class CpuAssistWorker:
                         job.group.finish()
                 # While waiting for the next jobs, hold no reference to the output of these.
                 del job, jobs, failed
-                self._last = None
+                self._last, self.doing = None, ()
+
+    def abandon(self) -> list[GopJob]:
+        """See `streamvid.decode.engine_threads.Worker`."""
+        self._abandoned = True
+        return list(self.doing)
 
     def _decode_all(self, jobs: Sequence[GopJob]) -> dict[GopJob, Exception]:
         """Decode jobs of one configuration and batch, and wait until their frames are written.

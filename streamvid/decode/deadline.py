@@ -37,7 +37,7 @@ class Pace:
     """
 
     def __init__(self, *, least_s: float = LEAST_S) -> None:
-        self._least_s = least_s
+        self.least_s = least_s
         self._lock = threading.Lock()
         self._measured: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
@@ -52,13 +52,26 @@ class Pace:
         """
         packets = len(encoded.sizes) if packets is None else packets
         with self._lock:
-            measured = list(self._measured.get(_kind(encoded), ()))
-        each = _PATIENCE * median(measured) if measured else encoded.width * encoded.height / _PIXELS_PER_S
-        return max(self._least_s, packets * each)
+            return max(self.least_s, packets * self._each(encoded))
+
+    def add_all(self, slices: Sequence[EncodedSlice], seconds: float) -> None:
+        """Note that a batch was decoded in so many seconds, which its slices share by their packets' pixels."""
+        pixels = [len(one.sizes) * one.width * one.height for one in slices]
+        for one, share in zip(slices, pixels, strict=True):
+            self.add(one, len(one.sizes), seconds * share / sum(pixels))
+
+    def deadline_of_all(self, slices: Sequence[EncodedSlice]) -> float:
+        """Seconds that decoding a batch may take."""
+        with self._lock:
+            return max(self.least_s, sum(len(one.sizes) * self._each(one) for one in slices))
+
+    def _each(self, encoded: EncodedSlice) -> float:
+        measured = self._measured.get(_kind(encoded), ())
+        return _PATIENCE * median(measured) if measured else encoded.width * encoded.height / _PIXELS_PER_S
 
 
 class LateBatches:
-    """Names the clips of a batch that takes long, whatever decodes it: NVDEC and DALI have no deadlines. It only logs.
+    """Names the clips of a batch that takes long, whatever it is that does, such as a DALI pipeline. It only logs.
 
     Args:
         late_s: seconds after which a batch is late, unless another has taken a fifth of them, or more.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
-from streamvid.errors import VideoError
+from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -56,8 +56,8 @@ class JobGroup:
 
     def __init__(self, jobs: int) -> None:
         self._lock = threading.Lock()
-        self._pending = jobs
-        self._error: VideoError | None = None
+        self._pending, self._abandoned = jobs, False
+        self._error: VideoError | GpuLostError | None = None
         self._events: dict[int, torch.cuda.Event] = {}
         self._done: Future[None] = Future()
         if not jobs:
@@ -74,9 +74,8 @@ class JobGroup:
             if written is not None:
                 self._events[threading.get_ident()] = written
             self._pending -= 1
-            pending = self._pending
-        if not pending:
-            self._done.set_result(None)
+            if not self._pending and not self._abandoned:
+                self._done.set_result(None)
 
     def fail(self, error: VideoError) -> None:
         """Count one job as failed; the first error is the one `wait` raises."""
@@ -84,14 +83,31 @@ class JobGroup:
             self._error = self._error or error
         self.finish()
 
+    def abandon(self, error: VideoError | GpuLostError) -> None:
+        """Fail at once, without waiting for the jobs that are left: one of them may never end. Whoever works on them
+        keeps their memory until it has written to it."""
+        with self._lock:
+            self._error = self._error or error
+            over, self._abandoned = self._abandoned or not self._pending, True
+            if not over:
+                self._done.set_result(None)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its frames are of no use to anybody."""
+        return self._abandoned
+
     def wait(self) -> None:
-        """Block until every job is done and its frames are written, whether some failed or not: only then may their
-        memory be freed.
+        """Block until every job is done and its frames are written, whether some failed or not, or until the group is
+        abandoned.
 
         Raises:
             VideoError: a job failed.
+            GpuLostError: jobs fail whoever does them.
         """
         self._done.result()
+        if self._abandoned and self._error is not None:
+            raise self._error
         for event in self._events.values():
             event.synchronize()
         if self._error is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from streamvid.arrays import UInt8
@@ -12,8 +13,12 @@ from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.deadline import Pace
+from streamvid.decode.deadline_threads import DeadlineThreads
 from streamvid.decode.isolated import IsolatedDecoder
+from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
+from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -73,10 +78,11 @@ class GpuDecoder:
         isolate: bool = False,
     ) -> None:
         self._sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
-        self._dali: DaliDecoder | None = None
+        dali = partial(DaliDecoder, device_id=device_id, threads=threads, max_batch=max_batch)
+        self._dali = DeadlineThreads(1, name="streamvid-decode-dali", tool=partial(_ReopenedDali, dali))
+        self._pace = Pace()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
-        self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
-        self._streams = min(streams, threads)
+        self._device_id, self._streams = device_id, min(streams, threads)
 
     def uses_dali(self, route: Route) -> bool:
         """Whether clips of this route go to DALI, and into its decoder cache."""
@@ -85,8 +91,8 @@ class GpuDecoder:
     def submit(self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = ()) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch, as `CpuDecoder.submit`.
 
-        Sessions and the CPU begin at once; DALI decodes when the result is asked for, in the asking thread. The
-        tensors of several slices may share memory.
+        Sessions and the CPU begin at once; DALI decodes when the result is asked for. The tensors of several slices
+        may share memory. After any error, the result raises GpuLostError if this process has lost the GPU.
 
         Args:
             slices: of the batch.
@@ -114,7 +120,7 @@ class GpuDecoder:
         )
         cpu_frames = self._cpu.submit([slices[n] for n in by_cpu])
 
-        def result() -> list[torch.Tensor]:
+        def gather() -> list[torch.Tensor]:
             frames: dict[int, torch.Tensor] = {}
             try:
                 frames.update(zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True))
@@ -124,6 +130,13 @@ class GpuDecoder:
                 if session_frames is not None:
                     frames.update(zip(in_sessions, session_frames.result(), strict=True))
             return [frames[n] for n in range(len(slices))]
+
+        def result() -> list[torch.Tensor]:
+            try:
+                return gather()
+            except Exception as error:
+                raise_if_lost(self._device_id, error)
+                raise
 
         return Pending(result)
 
@@ -138,7 +151,7 @@ class GpuDecoder:
     def close(self) -> None:
         """Free threads and device memory."""
         self._cpu.close()
-        self._dali = None
+        self._dali.close()
         if self._sessions is not None:
             self._sessions.close()
             self._sessions = None
@@ -146,13 +159,17 @@ class GpuDecoder:
     def _decode_by_dali(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
         if not slices:
             return []
-        if self._dali is None:
-            self._dali = DaliDecoder(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
-        try:
-            return self._dali.decode(slices, streams=self._streams)
-        except BaseException:
-            self._dali = None  # a pipeline is of no use after an error
-            raise
+        found: list[list[torch.Tensor]] = []
+
+        def decode(dali: _ReopenedDali) -> None:
+            began = perf_counter()
+            found.append(dali.decode(slices, streams=self._streams))
+            self._pace.add_all(slices, perf_counter() - began)
+
+        self._dali.submit(
+            decode, limit_s=partial(self._pace.deadline_of_all, slices), overdue=partial(_overdue, slices)
+        ).result()
+        return found[0]
 
     def _to_device(self, frames: Sequence[UInt8]) -> list[torch.Tensor]:
         if not frames:
@@ -162,3 +179,29 @@ class GpuDecoder:
         copies = [torch.from_numpy(one).to(f"cuda:{self._device_id}") for one in frames]
         torch.cuda.synchronize(self._device_id)
         return copies
+
+
+class _ReopenedDali:
+    """A `DaliDecoder` that is opened when it is needed, and again after an error, as it is of no use then."""
+
+    def __init__(self, make: Callable[[], DaliDecoder]) -> None:
+        self._make = make
+        self._decoder: DaliDecoder | None = None
+
+    def decode(self, slices: Sequence[EncodedSlice], *, streams: int) -> list[torch.Tensor]:
+        """See `DaliDecoder`."""
+        decoder, self._decoder = self._decoder or self._make(), None
+        frames = decoder.decode(slices, streams=streams)
+        self._decoder = decoder
+        return frames
+
+    def __enter__(self) -> _ReopenedDali:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._decoder = None
+
+
+def _overdue(slices: Sequence[EncodedSlice], seconds: float) -> VideoError:
+    clips = ", ".join(dict.fromkeys(encoded.name for encoded in slices))[:300]
+    return VideoError(f"DALI has not decoded a batch in {seconds:.0f} s, with the clips {clips}")

@@ -69,7 +69,7 @@ class DecodeQueue:
     def retry(self, job: GopJob, error: VideoError) -> None:
         """Give back a job that failed: an engine tries it once more, alone in its decoder; then its batch fails."""
         with self._changed:
-            if job.retry_of is None and self._engines and not self._closed:
+            if job.retry_of is None and self._engines and not self._closed and not job.group.abandoned:
                 self._retries.append(replace(job, retry_of=error))
                 self._changed.notify_all()
                 return

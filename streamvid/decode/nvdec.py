@@ -11,18 +11,18 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
-import os
-import threading
 import weakref
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from streamvid.color import nv12
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
+from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import split_at_idr
+from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import InputError
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 NVDEC_ENGINES: Final = 7
 """Engines of an H100 or H200, for drivers that do not say."""
 _NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
-_JOIN_SECONDS: Final = 10.0
-"""How long a thread is waited for at exit."""
 _MEMORY_SHARE: Final = 32
 """All sessions together take at most 1/32 of the GPU's memory."""
 
@@ -117,19 +115,15 @@ class NvdecSessionPool:
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._queue = DecodeQueue(engines=engines)
         memory = torch.cuda.get_device_properties(device_id).total_memory
-        limit = memory // _MEMORY_SHARE // max(1, engines)
-        workers: list[tuple[str, NvdecWorker | CpuAssistWorker]] = [
-            *((f"nvdec-{n}", NvdecWorker(device_id, self._queue, memory_limit=limit)) for n in range(engines)),
-            *((f"cpu-assist-{n}", CpuAssistWorker(device_id, self._queue)) for n in range(cpu_workers)),
-        ]
-        self._threads = [
-            threading.Thread(target=worker.run, name=f"streamvid-{name}", daemon=True) for name, worker in workers
-        ]
-        for thread in self._threads:
-            thread.start()
+        limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
+        engine = partial(NvdecWorker, device_id, self._queue, pace, memory_limit=limit)
+        core = partial(CpuAssistWorker, device_id, self._queue)
+        makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
+        makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
+        self._threads = EngineThreads(self._queue, makers, pace)
         # Also without `close`: a pool that nobody refers to frees its sessions, and when the interpreter exits the
         # threads must be gone, because one that returns from the driver then crashes the process.
-        self._finalize = weakref.finalize(self, _shut_down, self._queue, self._threads, os.getpid())
+        self._finalize = weakref.finalize(self, self._threads.close)
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch.
@@ -140,7 +134,7 @@ class NvdecSessionPool:
         Returns:
             the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU. Those of one size are
             views of one allocation, which must not be freed before work that reads it is done. `result` raises
-            VideoError if a slice does not decode to its frames.
+            VideoError if a slice does not decode to its frames, or its engine is stuck; GpuLostError if many are.
 
         Raises:
             VideoError: a slice is damaged; then nothing of the batch is begun.
@@ -172,15 +166,5 @@ class NvdecSessionPool:
 
     def close(self) -> None:
         """Decode what was submitted, then close the sessions and end the threads."""
-        self._finalize()
-        for thread in self._threads:
-            thread.join()
-
-
-def _shut_down(queue: DecodeQueue, threads: Sequence[threading.Thread], process: int) -> None:
-    if os.getpid() != process:
-        return  # a forked child has none of the threads, and they may have held the queue's lock
-    queue.close()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
+        self._finalize.detach()
+        self._threads.close(None)

@@ -7,20 +7,22 @@ import ctypes
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from streamvid.color import nv12
+from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.frame_matching import FrameMatcher
 from streamvid.decode.job_queue import DecodeQueue
+from streamvid.decode.staging import STAGED, PinnedIndexBuffer, StagingBuffer
 from streamvid.errors import VideoError
 
 if TYPE_CHECKING:
     import torch
 
-_STAGED: Final = 32
-"""Frames converted by one kernel launch: enough to be worth a launch, few enough to need little memory."""
 _INDEX_BUFFERS: Final = 16
 """Conversions queued on the GPU before the worker waits for the first."""
 _SURFACES: Final = 32
@@ -63,13 +65,17 @@ class NvdecWorker:
     Args:
         device_id: the GPU's number.
         queue: where jobs come from.
+        pace: is told how long jobs take.
         memory_limit: bytes of GPU memory that its sessions may take together. One may always be open.
     """
 
-    def __init__(self, device_id: int, queue: DecodeQueue, *, memory_limit: int) -> None:
+    def __init__(self, device_id: int, queue: DecodeQueue, pace: Pace, *, memory_limit: int) -> None:
         import torch
 
-        self._device_id, self._queue, self._memory_limit = device_id, queue, memory_limit
+        self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
+        self.doing: tuple[GopJob, ...] = ()
+        """See `streamvid.decode.engine_threads.Worker`."""
+        self._abandoned = False
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._copies = _CudaCopies(self._stream.cuda_stream)
         self._packet = _PacketFactory()
@@ -93,18 +99,28 @@ class NvdecWorker:
         self._writing: deque[tuple[torch.cuda.Event, GopJob]] = deque()
 
     def run(self) -> None:
-        """Decode until the queue is closed and empty."""
+        """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
             while (job := self._next()) is not None:
+                self.doing = (job,)
                 self._decode(job)
                 # While waiting for the next job, hold no reference to the output of this one.
                 del job
+            # If it was abandoned, a job may have come since; and memory that it writes to must not be freed.
+            self._fail(RuntimeError("its engine was given up"))
             for key in list(self._sessions):
                 self._close(key)
 
+    def abandon(self) -> list[GopJob]:
+        """See `streamvid.decode.engine_threads.Worker`."""
+        self._abandoned = True
+        return list(dict.fromkeys([*self._jobs.values(), *self.doing]))
+
     def _next(self) -> GopJob | None:
+        if self._abandoned:
+            return None
         job = self._queue.take(current=self._current, opened=self._sessions, block=False)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
@@ -114,11 +130,14 @@ class NvdecWorker:
             except Exception as error:
                 self._fail(error)
             self._writing.clear()
+            self.doing = ()
+            if self._abandoned:
+                return None
             job = self._queue.take(current=self._current, opened=self._sessions, block=True)
         return job
 
     def _decode(self, job: GopJob) -> None:
-        exact = job.retry_of is not None or not job.in_order
+        began, exact = perf_counter(), job.retry_of is not None or not job.in_order
         try:
             # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures,
             # wrongly.
@@ -141,6 +160,7 @@ class NvdecWorker:
                 self._receive(decoder.Decode(self._packet(data, timestamp)), job.key)
             if exact:
                 self._flush()
+            self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
         except Exception as error:
             self._fail(error)
 
@@ -219,7 +239,7 @@ class NvdecWorker:
                 samples_address + len(self._staged) * key.surface_bytes, frame.GetPtrToPlane(0), key.surface_bytes
             )
             self._staged.append((number, job, row))
-            if len(self._staged) == _STAGED:
+            if len(self._staged) == STAGED:
                 self._convert()
         self._finish_confirmed()
 
@@ -264,6 +284,8 @@ class NvdecWorker:
             self._receive(decoder.Decode(self._packet(b"", 0)), self._current)
         self._convert()
         missing = self._matcher.drain()
+        if missing:
+            self._stream.synchronize()  # what is retried must not be written by what failed
         self._finish_confirmed()
         self._unconfirmed.clear()
         for number in list(self._jobs):
@@ -291,6 +313,8 @@ class NvdecWorker:
         if self._current is not None and self._current in self._sessions:
             self._close(self._current)
         self._current = None
+        with suppress(RuntimeError):
+            self._stream.synchronize()  # as in `_flush`
         for number in list(self._jobs):
             job = self._forget(number)
             self._queue.retry(job, job.as_video_error(error))
@@ -315,44 +339,6 @@ class _PacketFactory:
         packet.bsl = len(data)
         packet.pts = timestamp
         return packet
-
-
-class StagingBuffer:
-    """GPU memory of one engine for decoded surfaces of one configuration that wait for conversion.
-
-    Attributes:
-        samples: [_STAGED, surface rows, width], uint8 (NV12), or int16 for 10 bits (P016), as NVDEC delivers them.
-        samples8: the same in uint8; `samples` itself for 8 bits.
-        dst_rows: int64 [_STAGED], the row of the output that each becomes.
-        samples_address, dst_rows_address: device addresses of both.
-    """
-
-    def __init__(self, key: SessionKey, device: torch.device) -> None:
-        import torch
-
-        shape = (_STAGED, key.surface_rows, key.width)
-        self.samples8 = torch.empty(shape, dtype=torch.uint8, device=device)
-        self.samples = torch.empty(shape, dtype=torch.int16, device=device) if key.bit_depth > 8 else self.samples8
-        self.dst_rows = torch.empty(_STAGED, dtype=torch.int64, device=device)
-        self.samples_address, self.dst_rows_address = self.samples.data_ptr(), self.dst_rows.data_ptr()
-
-
-class PinnedIndexBuffer:
-    """Pinned host memory from which the GPU copies the destination rows of one conversion.
-
-    Attributes:
-        rows: int64 [_STAGED].
-        address: host address of `rows`.
-        reusable: CUDA event after which it may be overwritten; None if it was never used.
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        self._memory = torch.empty(_STAGED, dtype=torch.int64, pin_memory=True)
-        self.rows = self._memory.numpy()
-        self.address = self._memory.data_ptr()
-        self.reusable: torch.cuda.Event | None = None
 
 
 class _CudaCopies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from streamvid.arrays import Bool, Float64, Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.members import Values, read_columns
 from streamvid.errors import ClipError, DatasetError
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
@@ -59,6 +60,7 @@ class EncodedBatch:
         bytes_read: from the shards, for this batch.
         absent: int64 [batch], row of the absent clip in whose place each stands, -1 for none.
         number: of the step, or of the list of items, that it is.
+        members: files beside the clips, by name: an array [batch, …], or a list.
     """
 
     slices: list[EncodedSlice]
@@ -76,6 +78,7 @@ class EncodedBatch:
     bytes_read: int
     absent: Int64
     number: int = 0
+    members: Mapping[str, Values] = field(default_factory=dict)
 
     def columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """The arrays that `BATCH_COLUMNS` names, in its order."""
@@ -284,4 +287,5 @@ def encoded_batch(
         bytes_read=sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
+        members=read_columns(dataset, samples[0].members, clips.tolist()),
     )

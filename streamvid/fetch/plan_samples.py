@@ -16,6 +16,7 @@ import numpy as np
 
 from streamvid.arrays import Float64, Int64
 from streamvid.dataset.clip_source import ClipSource, ShardPaths
+from streamvid.dataset.members import MemberColumn
 from streamvid.errors import ClipError
 from streamvid.plan.epoch import Step
 from streamvid.plan.rng import AUGMENT, draws
@@ -41,12 +42,14 @@ class SampleSpec:
         seed: of all random numbers.
         num_random: random numbers per sample that the transform takes.
         checksum: by what the bytes that are read are checked; "sha256" reads whole clips for it.
+        members: files beside the clips in their tars that are read, too.
     """
 
     sampling: FrameSampler
     seed: int
     num_random: int
     checksum: Checksum | None = "crc32c"
+    members: tuple[MemberColumn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class SamplePlan:
         packets: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
         absent: row of the absent clip in whose place it stands, -1 for none.
+        members: as of `SampleSpec`.
     """
 
     clip: int
@@ -72,6 +76,7 @@ class SamplePlan:
     packets: PacketSelection
     spans: Int64
     absent: int = -1
+    members: tuple[MemberColumn, ...] = ()
 
 
 def plan_samples(
@@ -192,4 +197,4 @@ def make_sample(
         spans = byte_ranges(packets)
     else:  # up to how many bytes between two ranges cost less than another request
         spans = byte_ranges(packets, gap=(reader or dataset.reader).remote.link.gap, waste=WASTE)
-    return SamplePlan(clip, epoch, valid, selection, random, packets, spans)
+    return SamplePlan(clip, epoch, valid, selection, random, packets, spans, members=spec.members)

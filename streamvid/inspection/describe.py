@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Float64, unique_rows
+from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Change
@@ -23,6 +23,10 @@ _BARS: Final = 8
 """Bars of a histogram with bars of equal width."""
 _WIDE: Final = 20
 """If the greatest value is more than this many times the least, the edges are 1, 2, 5, 10 … instead."""
+
+
+_TINY: Final = 1e-290
+"""From here on, powers of ten next to a value may not be numbers."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
         ),
         codecs=_value_counts(clips.codec),
         formats=_value_counts(clips.pix_fmt),
-        sizes=_sizes(clips),
+        sizes=frame_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
         decoder_configurations=int(bucket_keys(clips).max()) + 1 if len(clips) else 0,
         fps=_spread(clips.frames[timed] / seconds[timed]),
@@ -167,13 +171,14 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
 
 
 def histogram(values: Float64) -> Histogram:
-    """A histogram with bars of equal width, or with edges 1, 2, 5, 10 … if values differ by more than `_WIDE` times."""
+    """A histogram of finite values with bars of equal width, or with edges 1, 2, 5, 10 … if there are none below 0 and
+    they differ by more than `_WIDE` times."""
     if len(values) == 0:
         return Histogram((), ())
     least, greatest = float(values.min()), float(values.max())
-    if least == greatest:
+    if least == greatest or not math.isfinite(greatest - least):
         return Histogram((least, greatest), (len(values),))
-    if greatest > _WIDE * least:
+    if least >= 0 and _WIDE * least < greatest and _TINY < greatest < 1 / _TINY:
         # One bar for all values below a thousandth of the greatest, so that values near 0 do not make dozens.
         lowest = max(least, greatest / 1000)
         steps = (m * 10.0**e for e in range(math.floor(math.log10(lowest)), math.ceil(math.log10(greatest)) + 1)
@@ -191,10 +196,13 @@ def _value_counts(column: Categories) -> Counts:
     return _sorted((name, count) for name, count in zip(column.names, counts.tolist(), strict=True) if count)
 
 
-def _sizes(clips: ClipTable) -> Counts:
-    first, which = unique_rows(clips.width, clips.height)
+def frame_sizes(clips: ClipTable, rows: Int64 | None = None) -> Counts:
+    """Clips, all or some rows of them, by their width and height before rotation."""
+    chosen = slice(None) if rows is None else rows
+    width, height = clips.width[chosen], clips.height[chosen]
+    first, which = unique_rows(width, height)
     counts = np.bincount(which).tolist()
-    return _sorted((f"{clips.width[n]} x {clips.height[n]}", count) for n, count in zip(first, counts, strict=True))
+    return _sorted((f"{width[n]} x {height[n]}", count) for n, count in zip(first, counts, strict=True))
 
 
 def _sorted(counts: Iterable[tuple[str, int]]) -> Counts:

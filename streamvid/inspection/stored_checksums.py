@@ -17,6 +17,7 @@ from streamvid.dataset.forgotten import read_table, write_forgotten
 from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, Manifest
 from streamvid.dataset.revisions import change, changing, next_number, publish_revision
 from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.packing.tables import write_tables
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
@@ -90,6 +91,7 @@ def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str
                 named, data = write_forgotten(table, manifest.revision + 1)
                 changed, tables = replace(changed, forgotten=named), {named.file: data}
             try:
+                changed = replace(changed, tables=write_tables(path, changed))
                 publish_revision(base, changed, tables)
             except BaseException:
                 with suppress(StreamvidError, OSError):

@@ -39,6 +39,7 @@ from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
+from streamvid.inspection.tables import check_tables
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
@@ -228,6 +229,8 @@ def verify(
     if complete and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
         what = f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}"
         problems.append(Problem("", "", what))
+    if drawn is None:
+        problems += [Problem("", "", what) for what in check_tables(path, manifest)]
     if foreign:
         these = f"neither idx nor parquet of {named(foreign)} are those in dataset.json"
         problems.append(Problem("", "", f"{these}: it is older or newer than the shards"))

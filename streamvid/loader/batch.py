@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.members import Values
 from streamvid.fetch.encoded_batch import labels_of
 from streamvid.loader.quarantine import BadClip
 from streamvid.transform.render import RenderedBatch
@@ -114,9 +115,24 @@ def make_batch(
     if part_of is not None:
         batch["dataset"] = torch.from_numpy(part_of(rows)).to(device)
     for name in columns:
-        values = dataset.columns.batch(name, rows)
-        batch[name] = torch.from_numpy(values).to(device) if isinstance(values, np.ndarray) else values
+        values: Any = one.encoded.members.get(name)
+        if values is None:
+            values = dataset.columns.batch(name, rows)
+        elif masked:
+            values = without_absent(values, one.encoded.absent)
+        if isinstance(values, np.ndarray):
+            batch[name] = torch.from_numpy(values).to(device)
+        else:
+            batch[name] = [torch.from_numpy(one).to(device) if isinstance(one, np.ndarray) else one for one in values]
     return cast(Batch, batch)
+
+
+def without_absent(values: Values, absent: Int64) -> Values:
+    """The values of members without those of clips that stand in for absent ones."""
+    if isinstance(values, np.ndarray):
+        shown = (absent < 0).reshape(-1, *(1 for _ in values.shape[1:]))
+        return np.where(shown, values, np.zeros((), values.dtype))
+    return [None if other >= 0 else value for value, other in zip(values, absent.tolist(), strict=True)]
 
 
 def mask_absent(tensors: Mapping[str, torch.Tensor], absent: Int64, dataset: ClipSource) -> Int64:

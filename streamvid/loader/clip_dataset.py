@@ -18,7 +18,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
-from streamvid.loader.batch import mask_absent
+from streamvid.loader.batch import mask_absent, without_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
@@ -60,8 +60,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         checksum: by what the bytes that are read are checked: "crc32c", that of each packet; "sha256", that of the
             clip, which is then read as a whole; None: nothing.
         on_error, max_errors, quarantine: what a bad clip does, as of `StreamLoader`. In its place stands another item
-            of the dataset, drawn by seed, epoch and item, and `valid` is False. Frames that are asked for by number or
-            instant (`At`, `get`) come, or an error does.
+            of the dataset, drawn by seed, epoch and item, and `valid` is False. `get`, and `ds[At(…)]`, give the frames
+            that are asked for, or an error; batches (of a DataLoader whose sampler gives `At`) have others there.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
         roots: folders and URLs of which the dataset may read files (docs/in_place.md); an open `Dataset` has its own.
         revision: which of the dataset's revisions (docs/revisions.md); default: the newest.
@@ -151,6 +151,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             KeyError, IndexError: there is no such clip, sample or frame.
             DatasetError, VideoError: it is damaged. Names the clip.
         """
+        if isinstance(item, At):
+            return self._make(self._resolve([item]))[0]
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -176,8 +178,6 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         try:
             return self._make([self._place(wanted)])[0]
         except BAD_CLIP as error:
-            if wanted.at is not None:
-                raise
             cause: Exception = error.with_traceback(None)
         rescuer = self.rescuer(lambda _: [wanted], threads=1)
         if not isinstance(cause, VideoError):
@@ -251,7 +251,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 placed = self._place(one, number)
                 sample = (placed.number, self.epoch)
                 read = partial(self._read_one, placed)
-                found.append(Member(placed.row, sample, read, placed.absent < 0, placed.absent, placed.at is not None))
+                found.append(Member(placed.row, sample, read, placed.absent < 0, placed.absent))
             return found
 
         pad = self._spec.sampling.pad
@@ -354,8 +354,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         sample: dict[str, Any] = dict(tensors)
         sample["key"] = self.dataset.key(int(row))
         for name in self._columns:
-            values = self.dataset.columns.batch(name, [row])
-            sample[name] = torch.as_tensor(values[0]) if isinstance(values, np.ndarray) else values[0]
+            values: Any = batch.members.get(name)
+            if values is None:
+                values = self.dataset.columns.batch(name, [row])
+            elif row != batch.clips[0]:
+                values = without_absent(values, batch.absent)
+            array = isinstance(values, np.ndarray) or isinstance(values[0], np.ndarray)
+            sample[name] = torch.as_tensor(values[0]) if array else values[0]
         return sample
 
 

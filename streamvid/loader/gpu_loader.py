@@ -20,6 +20,7 @@ import torch.distributed
 import torch.utils.data
 
 from streamvid.checks import boolean, integer, one_of, suggest_keywords
+from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import in_children
@@ -169,6 +170,7 @@ class GpuDataLoader:
             )
         )
         self._position = RunPosition(SamplerPosition(0))
+        self._watch = GpuWatch(device_id, self._position.where)
         self._stats = LoaderStats()
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -225,6 +227,7 @@ class GpuDataLoader:
             if self._loader is not None:
                 self._loader._iterator = None
         self._pipeline.close()
+        self._watch.close()
 
     def __enter__(self) -> GpuDataLoader:
         return self
@@ -234,7 +237,7 @@ class GpuDataLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
-        return self._position.follow(self._run())
+        return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
         begin = self._position.next

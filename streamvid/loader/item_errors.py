@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.loader.clip_items import ResolvedItem
+from streamvid.loader.clip_items import At, ResolvedItem
 from streamvid.loader.quarantine import ErrorPolicy, Quarantine
 from streamvid.plan.absent import AbsentRows, repeats
 from streamvid.plan.sample_id import row_of, rows_of
@@ -71,13 +70,17 @@ class ItemErrors:
         step: int = 0,
     ) -> ResolvedItem:
         """What is read for an item: itself, or if its clip is absent, another sample of the dataset that comes out in
-        the same size, drawn by seed, epoch and item. Frames that were asked for by number or instant are not replaced.
+        the same size, drawn by seed, epoch and item. In the place of frames that were asked for by number or instant
+        stand as many of its first; those of a clip that is excluded, but not bad, come.
 
         Raises:
             DatasetError: there is no other.
         """
         _, absent = self.known(dataset, epoch)
-        if wanted.at is not None or not absent.among(np.array([wanted.row]), step)[0]:
+        row = np.array([wanted.row])
+        if not absent.among(row, step)[0]:
+            return wanted
+        if wanted.at is not None and wanted.row in self.excluded and not absent.found(row, step)[0]:
             return wanted
 
         def fitting() -> Int64:
@@ -93,7 +96,10 @@ class ItemErrors:
 
         item, number = np.array([wanted.number]), np.array([epoch])
         (chosen,) = repeats(item, number, [fitting], absent, seed=self._seed, step=step).tolist()
-        return replace(wanted, row=row_of(chosen), number=chosen, absent=wanted.row)
+        at, last = wanted.at, int(dataset.clips.frames[row_of(chosen)]) - 1
+        if at is not None:
+            at = At(row_of(chosen), frames=[min(n, last) for n, _ in enumerate(at.frames or at.seconds or ())])
+        return ResolvedItem(row_of(chosen), chosen, at, absent=wanted.row)
 
 
 def _world() -> World:

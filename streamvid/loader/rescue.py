@@ -50,7 +50,6 @@ class Member:
         sample: what of the clip, and whether it counts: equal for what is read and decoded alike.
         read: reads its packets, past the cache.
         valid, absent: as of `SamplePlan`.
-        exact: nothing else may stand there: an error is raised.
     """
 
     row: int
@@ -58,7 +57,6 @@ class Member:
     read: Callable[[], tuple[SamplePlan, EncodedSlice]]
     valid: bool
     absent: int
-    exact: bool = False
 
 
 class Rescuer:
@@ -100,8 +98,6 @@ class Rescuer:
             members = self._members(number)
             errors = self._examine([one for one in members if one.sample not in good], good, decode)
             for error in errors:
-                if any(one.exact and one.row == error.row for one in members):
-                    raise error
                 self._absent.add(error.row, number)
             for error in errors:
                 self._quarantine.add(error)

@@ -20,6 +20,9 @@ class Position(Protocol):
     def epoch_number(self) -> int:
         """The epoch that it is in."""
 
+    def where(self) -> str:
+        """It in words and numbers."""
+
 
 P = TypeVar("P", bound=Position)
 
@@ -69,6 +72,10 @@ class RunPosition(Generic[P]):
         self.next, self._now, self._left = position, None, None
         if restored:
             self._iteration = None
+
+    def where(self) -> str:
+        """The position for a message."""
+        return (self._left or self._now or self.next).where()
 
     def to_save(self) -> P:
         """The position for a state."""

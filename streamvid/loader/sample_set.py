@@ -9,6 +9,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.members import find_member
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import CHECKSUMS, Checksum, SampleSpec
 from streamvid.loader.quarantine import ErrorPolicy
@@ -86,8 +87,8 @@ class SampleSet:
         for name in names:
             if name in taken:
                 raise InputError(f"batches have {name!r} already: leave it out of columns")
-            source.dataset.columns.get(name)
-        spec = SampleSpec(sampling, int(seed), transform.num_random, checksum)
+        members = tuple(one for name in names if (one := find_member(source.dataset, name)) is not None)
+        spec = SampleSpec(sampling, int(seed), transform.num_random, checksum, members)
         return cls(source, make_pools(source, sampling), spec, transform, names)
 
     @property

@@ -37,6 +37,10 @@ class SamplerPosition:
     batches: int = 0
     samplers: Sequence[Mapping[str, Any]] | None = None
 
+    def where(self) -> str:
+        """It for a message."""
+        return f"in epoch {self.epoch_number} behind batch {self.batches}"
+
 
 class EpochOrder(Iterator[Sequence[Item]]):
     """The lists of items of one epoch, from one of them on.

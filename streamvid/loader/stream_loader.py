@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
+from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import FETCHES, Fetch
 from streamvid.fetch.plan_samples import Checksum
@@ -230,6 +231,7 @@ class StreamLoader:
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
+        self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
         """The state that the position is from, if it is from one."""
 
@@ -308,6 +310,7 @@ class StreamLoader:
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
         self._engine.close()
+        self._watch.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -324,7 +327,7 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
-        return self._position.follow(self._run())
+        return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
         self._engine.home.enter()

@@ -33,10 +33,12 @@ from streamvid.dataset.manifest import (
     Manifest,
 )
 from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files
+from streamvid.dataset.tables import TABLE_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
+    UPLOAD,
     FinishedElsewhereError,
     Journal,
     Rejected,
@@ -44,10 +46,13 @@ from streamvid.packing.journal import (
     read_claim,
     read_if_there,
     unfinished_text,
+    upload_id,
 )
 from streamvid.storage import filesystem
+from streamvid.storage.client import in_s3
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
+from streamvid.storage.upload import abort_upload
 from streamvid.storage.url import is_local, join, local_path, redact
 
 REJECTED_FILE: Final = "rejected.parquet"
@@ -175,7 +180,7 @@ def remove_temporaries(destination: str) -> None:
     if not is_local(destination):
         return
     root = Path(local_path(destination))
-    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER):
+    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER, root / TABLE_FOLDER):
         for path in folder.iterdir() if folder.is_dir() else ():
             if folder == root and path.name.startswith(_WORK_PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -216,6 +221,10 @@ def publish(
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     before = filesystem.read_bytes(join(destination, FILE_NAME)) if base is not None else b""
+    data = manifest.to_json()
+    if before == data:  # a call before this one came as far
+        remove_progress(destination, fingerprint)
+        return
     if base is not None and hashlib.sha256(before).hexdigest() != base:
         raise InputError(f"the dataset at {redact(destination)} was changed meanwhile: run this again")
     strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]
@@ -226,7 +235,6 @@ def publish(
     _write_rejected(destination, rejected)
     for name, content in (tables or {}).items():
         filesystem.write_bytes(join(destination, name), content)
-    data = manifest.to_json()
     document = {"fingerprint": fingerprint, "dataset_sha256": hashlib.sha256(data).hexdigest(), **report}
     text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     filesystem.write_bytes(join(destination, REPORT_FILE), text.encode("utf-8", "replace"))
@@ -250,7 +258,7 @@ def abandon(destination: str, fingerprint: str, rejected: Sequence[Rejected]) ->
 
 def remove_progress(destination: str, fingerprint: str) -> None:
     """Remove the journal, and then unfinished.txt if it holds this fingerprint."""
-    map_in_threads(filesystem.remove_file, _progress_files(destination))
+    _remove_progress_files(destination)
     if is_local(destination):
         with suppress(OSError):
             os.rmdir(os.path.join(local_path(destination), PROGRESS_FOLDER))
@@ -294,9 +302,9 @@ def _clear(destination: str, *, everything: bool) -> None:
         for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE, *table_files(destination)):
             filesystem.remove_file(join(destination, leftover))
         map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
-    map_in_threads(filesystem.remove_file, _progress_files(destination))
+    _remove_progress_files(destination)
     if everything:
-        map_in_threads(filesystem.remove_file, _shard_files(destination))
+        map_in_threads(filesystem.remove_file, [*_shard_files(destination), *_table_files(destination)])
 
 
 def _shard_files(destination: str) -> list[str]:
@@ -305,7 +313,21 @@ def _shard_files(destination: str) -> list[str]:
     return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
 
 
-def _progress_files(destination: str) -> list[str]:
+def _table_files(destination: str) -> list[str]:
+    folder = join(destination, TABLE_FOLDER)
+    names = sorted(filesystem.list_details(folder))
+    return [join(folder, name) for name in names if re.fullmatch(r"[0-9a-f]{64}\.parquet", name)]
+
+
+def _remove_progress_files(destination: str) -> None:
+    """Remove a journal, and abort the uploads whose ids it has."""
     folder = join(destination, PROGRESS_FOLDER)
-    pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}")
-    return [join(folder, name) for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)]
+
+    def remove(name: str) -> None:
+        path = join(folder, name)
+        if in_s3(path) and name.endswith(UPLOAD) and (found := upload_id(read_if_there(path) or b"")):
+            abort_upload(join(destination, SHARD_FOLDER, name.removesuffix(UPLOAD)), found)
+        filesystem.remove_file(path)
+
+    pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}|{_OUR_SHARD_FILE.pattern}{re.escape(UPLOAD)}")
+    map_in_threads(remove, [name for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)])

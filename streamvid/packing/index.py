@@ -43,6 +43,7 @@ def index(
     engine: Engine = "local",
     address: str | None = None,
     overwrite: bool = False,
+    retry_for: float = 600.0,
     progress: bool = True,
 ) -> PackReport:
     """Make a dataset of videos that stay where they are. docs/in_place.md says what can be indexed.
@@ -58,7 +59,7 @@ def index(
         roots: folders and URLs to which links, and lists of others, may lead besides the places.
         update: look at what is new or changed since the dataset at the destination was made, and add it.
         copy_others: pack what cannot be read where it lies.
-        labels, metadata, cuts, name, workers, engine, address, overwrite, progress: as of `streamvid.pack`.
+        labels, metadata, cuts, name, workers, engine, address, overwrite, retry_for, progress: as of `streamvid.pack`.
         cutting, decode: as of `streamvid.PackOptions`.
 
     Raises:
@@ -101,6 +102,7 @@ def index(
             workers=workers,
             engine=engine,
             address=address,
+            retry_for=retry_for,
             progress=progress,
             started=started,
         )

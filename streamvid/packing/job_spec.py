@@ -23,6 +23,7 @@ from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
 from streamvid.packing.scenes import scene_versions
 from streamvid.storage.filesystem import Details
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class PackJob:
         options: how every video is cut and transcoded.
         versions: of the libraries; a machine with others must not take part.
         roots: of the dataset, where videos stay where they are.
+        retry: for how long a destination that does not answer is asked again.
     """
 
     fingerprint: str
@@ -48,6 +50,7 @@ class PackJob:
     options: PackOptions
     versions: Mapping[str, str]
     roots: tuple[str, ...] = ()
+    retry: Retry = Retry()  # noqa: RUF009 - a frozen value
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The journal of a pack: a record at the destination for every finished shard, from which a killed pack resumes.
 
-A shard's files are written in this order: tar, idx, packets, parquet, record. The shards of a group are written
+A shard's files appear in this order: tar, idx, packets, parquet, record. The shards of a group are written
 one after the other, and each record holds the position at which the next shard begins. All content follows from the
 job, so two processes that pack the same group write identical files.
 """
@@ -19,12 +19,17 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.storage import filesystem
+from streamvid.storage.client import asked
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
+from streamvid.storage.retry import Retry
 from streamvid.storage.threads import map_in_threads
+from streamvid.storage.upload import Upload
 from streamvid.storage.url import join, redact
 
 PROGRESS_FOLDER: Final = "progress"
+UPLOAD: Final = ".upload"
+"""Ends the names of files with the id of an upload, behind the name of the shard's file."""
 _RECORD_FILE: Final = re.compile(r"[0-9]{8}\.json")
 _ATTEMPTS: Final = 5
 _UNFINISHED_TEXT: Final = (
@@ -140,11 +145,13 @@ class Journal:
     Args:
         destination: a folder or an object-store prefix.
         fingerprint: the job's.
+        retry: for how long a storage that does not answer is asked again.
     """
 
-    def __init__(self, destination: str, fingerprint: str) -> None:
+    def __init__(self, destination: str, fingerprint: str, *, retry: Retry | None = None) -> None:
         self._destination = destination
         self._fingerprint = fingerprint
+        self._retry = retry or Retry(0.0)
 
     def check(self) -> None:
         """Check that the destination still belongs to this pack. Called before each shard is written.
@@ -153,7 +160,7 @@ class Journal:
             FinishedElsewhereError: another process has finished this pack.
             InputError: another pack has taken over the destination.
         """
-        holder = read_claim(self._destination)
+        holder = asked(self._destination, lambda: read_claim(self._destination), self._retry)
         if holder == self._fingerprint:
             return
         shown = redact(self._destination)
@@ -168,7 +175,14 @@ class Journal:
         """Write the record of a finished shard."""
         document = {"fingerprint": self._fingerprint, **asdict(record)}
         data = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-        filesystem.write_bytes(self._path(record.number), data)
+        asked(self._destination, lambda: filesystem.write_bytes(self._path(record.number), data), self._retry)
+
+    def upload(self, number: int, kind: str) -> Upload:
+        """A file of a shard as an upload in parts, which a pack that is killed leaves to the next one."""
+        name = f"{number:08d}.{kind}"
+        path = join(self._destination, PROGRESS_FOLDER, name + UPLOAD)
+        url = join(self._destination, SHARD_FOLDER, name)
+        return Upload(url, retry=self._retry, kept=_UploadFile(self, path, self._fingerprint, self._retry))
 
     def read(self) -> dict[int, Record]:
         """All records of this pack by shard number, without those of incomplete shards."""
@@ -203,6 +217,35 @@ class Journal:
 
     def _path(self, number: int) -> str:
         return join(self._destination, PROGRESS_FOLDER, f"{number:08d}.json")
+
+
+@dataclass(frozen=True)
+class _UploadFile:
+    """A file in `progress/` with the id of an upload: only uploads that have one are gone on with, or aborted."""
+
+    journal: Journal
+    path: str
+    fingerprint: str
+    retry: Retry
+
+    def read(self) -> str:
+        data = asked(self.path, lambda: read_if_there(self.path), self.retry)
+        return upload_id(data or b"", self.fingerprint)
+
+    def write(self, upload_id: str) -> None:
+        self.journal.check()
+        data = json.dumps({"fingerprint": self.fingerprint, "upload_id": upload_id}).encode()
+        asked(self.path, lambda: filesystem.write_bytes(self.path, data), self.retry)
+
+
+def upload_id(data: bytes, fingerprint: str = "") -> str:
+    """The id in the content of such a file, of this pack if one is given; "" if there is none."""
+    try:
+        document = json.loads(data)
+        known = document["fingerprint"] == fingerprint or not fingerprint
+        return str(document["upload_id"]) if known else ""
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def is_complete(entry: ShardEntry, details: Callable[[str], Details | None]) -> bool:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -48,8 +49,11 @@ from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
+from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
+from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_path, redact
 from streamvid.text import format_count
 
@@ -80,6 +84,7 @@ def pack(
     overwrite: bool = False,
     append: bool = False,
     options: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
+    retry_for: float = 600.0,
     progress: bool = True,
 ) -> PackReport:
     """Pack videos into a dataset. The same inputs and options give the same bytes for any workers, engine or machine.
@@ -100,6 +105,7 @@ def pack(
         overwrite: replace a dataset at the destination, or the unfinished one of another pack.
         append: add the videos that the dataset at the destination does not have.
         options: how videos are cut and transcoded.
+        retry_for: seconds for which a remote destination that does not answer is asked again, once packing has begun.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
@@ -136,6 +142,7 @@ def pack(
         workers=workers,
         engine=engine,
         address=address,
+        retry_for=retry_for,
         progress=progress,
         started=started,
     )
@@ -149,6 +156,7 @@ def run_job(
     workers: int | None,
     engine: Engine,
     address: str | None,
+    retry_for: float,
     progress: bool,
     started: float,
 ) -> PackReport:
@@ -156,7 +164,7 @@ def run_job(
 
     Args:
         spec: the job.
-        destination, overwrite, workers, engine, address, progress: as of `pack`.
+        destination, overwrite, workers, engine, address, retry_for, progress: as of `pack`.
         started: when it was begun, in seconds of the monotonic clock.
 
     Raises:
@@ -165,6 +173,7 @@ def run_job(
     if not spec.sources:
         return _nothing_to_append(destination, spec, started)
     fingerprint = spec.job.fingerprint
+    spec = replace(spec, job=replace(spec.job, retry=Retry.of(retry_for)))
     with lock_folder(destination, make=True):
         base = None if spec.base is None else spec.base.sha256
         try:
@@ -195,7 +204,8 @@ def _pack_groups(
     """
     if spec.unlabelled:
         log.warning("%d of %d videos have no label", spec.unlabelled, len(spec.sources))
-    journal = Journal(destination, spec.job.fingerprint).read() if resumed else {}
+    retry = spec.job.retry
+    journal = asked(destination, Journal(destination, spec.job.fingerprint).read, retry) if resumed else {}
     records: dict[int, Record] = {}
     unfinished: list[tuple[Group, GroupCursor]] = []
     sizes = [source.size for source in spec.sources]
@@ -239,7 +249,7 @@ def _finish(
         listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
     fingerprint = spec.job.fingerprint
     if not added:
-        abandon(destination, fingerprint, listed)
+        asked(destination, partial(abandon, destination, fingerprint, listed), spec.job.retry)
         if base is None:
             raise InputError(
                 f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
@@ -266,9 +276,13 @@ def _finish(
         )
         named, data = write_forgotten(forgotten, manifest.revision)
         manifest, tables = replace(manifest, forgotten=named), {named.file: data}
+    manifest = replace(manifest, tables=write_tables(destination, manifest))
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
     sha256 = None if base is None else base.sha256
-    publish(destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256)
+    finish = partial(
+        publish, destination, fingerprint, manifest, rejected=listed, report=document, tables=tables, base=sha256
+    )
+    asked(destination, finish, spec.job.retry)
     clips, size, _ = totals(records)
     report = _report(spec, destination, manifest, rejected, started)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)

@@ -38,6 +38,7 @@ from streamvid.packing.report import PackReport
 from streamvid.packing.run_local import MOST_INDEXED
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
+from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
 _RUN_CLIPS: Final = 32
@@ -264,6 +265,7 @@ def run_rewrite(
         workers=workers,
         engine="local",
         address=None,
+        retry_for=COMMAND_SECONDS,
         progress=progress,
         started=time.monotonic(),
     )

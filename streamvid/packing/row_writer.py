@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -18,6 +19,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PreparedClip
 from streamvid.storage import filesystem
+from streamvid.storage.upload import Upload
 from streamvid.storage.url import is_local, join
 from streamvid.video.frame_index import RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
@@ -29,6 +31,9 @@ _CLIP_COLUMNS: Final = (
 """Attributes of a stored clip that are columns of the same names."""
 
 Row = dict[str, int | str | bytes | None]
+StartUpload = Callable[[str], Upload]
+
+_CHUNK: Final = 1 << 20
 
 
 class RowWriter:
@@ -36,17 +41,18 @@ class RowWriter:
 
     schema = SCHEMA
 
-    def __init__(self, number: int, folder: Path, *, metadata: Metadata) -> None:
+    def __init__(self, number: int, folder: Path, *, metadata: Metadata, upload: StartUpload | None = None) -> None:
         """Begin a shard.
 
         Args:
             number: its number in the dataset.
             folder: an existing local folder for its files until `commit`.
             metadata: the rows of the clips, with all columns of the pack, also those that no clip of this shard has.
+            upload: begins the upload of a file with this extension; None: files are moved to the dataset.
         """
         self.name = f"{number:08d}"
         self._metadata = metadata
-        self._folder = folder
+        self._folder, self._upload = folder, upload
         self._packets = HashingFile(self._path("packets").open("wb", buffering=1 << 20))
         self._rows: list[Row] = []
         self._frames = 0
@@ -98,11 +104,23 @@ class RowWriter:
         files = (*others, "packets", "parquet")
         sums = {kind: hashlib.sha256(self._path(kind).read_bytes()).hexdigest() for kind in files if kind != "tar"}
         for kind in files:
-            filesystem.move_file(self._path(kind), join(destination, SHARD_FOLDER, f"{self.name}.{kind}"))
+            self._hand_over(kind, destination)
         entry = ShardEntry(
             self.name, len(self._rows), self._frames, 0, "", "", self._packets.written, sums["packets"], sums["parquet"]
         )
         return sums, entry
+
+    def _hand_over(self, kind: str, destination: str) -> None:
+        """Move a finished file to the dataset."""
+        path = self._path(kind)
+        if self._upload is None:
+            filesystem.move_file(path, join(destination, SHARD_FOLDER, path.name))
+            return
+        with closing(self._upload(kind)) as upload, path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                upload.write(chunk)
+            upload.finish()
+        path.unlink()
 
     def close(self) -> None:
         """Close the files."""
@@ -119,14 +137,22 @@ class PlaceWriter(RowWriter):
     """Writes a shard of clips that stay where they are.
 
     Args:
-        number, folder, metadata: as of `RowWriter`.
+        number, folder, metadata, upload: as of `RowWriter`.
         roots: of the dataset.
     """
 
     schema = pa.schema([*SCHEMA, *PLACE_SCHEMA])
 
-    def __init__(self, number: int, folder: Path, *, metadata: Metadata, roots: Sequence[str]) -> None:
-        super().__init__(number, folder, metadata=metadata)
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        *,
+        metadata: Metadata,
+        roots: Sequence[str],
+        upload: StartUpload | None = None,
+    ) -> None:
+        super().__init__(number, folder, metadata=metadata, upload=upload)
         self._roots = {root: number for number, root in enumerate(roots)}
 
     def add(self, key: str, source: SourceVideo, prepared: PreparedClip) -> None:
@@ -175,7 +201,7 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
 class HashingFile(io.RawIOBase):
     """A file that counts the bytes written and computes their SHA-256."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | Upload) -> None:
         self._file = file
         self._sha256 = hashlib.sha256()
         self.written = 0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import Outcome, process_source, process_sources
 from streamvid.packing.row_writer import PlaceWriter
 from streamvid.packing.shard_writer import ShardWriter
+from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
@@ -62,7 +64,7 @@ def pack_groups(
         OSError, StreamvidError: the machine or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
-    journal = Journal(destination, job.fingerprint)
+    journal = Journal(destination, job.fingerprint, retry=job.retry)
     with closing(_process(job, tasks, workers, folder)) as results:
         for task, group in itertools.groupby(results, lambda result: result[0].task):
             with _GroupWriter(job, task, journal, destination, folder) as writer:
@@ -116,9 +118,11 @@ class _GroupWriter:
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def _begin(self, number: int) -> ShardWriter | PlaceWriter:
+        upload = partial(self._journal.upload, number) if in_s3(self._destination) else None
         if self._job.options.in_place:
-            return PlaceWriter(number, self._folder, metadata=self._task.metadata, roots=self._job.roots)
-        return ShardWriter(number, self._folder, metadata=self._task.metadata)
+            metadata, roots = self._task.metadata, self._job.roots
+            return PlaceWriter(number, self._folder, metadata=metadata, roots=roots, upload=upload)
+        return ShardWriter(number, self._folder, metadata=self._task.metadata, upload=upload)
 
     def _is_full(self, key: str, source: str, prepared: PreparedClip) -> bool:
         if self._writer is None or self._part + 1 == self._task.group.names:

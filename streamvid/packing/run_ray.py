@@ -21,6 +21,7 @@ from streamvid.packing.fingerprints import versions
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, totals
 from streamvid.packing.run_local import Advance, pack_groups
+from streamvid.storage.client import asked
 from streamvid.storage.url import is_local, local_path
 from streamvid.text import first_line
 
@@ -89,7 +90,8 @@ def _pack_group(job: PackJob, task: GroupTask, destination: str) -> list[Record]
         other = ", ".join(f"{name} {here.get(name)} for {v}" for name, v in job.versions.items() if here.get(name) != v)
         raise InputError(f"a node of the cluster has other versions ({other}): install the same on all")
     # Records of an earlier attempt of this task; the driver has those before `task.cursor`.
-    new, cursor = Journal(destination, job.fingerprint).read_group(task.group, task.cursor)
+    journal = Journal(destination, job.fingerprint)
+    new, cursor = asked(destination, lambda: journal.read_group(task.group, task.cursor), job.retry)
     if cursor is None:
         return new
     rest = replace(task, cursor=cursor, sources=task.sources[cursor.source - task.cursor.source :])

@@ -23,8 +23,9 @@ from streamvid.dataset.schema import (
 )
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PreparedClip
-from streamvid.packing.row_writer import HashingFile, Row, RowWriter
+from streamvid.packing.row_writer import HashingFile, Row, RowWriter, StartUpload
 from streamvid.packing.typed_columns import dump_json
+from streamvid.storage.upload import Upload
 from streamvid.video.stored_clip import StoredClip
 
 _OWNER: Final = "streamvid"
@@ -58,14 +59,16 @@ def _json_member(key: str, data: bytes) -> bytes:
 
 
 class ShardWriter(RowWriter):
-    """Writes one shard to a local folder; `commit` moves it to the dataset. A context manager.
+    """Writes one shard to a local folder, or its tar to an upload; `commit` makes it a part of the dataset. A context
+    manager.
 
     MP4s are copied in chunks, so that memory does not grow with their size. Arguments as of `RowWriter`.
     """
 
-    def __init__(self, number: int, folder: Path, *, metadata: Metadata) -> None:
-        super().__init__(number, folder, metadata=metadata)
-        self._hashed = HashingFile(self._path("tar").open("wb", buffering=1 << 20))
+    def __init__(self, number: int, folder: Path, *, metadata: Metadata, upload: StartUpload | None = None) -> None:
+        super().__init__(number, folder, metadata=metadata, upload=upload)
+        self._tar = self._path("tar").open("wb", buffering=1 << 20) if upload is None else upload("tar")
+        self._hashed = HashingFile(self._tar)
         self._content = 0
 
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
@@ -92,7 +95,9 @@ class ShardWriter(RowWriter):
         sizes = [clip.mp4_bytes, len(text)]
         ends = self._content + np.cumsum([_member_bytes(size) for size in sizes])
         offsets = [int(end) - _member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
-        sha256 = self._add_video(clip, key)
+        sha256 = self._add_video(clip, key, offsets[0])
+        if self._hashed.written + BLOCK != offsets[1]:
+            raise AssertionError("the tar's files are not where its index says")
         self._hashed.write(_json_member(key, text))
         self._content = int(ends[-1])
         place: Row = {"sha256": sha256}
@@ -100,20 +105,21 @@ class ShardWriter(RowWriter):
             place |= {f"{kind}_offset": offset, f"{kind}_size": size}
         self._add_row(key, source, prepared, place)
 
-    def _add_video(self, clip: StoredClip, key: str) -> str:
-        """Append a clip's MP4 in chunks, where TarWriter takes a file as a whole; returns its SHA-256."""
+    def _add_video(self, clip: StoredClip, key: str, offset: int) -> str:
+        """Append a clip's MP4 at an offset, in chunks, where TarWriter takes a file as a whole; returns its SHA-256."""
         header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
         header.size, header.mode, header.mtime = clip.mp4_bytes, _MODE, 0
         header.uname = header.gname = _OWNER
-        start = self._hashed.written
         self._hashed.write(header.tobuf(tarfile.USTAR_FORMAT))
+        if self._hashed.written != offset:
+            raise AssertionError("the tar's files are not where its index says")
         checksum = hashlib.sha256()
         for chunk in clip.read_mp4():
             self._hashed.write(chunk)
             if not clip.sha256:
                 checksum.update(chunk)
         self._hashed.write(bytes(-header.size % BLOCK))
-        if self._hashed.written != start + _member_bytes(header.size):
+        if self._hashed.written != offset - BLOCK + _member_bytes(header.size):
             raise AssertionError("the mp4 is not as large as it was")
         return clip.sha256 or checksum.hexdigest()
 
@@ -123,30 +129,17 @@ class ShardWriter(RowWriter):
         Raises:
             StreamvidError: the destination cannot be written.
         """
-        self.close()
-        self._check()
+        self._hashed.write(bytes(_tar_size(self._content) - self._content))
+        here = ["tar"]
+        if isinstance(self._tar, Upload):
+            self._tar.finish()
+            here = []
         index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
         self._path("idx").write_bytes(index.encode())
-        sums, entry = self._commit(destination, ("tar", "idx"))
+        sums, entry = self._commit(destination, (*here, "idx"))
         return replace(entry, bytes=self._hashed.written, sha256=self._hashed.hexdigest(), idx_sha256=sums["idx"])
 
     def close(self) -> None:
-        """End the tar, and close the files."""
-        if not self._hashed.closed:
-            self._hashed.write(bytes(_tar_size(self._content) - self._content))
-            self._hashed.close()
+        """Close the files."""
+        self._hashed.close()
         super().close()
-
-    def _check(self) -> None:
-        """Check the offsets by the size of the tar and the headers of the last clip."""
-        if self._hashed.written != _tar_size(self._content) or self._path("tar").stat().st_size != self._hashed.written:
-            raise AssertionError("the tar is not as large as its files make it")
-        row = self._rows[-1]
-        with self._path("tar").open("rb") as file:
-            for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
-                offset, size = row[f"{kind}_offset"], row[f"{kind}_size"]
-                assert isinstance(offset, int)
-                file.seek(offset - BLOCK)
-                header = tarfile.TarInfo.frombuf(file.read(BLOCK), "utf-8", "strict")
-                if (header.name, header.size) != (f"{row['key']!s}.{extension}", size):
-                    raise AssertionError("the tar's files are not where its index says")

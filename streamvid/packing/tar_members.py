@@ -6,7 +6,6 @@ tar its headers and small members are read, by ranges, and no video.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -17,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
+from streamvid.dataset.members import HEADER_BYTES, MEMBERS, describe_members
 from streamvid.errors import DatasetError
 from streamvid.packing.found import Found
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
@@ -39,7 +38,7 @@ COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
 _SAMPLE: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's sample and its extension, as webdataset splits names; hidden files are no members."""
-_COLUMNS: Final = ("txt", "json", "cls", "npy")
+_COLUMNS: Final = ("txt", "json", "cls")
 _BLOCK_BYTES: Final = 8 << 10
 """Bytes of a tar that are read at once: the header of a sample's video, and the small members before and behind it."""
 _MAX_BYTES: Final = 1 << 20
@@ -188,14 +187,24 @@ def _values(file: RangedFile, sample: dict[str, tarfile.TarInfo], video: str) ->
     prefix = video.rpartition(".")[0]
     others = {name.rpartition(".")[0] for name in sample if _is_video(name)} - {"", prefix}
     values: dict[str, Any] = {}
+    members: dict[str, tuple[int, int, bytes]] = {}
     for extension, member in sorted(sample.items(), key=lambda item: item[0].rpartition(".")[0] == prefix):
         before, _, kind = extension.rpartition(".")
         kind, before = kind.lower(), "" if before == prefix else before
-        usable = member.isreg() and not member.issparse() and member.size <= _MAX_BYTES
-        if kind in _COLUMNS and usable and before not in others:
+        if _is_video(extension) or before in others or not member.isreg() or member.issparse():
+            continue
+        name = f"{before}.{kind}" if before else kind
+        head = b""
+        if kind == "npy":
+            file.seek(member.offset_data)
+            head = file.read(min(member.size, HEADER_BYTES))
+        members[name] = member.offset_data, member.size, head
+        if kind in _COLUMNS and member.size <= _MAX_BYTES:
             file.seek(member.offset_data)
             for name, value in _parse(file.read(member.size), kind).items():
                 values[f"{before}_{name}" if before else name] = value
+    if members:
+        values[MEMBERS] = describe_members(members)
     return values
 
 
@@ -205,12 +214,6 @@ def _is_video(extension: str) -> bool:
 
 def _parse(data: bytes, kind: str) -> dict[str, Any]:
     """A member's columns; none if it is not what its extension says."""
-    if kind == "npy":
-        try:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, OSError, EOFError):
-            return {}
-        return {"npy": array} if array.dtype.kind in "biuf" else {}
     text = data.decode("utf-8", "backslashreplace")
     if kind == "cls":
         return {"cls": text.strip()} if text.strip() else {}
@@ -222,5 +225,5 @@ def _parse(data: bytes, kind: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         return {"json": value}
-    taken = (*RESERVED_COLUMNS, *_COLUMNS)
+    taken = (*RESERVED_COLUMNS, *_COLUMNS, "npy", MEMBERS)
     return {f"json_{name}" if name in taken or not name else name: one for name, one in value.items()}

@@ -174,6 +174,11 @@ class Cursor:
             "segments": [_numbers(run) for run in self.position.history],
         }
 
+    def where(self) -> str:
+        """The cursor for a message."""
+        steps = self.position.history[-1].steps if self.position.history else 0
+        return f"in epoch {self.epoch_number} behind batch {steps}, at {self.state()}"
+
 
 def _check_parts(state: Mapping[str, Any], parts: int) -> None:
     """Raises InputError if the state is of one dataset and the loader streams a `Mix`, or the other way round."""

@@ -74,14 +74,14 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
     return {}
 
 
-def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None) -> T:
+def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: str = "read") -> T:
     """What `ask` gives, with its errors explained, and asked again as `retry` says."""
     refused: set[str] = set()
 
     def attempt() -> T:
         renew_credentials(refused)
         try:
-            with explained(path, "read"):
+            with explained(path, action):
                 return ask()
         except AccessRefused:
             refused.add(os.fspath(path))
@@ -94,10 +94,16 @@ def renew_credentials(refused: set[str]) -> None:
     """Let the storages of paths that were refused look their credentials up anew, where they can; empty the set."""
     while refused:
         path = refused.pop()
-        with contextlib.suppress(Exception):
-            fs, _ = locate(path, patient=True)
-            if is_s3(fs):
-                fs.connect(refresh=True)
+        for patient in (True, False):
+            with contextlib.suppress(Exception):
+                fs, _ = locate(path, patient=patient)
+                if is_s3(fs):
+                    fs.connect(refresh=True)
+
+
+def in_s3(path: AnyPath) -> bool:
+    """Whether a path is that of an object in S3."""
+    return get_protocol(os.fspath(path)) in _S3
 
 
 def is_s3(fs: Any) -> bool:

@@ -51,6 +51,10 @@ _UNAVAILABLE = {
     "TooManyRequests",
     "InternalError",
     "ServiceUnavailable",
+    "BadDigest",  # this and the next two: what was sent came in another form
+    "XAmzContentSHA256Mismatch",
+    "IncompleteBody",
+    "OperationAborted",
 }
 _BROKEN_ERRNOS = {
     errno.EAGAIN,
@@ -101,7 +105,7 @@ def true_cause(exc: BaseException) -> BaseException:
     # fsspec's memory file system raises it from a KeyError where a file is missing.
     if not isinstance(exc, FileNotFoundError) or cause is None or isinstance(cause, KeyError):
         return exc
-    return cause if status_of(cause) != 404 and _code(cause) is None else exc
+    return cause if status_of(cause) != 404 and code_of(cause) is None else exc
 
 
 def _response(exc: BaseException) -> dict[str, Any]:
@@ -113,7 +117,8 @@ def _response(exc: BaseException) -> dict[str, Any]:
     return {}
 
 
-def _code(exc: BaseException) -> str | None:
+def code_of(exc: BaseException) -> str | None:
+    """The error code of a storage's answer behind an exception; None if there is none."""
     code = _response(exc).get("Error", {}).get("Code")
     return None if code is None else str(code)
 
@@ -128,7 +133,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     """The class of error and the end of its sentence; None for exceptions that no user can cause."""
     names = {cls.__name__ for cls in type(exc).__mro__}
     third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
-    code, status = _code(exc), status_of(exc)
+    code, status = code_of(exc), status_of(exc)
     number = exc.errno if isinstance(exc, OSError) else None
     s3 = get_protocol(path) in _S3
 

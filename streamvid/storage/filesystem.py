@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from streamvid.errors import DatasetError
-from streamvid.storage.client import asked, has_ranges, is_s3, locate
+from streamvid.storage.byte_range import PART_BYTES
+from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.ranges import mark_of_info, read_ranges
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
+from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
@@ -44,7 +46,9 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
     if retry is not None and not is_local(path):
         if (length := size(path, retry=retry)) > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
-        return read_ranges([(path, 0, length)], retry=retry)[0]
+        part = PART_BYTES if has_ranges(path) else max(1, length)
+        parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
+        return b"".join(read_ranges(parts, retry=retry))
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
@@ -147,8 +151,14 @@ def glob(pattern: AnyPath) -> list[str]:
 def write_bytes(path: AnyPath, data: bytes) -> None:
     """Write a file atomically, making missing folders. An existing file is replaced.
 
-    Local: a temporary file beside it, synced, then renamed. Elsewhere: one put. Raises DatasetError or InputError.
+    Local: a temporary file beside it, synced, then renamed. Elsewhere: one put; S3 confirms what it holds. Raises
+    DatasetError or InputError.
     """
+    if in_s3(path):
+        with contextlib.closing(Upload(path)) as upload:
+            upload.write(data)
+            upload.finish()
+        return
     with explained(path, "write"):
         fs, name = locate(path)
         if is_local(path):

@@ -243,8 +243,9 @@ def decoded_in_order(
     Args:
         batches: encoded ones.
         submit: begins to decode one.
-        rescue: makes one anew that does not decode; None: its error is raised.
-        last_resort: decodes one in another way that fails again, though all its slices are good.
+        rescue: makes one anew that does not decode.
+        last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
+            may be; None: its error is raised.
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
@@ -263,7 +264,7 @@ def decoded_in_order(
             is_first = False
             batch, pending = begun.popleft()
             result = pending.result
-            if rescue is not None:
+            if rescue is not None or last_resort is not None:
                 result = partial(_rescued, batch, pending, submit, rescue, last_resort)
             yield late.wait_for(result, batch.slices)
     if error is not None:
@@ -292,23 +293,25 @@ def _rescued(
     batch: EncodedBatch,
     pending: Pending[T],
     submit: Callable[[EncodedBatch], Pending[T]],
-    rescue: Rescue,
+    rescue: Rescue | None,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None,
 ) -> T:
     """The result of a batch, or of the one that is made in its place."""
     try:
         result = pending.result()
-        if not rescue.is_stale(batch):
+        if rescue is None or not rescue.is_stale(batch):
             return result
         del result
         batch = rescue(batch.number, decode=False)
         return submit(batch).result()
     except VideoError as error:
         cause = error.with_traceback(None)
-    batch = rescue(batch.number, cause)
-    try:
-        return submit(batch).result()
-    except VideoError:
-        if last_resort is None:
-            raise
+    if rescue is not None:
+        batch = rescue(batch.number, cause)
+        try:
+            return submit(batch).result()
+        except VideoError:
+            if last_resort is None:
+                raise
+    assert last_resort is not None
     return last_resort(batch).result()

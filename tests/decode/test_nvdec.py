@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +24,9 @@ import torch
 
 from streamvid.color import nv12
 from streamvid.decode import nvdec, nvdec_worker
+from streamvid.decode.deadline import Pace
 from streamvid.decode.nvdec import NvdecSessionPool
-from streamvid.errors import VideoError
+from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -244,6 +247,97 @@ def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(clips: Clips, open
             pool.submit([part]).result()
         (got,) = pool.submit([good]).result()
         np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    pool.close()
+
+
+class Hanging(Decoder):
+    """Hangs in its third call, of all of them, until it is woken."""
+
+    def __init__(self, codec: str, calls: Iterator[int], wakes: threading.Event) -> None:
+        super().__init__(codec, lambda frames: frames)
+        self._calls, self._wakes = calls, wakes
+
+    def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
+        if next(self._calls) == 3:
+            assert self._wakes.wait(60)
+        return super().Decode(packet)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvdec, "Pace", partial(Pace, least_s=0.5))
+
+
+@pytest.mark.usefixtures("opened", "impatient")
+def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
+    clips: Clips, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, wakes = count(1), threading.Event()
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    clip, frames = clips["h264"]
+    with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered for 0.5 s; the clips in it: clip"):
+        pool.submit([whole(clip)]).result()
+    assert "left behind" in caplog.text
+    stuck = next(thread for thread in threading.enumerate() if thread.name == "streamvid-nvdec-0")
+    got = [pool.submit([whole(clip)]).result()[0] for _ in range(3)]
+    wakes.set()
+    stuck.join(60)
+    assert not stuck.is_alive()
+    for one in got:  # nor has what woke up late written to them
+        np.testing.assert_array_equal(one[..., 0].numpy(), frames)
+    agree(pool, clips, rounds=1)
+
+
+@pytest.mark.usefixtures("opened", "impatient")
+def test_a_stuck_engine_holds_up_neither_the_others_nor_closing(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, wakes = count(3), threading.Event()
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    pool = NvdecSessionPool(device_id=0, engines=2)
+    bad = pool.submit([slice_of(clips["hevc"][0], [3])])
+    clip, frames = clips["h264"]
+    for _ in range(3):
+        (got,) = pool.submit([whole(clip)]).result()
+        np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    pool.close()
+    with pytest.raises(VideoError, match="has not answered"):
+        bad.result()
+    wakes.set()
+
+
+@pytest.mark.usefixtures("opened", "impatient")
+def test_more_stuck_engines_than_sessions_can_be_blamed_for_end_the_run(
+    clips: Clips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes = threading.Event()
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, repeat(3), wakes))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    for expected in (VideoError, VideoError, VideoError, GpuLostError):
+        with pytest.raises(expected, match="has not answered"):
+            pool.submit([slice_of(clips["hevc"][0], [3])]).result()
+    pool.close()
+    wakes.set()
+
+
+@pytest.mark.usefixtures("opened")
+def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, tries = nvdec_worker.PinnedIndexBuffer, count()
+
+    def fails() -> Any:
+        if next(tries) < 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return begin()
+
+    monkeypatch.setattr(nvdec_worker, "PinnedIndexBuffer", fails)
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    clip, frames = clips["h264"]
+    with pytest.raises(VideoError, match=r"nvdec-0 failed \(CUDA error: out of memory"):
+        pool.submit([whole(clip)]).result()
+    got = None
+    while got is None:
+        with suppress(VideoError):
+            (got,) = pool.submit([whole(clip)]).result()
+    np.testing.assert_array_equal(got[..., 0].numpy(), frames)
     pool.close()
 
 

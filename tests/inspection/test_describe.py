@@ -201,3 +201,22 @@ def test_no_heavy_import(packed: Path) -> None:
         "assert not {'av', 'torch', 'nvidia.dali', 'webdataset'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-5.0, -1.0, 3.0],
+        [-1e308, 1e308],
+        [0.0, 5e-324],
+        [0.0, 1.7e308],
+        [-4.0, -0.001],
+        [0.0, 1e-310, 1e-300],
+        [0, 1e15],
+    ],
+)
+def test_any_finite_values_have_a_histogram(values: list[float]) -> None:
+    """Scores and other metadata may be negative, or nearly too large for a float: log10 of them failed."""
+    found = histogram(np.array(values))
+    assert sum(found.counts) == len(values)
+    assert (found.edges[0], found.edges[-1]) == (min(values), max(values))

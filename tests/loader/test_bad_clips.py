@@ -490,13 +490,46 @@ def test_a_gpu_data_loader_that_is_to_raise(damaged: Path, tmp_path: Path) -> No
     strict = sv.GpuDataLoader(clip_dataset(damaged, tmp_path), batch_size=4, device="cpu", on_error="raise")
     with strict, pytest.raises(StreamvidError, match=strict.dataset.dataset.key(BAD[0])):
         list(strict)
-    # Exact frames are not replaced, and neither are those of other items lost for them.
-    order = [sv.At(4, frames=[0, 1, 2]), sv.At(BAD[0], frames=[0, 1, 2])]
-    with sv.GpuDataLoader(clip_dataset(damaged, tmp_path), batch_size=1, sampler=order, device="cpu") as one:
-        batches = iter(one)
-        assert next(batches)["valid"].all()
-        with pytest.raises(StreamvidError, match=one.dataset.dataset.key(BAD[0])):
-            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_error"),
+    [(sv.GpuDataLoader, "skip"), (sv.GpuDataLoader, "mask"), (sv.GpuDataLoader, "raise"), (DataLoader, "skip")],
+)
+def test_frames_that_a_sampler_asks_for(
+    kind: Any, on_error: OnError, whole: Path, damaged: Path, tmp_path: Path
+) -> None:
+    order = [sv.At(row, frames=[0, 11, 2]) for row in (1, 3, 4, 8)]
+    order += [sv.At(row, seconds=[0.3]) for row in (13, 4, 2, 9)]
+    excluded = (4,)
+    options: dict[str, Any] = {"batch_size": 4, "sampler": order}
+    if kind is sv.GpuDataLoader:
+        options |= {"device": "cpu", "num_threads": 2}
+
+    def opened(path: Path) -> sv.ClipDataset:
+        keys = [sv.Dataset.open(whole).key(row) for row in excluded]
+        return sv.ClipDataset(sv.Subset(path, exclude=keys), on_error=on_error, quarantine=tmp_path / "quarantine")
+
+    expected = list(kind(opened(whole), **options))
+    assert not (tmp_path / "quarantine").exists()
+    if on_error == "raise":
+        with pytest.raises(StreamvidError, match=sv.Dataset.open(whole).key(BAD[0])):
+            list(kind(opened(damaged), **options))
+        return
+    for _ in range(2):  # the second time they are known
+        batches = list(kind(opened(damaged), **options))
+        assert len(batches) == len(expected)
+        for got, right in zip(batches, expected, strict=True):
+            rows = right["clip"].tolist()
+            assert got["valid"].tolist() == [row not in BAD for row in rows]
+            assert got["video"].shape == right["video"].shape
+            for n, row in enumerate(rows):
+                if row not in BAD:
+                    assert all(same({"": got[name][n]}, {"": right[name][n]}) for name in right)
+                else:
+                    assert bool(got["video"][n].any()) == (on_error == "skip")
+                    assert (int(got["clip"][n]) in BAD) == (on_error == "mask")
+        assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
 
 
 @pytest.mark.processes

@@ -43,7 +43,14 @@ def test_members_are_parts_of_the_tar_with_their_columns(tmp_path: Path) -> None
         assert source.part is not None
         assert (source.file, source.root) == ("a.tar", str(tmp_path))
         assert data[source.part[0] : sum(source.part)] == wanted
-    assert columns[0] == {"txt": "a cat", "width": 5, "json_key": "000", "ok": True, "npy": [1.0, 2.5]}
+    members = json.loads(str(columns[0].pop("members")))
+    assert columns[0] == {"txt": "a cat", "width": 5, "json_key": "000", "ok": True}
+    assert {name: data[at : at + size] for name, (at, size, *_) in members.items()} == {
+        "txt": b"a cat", "cls": b"3\n", "json": b'{"width": 5, "key": "000", "ok": true}', "npy": npy([1, 2.5]),
+        "pyd": b"\x80\x04N.",
+    }  # fmt: skip
+    assert members["npy"][2:] == ["f4", [2]]
+    assert list(json.loads(str(columns[1].pop("members")))) == ["cls"]
     assert set(columns[1].values()) == {None}
 
 
@@ -113,6 +120,7 @@ def test_arrays_with_pickles_are_no_columns(tmp_path: Path) -> None:
     np.save(stream, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.npy", stream.getvalue())]))
     assert "npy" not in columns
+    assert len(json.loads(str(columns["members"]))["npy"]) == 2  # bytes, and no array
 
 
 def test_what_cannot_be_read_where_it_lies_is_named(tmp_path: Path) -> None:

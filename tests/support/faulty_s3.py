@@ -1,10 +1,11 @@
-"""An S3 server over a dict of objects that misbehaves as it is told: GET with ranges, HEAD, and listing.
+"""An S3 server over a dict of objects that misbehaves as it is told: GET, HEAD, listing, PUT, uploads in parts.
 
 It does not check signatures; the tests against Ceph's server do.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -14,10 +15,12 @@ import socket
 import struct
 import threading
 import urllib.parse
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from streamvid.checksum import crc32c
 from tests.support.s3_server import S3Server, s3_environment
 
 ERRORS = {
@@ -29,6 +32,8 @@ ERRORS = {
     "403": (403, "AccessDenied"),
 }
 """Answers with an error: status and code. A HEAD has no body, and so no code."""
+WRITE_FAULTS = (*ERRORS, "empty 503", "reset", "lost", "flip")
+"""All that a request that changes something can meet: `lost` does it, and breaks off before the answer."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
 """All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more. Beside
 these, `flip` changes a bit of a range."""
@@ -49,6 +54,20 @@ class FaultyS3:
     """GETs with this in their URL are refused."""
     ranges: bool = True
     """Whether it knows ranges."""
+    checksums: bool = False
+    """Whether it keeps the CRC-32C of objects, and knows those of parts; else it refuses a request that has one."""
+    refuses_checksums: bool = False
+    verifies: bool = True
+    """Whether it refuses bodies of another Content-MD5."""
+    strange_etags: bool = False
+    """Whether its ETags have nothing to do with MD5."""
+    uploads: dict[str, tuple[str, dict[int, bytes]]] = field(default_factory=dict)
+    """Key and parts of each upload in parts, by id."""
+    held: dict[str, dict[str, str]] = field(default_factory=dict)
+    """ETag and checksum of objects that were put, by key."""
+    before: Callable[[int], None] = lambda _: None
+    """Called before each request that changes something is done, with how many came before."""
+    changes: int = 0
     at_once: int = 0
     most_at_once: int = 0
     go: threading.Event = field(default_factory=threading.Event)
@@ -80,6 +99,110 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             with self.site.lock:
                 self.site.at_once -= 1
 
+    def do_PUT(self) -> None:
+        self._change()
+
+    def do_POST(self) -> None:
+        self._change()
+
+    def do_DELETE(self) -> None:
+        self._change()
+
+    def _change(self) -> None:
+        site, url = self.site, urllib.parse.urlsplit(self.path)
+        key, query = urllib.parse.unquote(url.path).strip("/"), urllib.parse.parse_qs(url.query, keep_blank_values=True)
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        with site.lock:
+            count = sum(1 for method, name, _ in site.requests if (method, name) == (self.command, key))
+            site.requests.append((self.command, key, url.query))
+            number, site.changes = site.changes, site.changes + 1
+            site.before(number)
+            fault = site.fault(self.command, key, count)
+            if fault in ERRORS:
+                answer: tuple[int, bytes, dict[str, str]] | str = fault
+            elif fault in ("empty 503", "reset"):
+                answer = (503, b"", {})
+            else:
+                answer = self._changed(key, query, flipped(body, site.dice) if fault == "flip" and body else body)
+        if fault in ("reset", "lost"):
+            self._break()
+        elif isinstance(answer, str):
+            self._error(*ERRORS[answer])
+        else:
+            self._send(answer[0], answer[1], headers=answer[2])
+
+    def _changed(self, key: str, query: dict[str, list[str]], body: bytes) -> tuple[int, bytes, dict[str, str]]:
+        """Do what a request asks for; the answer."""
+        site, upload = self.site, query.get("uploadId", [""])[0]
+
+        def refused(status: int, code: str) -> tuple[int, bytes, dict[str, str]]:
+            return status, f"<Error><Code>{code}</Code><Message>because</Message></Error>".encode(), {}
+
+        sent = {name.lower(): value for name, value in self.headers.items()}
+        if site.refuses_checksums and any(name.startswith("x-amz-checksum-") and "c32c" in name for name in sent):
+            return refused(501, "NotImplemented")
+        if site.refuses_checksums and sent.get("x-amz-checksum-algorithm") == "CRC32C":
+            return refused(501, "NotImplemented")
+        if upload and site.uploads.get(upload, ("",))[0] != key:
+            return refused(404, "NoSuchUpload")
+        md5 = base64.b64encode(hashlib.md5(body).digest()).decode()
+        if site.verifies and sent.get("content-md5", md5) != md5:
+            return refused(400, "BadDigest")
+        if self.command == "DELETE":
+            (site.uploads if upload else site.objects).pop(upload or key, None)
+            return 204, b"", {}
+        if "uploads" in query:
+            site.uploads[upload := uuid.uuid4().hex] = (key, {})
+            known = {"x-amz-checksum-algorithm": "CRC32C"} if site.checksums else {}
+            return 200, f"<R><UploadId>{upload}</UploadId></R>".encode(), known
+        if upload and self.command == "PUT":
+            site.uploads[upload][1][int(query["partNumber"][0])] = body
+            return 200, b"", self._held(body)
+        if upload:
+            parts = site.uploads[upload][1]
+            wanted = [int(number) for number in re.findall(rb"<PartNumber>(\d+)<", body)]
+            etags = re.findall(rb"<ETag>(?:&quot;|\")(\S*?)(?:&quot;|\")<", body)
+            if [self._held(parts[n])["ETag"].strip('"').encode() for n in wanted] != etags:
+                return refused(400, "InvalidPart")
+            whole = b"".join(parts[number] for number in wanted)
+            if site.checksums and sent.get("x-amz-checksum-crc32c") != text_of(crc32c(whole)):
+                return refused(400, "BadDigest")
+            md5s = b"".join(hashlib.md5(parts[number]).digest() for number in wanted)
+            del site.uploads[upload]
+            etag = "strange" if site.strange_etags else hashlib.md5(md5s).hexdigest()
+            site.objects[key], site.held[key] = whole, self._held(whole) | {"ETag": f'"{etag}-{len(wanted)}"'}
+            return 200, b"<R><ETag>x</ETag></R>", {}
+        if sent.get("if-none-match") == "*" and key in site.objects:
+            return refused(412, "PreconditionFailed")
+        site.objects[key], site.held[key] = body, self._held(body)
+        return 200, b"", site.held[key]
+
+    def _held(self, data: bytes) -> dict[str, str]:
+        etag = "strange" if self.site.strange_etags else hashlib.md5(data).hexdigest()
+        crc = {"x-amz-checksum-crc32c": text_of(crc32c(data)), "x-amz-checksum-type": "FULL_OBJECT"}
+        return {"ETag": f'"{etag}"', **(crc if self.site.checksums else {})}
+
+    def _parts(self, upload: str) -> None:
+        if upload not in self.site.uploads:
+            self._error(404, "NoSuchUpload")
+            return
+        parts = sorted(self.site.uploads[upload][1].items())
+        listed = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><Size>{len(data)}</Size><ETag>{held['ETag']}</ETag>"
+            + (f"<ChecksumCRC32C>{held['x-amz-checksum-crc32c']}</ChecksumCRC32C>" if self.site.checksums else "")
+            + "</Part>"
+            for number, data in parts
+            if (held := self._held(data))
+        )
+        known = "<ChecksumAlgorithm>CRC32C</ChecksumAlgorithm>" if self.site.checksums else ""
+        self._send(200, f"<R>{known}<IsTruncated>false</IsTruncated>{listed}</R>".encode())
+
+    def _break(self) -> None:
+        # Closed with unsent data dropped: the client sees a reset.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
     def _answer(self) -> None:
         site, url = self.site, urllib.parse.urlsplit(self.path)
         key = urllib.parse.unquote(url.path).strip("/")
@@ -94,10 +217,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif fault == "empty 503":
             self._send(503, b"")
         elif fault == "reset":
-            # Closed with unsent data dropped: the client sees a reset.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.connection.close()
+            self._break()
         elif fault == "stall":
             site.go.wait(60)
             self.close_connection = True
@@ -109,13 +229,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 for name in names
             )
             self._send(200, f"<ListBucketResult><KeyCount>{len(names)}</KeyCount>{items}</ListBucketResult>".encode())
+        elif "uploadId=" in url.query:
+            self._parts(urllib.parse.parse_qs(url.query)["uploadId"][0])
         elif key not in site.objects:
             self._error(404, "NoSuchKey")
         else:
-            self._object(site.objects[key], fault)
+            held = site.held.get(key) or {"ETag": f'"{hashlib.md5(site.objects[key]).hexdigest()}"'}
+            self._object(site.objects[key], held, fault)
 
-    def _object(self, data: bytes, fault: str | None) -> None:
-        status, body, headers = 200, data, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}
+    def _object(self, data: bytes, headers: dict[str, str], fault: str | None) -> None:
+        status, body, headers = 200, data, dict(headers)
         if self.command == "GET":
             wanted = self.headers.get("If-Match")
             self.site.matched.append(wanted)
@@ -132,8 +255,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = body[: length // 2]
             length = len(body)
         elif fault == "flip" and status == 206:
-            at = self.site.dice.randrange(8 * len(body))
-            body = body[: at // 8] + bytes([body[at // 8] ^ 1 << at % 8]) + body[at // 8 + 1 :]
+            body = flipped(body, self.site.dice)
         elif fault == "cut":
             body = body[: length // 2]
             self.close_connection = True
@@ -153,6 +275,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def flipped(body: bytes, dice: random.Random) -> bytes:
+    """The same with another bit."""
+    at = dice.randrange(8 * len(body))
+    return body[: at // 8] + bytes([body[at // 8] ^ 1 << at % 8]) + body[at // 8 + 1 :]
+
+
+def text_of(crc: int) -> str:
+    """A CRC as S3 writes it."""
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 class _Server(http.server.ThreadingHTTPServer):

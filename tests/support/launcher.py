@@ -23,6 +23,7 @@ import os, pickle, sys
 import s3fs
 import streamvid.packing.process_source
 from streamvid.packing.pack import pack
+from streamvid.storage import upload
 
 while True:
     try:
@@ -38,6 +39,7 @@ while True:
 for output in (1, 2):
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), output)
 os.environ.update(environment)
+upload.PART_BYTES = arguments.pop("part_bytes", upload.PART_BYTES)
 pack(**arguments)
 """
 
@@ -77,10 +79,20 @@ class Launcher:
         assert code == 0, f"exit status {code}: {self._log.read_text()}"
         return True
 
-    def kill(self) -> None:
-        """Kill the pack with SIGKILL, if it has not just ended."""
+    def send_kill(self) -> None:
+        """Send the pack a SIGKILL, if it has not just ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process, signal.SIGKILL)
+
+    def was_killed(self) -> bool:
+        """Wait for the pack to end by itself, or as it was killed, and say which."""
+        code = int(self._answers.readline())
+        assert code in (0, -signal.SIGKILL), f"exit status {code}: {self._log.read_text()}"
+        return code != 0
+
+    def kill(self) -> None:
+        """Kill the pack with SIGKILL, if it has not just ended."""
+        self.send_kill()
         assert int(self._answers.readline()) in (0, -signal.SIGKILL), self._log.read_text()
 
     def __enter__(self) -> Launcher:

@@ -142,6 +142,7 @@ def reseal(folder: Path) -> None:
             shard[f"{prefix}sha256"] = hashlib.sha256(data).hexdigest()
             if extension in ("tar", "packets"):
                 shard[f"{prefix}bytes"] = len(data)
+    manifest.pop("tables", None)
     manifest["bytes"] = sum(shard["bytes"] for shard in manifest["shards"])
     (folder / "dataset.json").write_text(json.dumps(manifest))
 

@@ -1,0 +1,82 @@
+"""`streamvid preview`."""
+
+from __future__ import annotations
+
+import argparse
+
+from streamvid.cli.calls import parse_call
+from streamvid.cli.output import add_revision, add_roots, console
+from streamvid.storage.retry import COMMAND_SECONDS
+from streamvid.text import format_bytes, format_count, printable
+
+_SAMPLING = "Uniform(8)"
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command and its options."""
+    command = commands.add_parser(
+        "preview",
+        help="show a dataset as a web page",
+        description="Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter.",
+    )
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument("--out", default="preview.html", metavar="FILE", help="default: %(default)s")
+    command.add_argument("--clips", type=int, default=48, metavar="N", help="clips whose frames are shown; default 48")
+    command.add_argument("--where", metavar="CONDITION", help="clips to show, such as 'seconds > 5 and label != 3'")
+    command.add_argument(
+        "--sampling",
+        default=_SAMPLING,
+        metavar="SAMPLER",
+        help="which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
+    )
+    command.add_argument(
+        "--transform", metavar="TRANSFORM", help="what is done to them, likewise: 'Transform(resize=256, crop=224)'"
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the choice of clips, frames and augmentation"
+    )
+    add_revision(command)
+    add_roots(command)
+    command.set_defaults(run=_run)
+
+
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import streamvid as sv
+    from streamvid.dataset.dataset import Dataset
+    from streamvid.inspection.preview.preview import preview
+
+    samplers = (
+        "All",
+        "ByClip",
+        "Frames",
+        "Keyframes",
+        "MultiRate",
+        "RandomFrames",
+        "TiledWindows",
+        "Uniform",
+        "Window",
+    )
+    sampling = parse_call(arguments.sampling, {name: getattr(sv, name) for name in samplers}, "--sampling")
+    transform = arguments.transform
+    if transform is not None:
+        transform = parse_call(transform, {"Transform": sv.Transform}, "--transform")
+    report = preview(
+        Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=arguments.revision),
+        arguments.out,
+        sampling=sampling,
+        transform=transform,
+        where=arguments.where,
+        clips=arguments.clips,
+        seed=arguments.seed,
+        progress=True,
+    )
+    bad = f", {report.bad:,} of them bad" if report.bad else ""
+    full = "; more would make it too large" if report.full else ""
+    console().print(
+        f"wrote {printable(arguments.out)} ({format_bytes(report.bytes)}): frames of {report.strips:,} "
+        f"of {format_count(report.clips, 'clip')}{bad}{full}"
+    )
+    return 0

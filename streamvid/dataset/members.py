@@ -1,0 +1,194 @@
+"""Files that lie beside a clip in a tar of others: their bytes on demand, and arrays of `.npy` as such.
+
+An index of such tars has a column `members`, JSON of each name (all behind the first dot), with offset and size in the
+tar, and of an array its dtype and shape. docs/format.md specifies it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+from numpy.lib import format as npy
+
+from streamvid.checks import is_integer
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.errors import DatasetError, InputError
+from streamvid.storage.byte_range import ByteRange
+
+MEMBERS: Final = "members"
+"""The column's name."""
+HEADER_BYTES: Final = 4096
+"""Bytes in which the header of a .npy file ends; it has some 128."""
+_MAX_BYTES: Final = 1 << 30
+_KINDS: Final = "biufc"
+
+AnyArray = npt.NDArray[Any]
+Values = AnyArray | list[AnyArray | bytes | None]
+
+
+@dataclass(frozen=True)
+class MemberColumn:
+    """A member that batches hold.
+
+    Attributes:
+        name: of it.
+        stacked: it is an array of one dtype and shape in all clips, so that those of a batch are one.
+    """
+
+    name: str
+    stacked: bool
+
+    @classmethod
+    def find(cls, source: ClipSource, name: str) -> MemberColumn | None:
+        """The members of that name; None if no clip has one."""
+        if not _is_indexed(source):
+            return None
+        column = source.columns.get(MEMBERS)
+        key = json.dumps(name)
+        if not pc.any(pc.match_substring(column, f"{key}:[")).as_py():
+            return None
+        if not name.lower().endswith("npy"):
+            return cls(name, False)
+        pattern = rf'{re.escape(key)}:\[[0-9]+,[0-9]+,(?P<kind>"[^"]*",\[[0-9,]*\])\]'
+        found = pc.struct_field(pc.extract_regex(column, pattern), "kind")
+        return cls(name, found.null_count == 0 and len(pc.unique(found)) == 1)
+
+
+def members_of(source: ClipSource, clip: int | str) -> dict[str, tuple[int, int]]:
+    """Where the files beside a clip lie in its tar, offset and size by name; none of a packed clip.
+
+    Raises:
+        KeyError, IndexError: there is no such clip.
+        DatasetError: the dataset is damaged.
+    """
+    row = source.row(clip) if isinstance(clip, str) else range(len(source))[clip]
+    text = source.columns.get(MEMBERS)[row].as_py() if _is_indexed(source) else None
+    if source.version(row) is None or text is None:
+        return {}
+    try:
+        found = {str(name): (value[0], value[1]) for name, value in json.loads(text).items()}
+        if not all(is_integer(one) for value in found.values() for one in value):
+            raise ValueError("a place of none")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(f"clip {source.key(row)!r}: its column {MEMBERS!r} is damaged ({error})") from error
+    return found
+
+
+def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) -> dict[str, list[bytes | None]]:
+    """The bytes of members of clips, None where a clip has none; they are read together.
+
+    Raises:
+        ClipError: the tar is another one than was indexed, or cannot be read.
+        DatasetError: as of `members_of`, or the storage fails.
+    """
+    found: dict[str, list[bytes | None]] = {name: [None] * len(rows) for name in names}
+    wanted, places, versions, paths = [], [], {}, {}
+    for at, row in enumerate(rows):
+        there, version = members_of(source, int(row)), source.version(row)
+        for name in names:
+            if name not in there or version is None:
+                continue
+            start, size = there[name]
+            if not (start >= 0 and 0 <= size <= min(_MAX_BYTES, version.size - start)):
+                raise DatasetError(f"clip {source.key(row)!r}: its member {name!r} does not lie within its tar")
+            path = source.location(row)
+            versions[path], paths[path] = version, row
+            wanted.append(ByteRange(path, start, start + size))
+            places.append((name, at))
+    try:
+        blocks = source.reader.read(wanted, versions)
+    except DatasetError as error:
+        raise source.file_error(error, paths) from error
+    for (name, at), block in zip(places, blocks, strict=True):
+        found[name][at] = block.tobytes()
+    return found
+
+
+def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequence[int]) -> dict[str, Values]:
+    """Members of the clips of a batch: of `.npy`, arrays, one [batch, …] where they are alike in all of the dataset;
+    else a list, of bytes for all other names, with None where a clip has none. Errors as of `read_members`."""
+    made: dict[str, Values] = {}
+    if not columns:
+        return made
+    read = read_members(source, [column.name for column in columns], rows)
+    for column in columns:
+        values: list[Any] = read[column.name]
+        if column.name.lower().endswith("npy"):
+            values = [None if one is None else parse_npy(one) for one in values]
+        if column.stacked and any(one is None for one in values):
+            raise DatasetError(f"a member {column.name!r} is not the array that was indexed: index its tar again")
+        made[column.name] = np.stack(values) if column.stacked else values
+    return made
+
+
+def npy_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | None:
+    """dtype, shape, whether it is in Fortran's order, and where the values begin, of a .npy file's first bytes.
+
+    Never unpickles: None of objects, and of all that is no array of numbers
+    (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
+    """
+    stream = io.BytesIO(head[:HEADER_BYTES])
+    try:
+        major, _ = npy.read_magic(stream)
+        if major not in (1, 2):
+            return None
+        read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=HEADER_BYTES)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, EOFError, OverflowError):
+        return None
+    usual = dtype.kind in _KINDS and dtype.itemsize <= 16 and dtype.str[1:] not in ("f16", "f12")
+    return (dtype, shape, fortran, stream.tell()) if usual and all(side >= 0 for side in shape) else None
+
+
+def parse_npy(data: bytes) -> AnyArray | None:
+    """The array of a .npy file, in this machine's byte order; None if it is none of numbers."""
+    header = npy_header(data)
+    if header is None:
+        return None
+    dtype, shape, fortran, start = header
+    count = math.prod(shape)
+    if len(data) - start < count * dtype.itemsize:
+        return None
+    flat = np.frombuffer(data, dtype, count, start).astype(dtype.newbyteorder("="))
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def describe_members(found: Mapping[str, tuple[int, int, bytes]]) -> str:
+    """The text of the column: offset, size and first bytes of each member, by name."""
+    entries: dict[str, list[object]] = {}
+    for name, (offset, size, head) in sorted(found.items()):
+        entries[name] = [offset, size]
+        if name.lower().endswith("npy") and (header := npy_header(head)) is not None:
+            dtype, shape, _, start = header
+            if size >= start + math.prod(shape) * dtype.itemsize:
+                entries[name] += [dtype.newbyteorder("=").str[1:], list(shape)]
+    return json.dumps(entries, separators=(",", ":"))
+
+
+def find_member(source: ClipSource, name: str) -> MemberColumn | None:
+    """The member that an option `columns=` names; None if it is a column of the dataset.
+
+    Raises:
+        InputError: there is neither a column nor a member of that name.
+    """
+    try:
+        source.columns.get(name)
+    except InputError:
+        found = MemberColumn.find(source, name)
+        if found is None:
+            raise
+        return found
+    return None
+
+
+def _is_indexed(source: ClipSource) -> bool:
+    return source.clips.files is not None and MEMBERS in source.columns.meta.names

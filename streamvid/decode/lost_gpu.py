@@ -1,0 +1,148 @@
+"""CUDA errors that a process cannot survive: after an illegal address, an uncorrectable ECC error or the loss of the
+device, each later call of the process fails, whatever it is. It has to end, for its launcher to start it again.
+
+It ends by an error in the loop. But destructors may hang then, the program may catch the error, or the loop may wait
+for something else: so its end does not depend on them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from streamvid.errors import GpuLostError
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+_TICK_S: Final = 0.5
+"""Seconds between two looks at the GPU."""
+_END_S: Final = 8.0
+"""Seconds from the look that finds it lost to the end of the process; and one more if C++ hangs behind Python's end."""
+_STDERR: Final = 2
+_HARMLESS: Final = (0, 4, 600, *range(900, 911))
+"""What the driver may answer: success, it is shutting down, not ready, and errors of graphs that are captured."""
+_RELAXED: Final = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED: what this thread calls spoils no graph that another captures."""
+
+log = logging.getLogger(__name__)
+
+
+def lost(device_id: int) -> str | None:
+    """The error by which this process has lost a GPU, None if it has not. Waits for no work on the GPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        driver, event = _probe(device_id)
+    except RuntimeError as error:
+        return None if "out of memory" in str(error) else str(error).strip().partition("\n")[0]
+    mode = ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    status = driver.cuEventQuery(ctypes.c_void_p(event.cuda_event))
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if status in _HARMLESS:
+        return None
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(status, ctypes.byref(name))
+    return f"{(name.value or b'error').decode()}, {status}"
+
+
+@cache
+def _probe(device_id: int) -> tuple[ctypes.CDLL, torch.cuda.Event]:
+    """The driver, and an event that has passed: asked for it, the driver says whether the context still works."""
+    import torch
+
+    with torch.cuda.device(device_id):
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.Stream(device_id))  # type: ignore[no-untyped-call]
+    return ctypes.CDLL("libcuda.so.1"), event
+
+
+def raise_if_lost(device_id: int | None, error: BaseException) -> None:
+    """After an error, which may be due to it: whether this process has lost the GPU.
+
+    Raises:
+        GpuLostError: it has.
+    """
+    if device_id is not None and not isinstance(error, GpuLostError) and (cause := lost(device_id)) is not None:
+        raise GpuLostError(f"GPU {device_id} fails in all that this process does ({cause})") from error
+
+
+class GpuWatch:
+    """Looks at the GPU of a loader, from its first batch until it is closed or dropped, and ends the process within
+    10 s when it is lost.
+
+    Args:
+        device_id: the GPU's number; None: nothing is watched.
+        where: a bound method, which is referred to weakly: where the run stands, in words. Called in any thread.
+    """
+
+    def __init__(self, device_id: int | None, where: Callable[[], str]) -> None:
+        self._device_id, self._where = device_id, weakref.WeakMethod(where)
+        self._stop: threading.Event | None = None
+        self._told = threading.Lock()
+
+    def over(self, batches: Iterator[T]) -> Iterator[T]:
+        """Those of an iteration.
+
+        Raises:
+            GpuLostError: with the position of the run, for any error that is due to the loss of the GPU.
+        """
+        return batches if self._device_id is None else self._over(batches, self._device_id)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._stop is not None:
+            self._stop.set()
+            self._stop = None
+
+    def _over(self, batches: Iterator[T], device_id: int) -> Iterator[T]:
+        if self._stop is None:
+            self._stop = threading.Event()
+            weakref.finalize(self, self._stop.set).atexit = False
+            looks = (device_id, self._where, self._stop, self._told)
+            threading.Thread(target=_look, args=looks, name="streamvid-gpu-watch", daemon=True).start()
+        try:
+            yield from batches
+        except Exception as error:
+            cause = str(error) if isinstance(error, GpuLostError) else lost(device_id)
+            if cause is None:
+                raise
+            raise GpuLostError(_end(device_id, cause, self._where, self._told)) from error
+
+
+Where = weakref.WeakMethod[Callable[[], str]]
+
+
+def _look(device_id: int, where: Where, stop: threading.Event, told: threading.Lock) -> None:
+    while not stop.wait(_TICK_S):
+        if (cause := lost(device_id)) is not None:
+            _end(device_id, cause, where, told)
+            return
+
+
+def _end(device_id: int, cause: str, where: Where, told: threading.Lock) -> str:
+    """End the process in `_END_S`, however little of it still works, and say so. The first call alone does it.
+
+    Returns:
+        the message: the cause, and where the run stands.
+    """
+    place = "" if (found := where()) is None else f"; the run stands {found()}"
+    message = f"GPU {device_id} is lost to this process, which ends ({cause}){place}: go on from the last state saved"
+    if told.acquire(blocking=False):
+        log.critical("%s", message)
+        # In C, without Python's lock; behind Python's end, by the kernel.
+        faulthandler.dump_traceback_later(_END_S, exit=True, file=_STDERR)
+        signal.setitimer(signal.ITIMER_REAL, _END_S + 1)
+    return message

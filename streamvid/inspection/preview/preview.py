@@ -1,0 +1,168 @@
+"""`streamvid preview`: a dataset as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.checks import integer
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.selection import select_rows
+from streamvid.inspection.preview.charts import dataset_charts, svg
+from streamvid.inspection.preview.draw import draw_strips
+from streamvid.inspection.preview.page import (
+    asset,
+    check_target,
+    escaped,
+    fill,
+    lines_html,
+    page,
+    strip_html,
+    write_page,
+)
+from streamvid.inspection.preview.pictures import Strip
+from streamvid.inspection.preview.table import make_table
+from streamvid.loader.sample_set import SampleSet
+from streamvid.plan.inputs import Subset
+from streamvid.plan.sample_id import rows_of, sample_of
+from streamvid.progress import Progress
+from streamvid.sampling.base import FrameSampler
+from streamvid.storage.retry import COMMAND_SECONDS
+from streamvid.storage.url import redact
+from streamvid.text import format_bytes, format_count, format_duration
+from streamvid.transform.spec import Transform
+
+STRIP_BYTES: Final = 24 << 20
+"""Bytes of the strips' pictures: from there on no more clips are drawn."""
+
+
+@dataclass(frozen=True)
+class PreviewReport:
+    """What a preview shows.
+
+    Attributes:
+        bytes: of the file.
+        clips: of the dataset that were selected.
+        strips: clips that are shown.
+        bad: how many of these are bad.
+        full: whether fewer were drawn than asked for, as the page would be too large.
+    """
+
+    bytes: int
+    clips: int
+    strips: int
+    bad: int
+    full: bool
+
+
+def preview(
+    dataset: Dataset | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    sampling: FrameSampler,
+    transform: Transform | None = None,
+    where: str | None = None,
+    clips: int = 48,
+    seed: int = 0,
+    progress: bool = False,
+) -> PreviewReport:
+    """Write a page that shows a dataset: strips of some clips, histograms of all, and a table to filter.
+
+    Args:
+        dataset: an open one, a folder or a URL.
+        out: the file or URL; a page that streamvid has written there is replaced.
+        sampling, transform: what strips show, in epoch 0.
+        where: a condition on columns that clips must fit.
+        clips: how many have strips, drawn at random.
+        seed: of that, and of what sampling and transform draw.
+        progress: whether to show a progress bar.
+
+    Raises:
+        InputError: an option is invalid, no clip fits, or another file is at `out`.
+        DatasetError: the dataset is missing or damaged, or its storage does not answer; or the page cannot be written.
+    """
+    integer(clips, "clips", least=0)
+    integer(seed, "seed", least=0, most=None)
+    check_target(out := os.fspath(out))
+    if not isinstance(dataset, Dataset):
+        dataset = Dataset.open(dataset, retry_for=COMMAND_SECONDS)
+    samples = SampleSet.open(
+        Subset(dataset, where=where), sampling=sampling, transform=transform, columns=(), seed=seed
+    )
+    rows = np.setdiff1d(select_rows(dataset, where=where), dataset.forgotten, assume_unique=True)
+    random = np.random.default_rng(seed)
+    strips, full = _strips(samples, clips, random, progress=progress)
+    table = make_table(dataset, rows, [strip.row for strip in strips], random)
+    shown_rows = [strip.row for strip in strips]
+    strips = [
+        replace(strip, facts=(*_facts(dataset, strip.row), *strip.facts), fields=own, more_fields=others)
+        for strip, (own, others) in zip(strips, table.beside(shown_rows), strict=True)
+    ]
+    bad = sum(bool(strip.bad) for strip in strips)
+    shown = f"{len(strips):,} of {format_count(len(rows), 'clip')}, drawn at random with seed {seed}: {sampling!r}"
+    notes = [shown if transform is None else f"{shown}, {transform!r}"]
+    if full:
+        notes.append("More clips would make this page too large.")
+    if bad:
+        notes.append(f"{format_count(bad, 'clip')} of these {'is' if bad == 1 else 'are'} bad.")
+    body = fill(
+        asset("preview.html"),
+        name=escaped(dataset.manifest.name),
+        about=lines_html(_about(dataset, rows, where)),
+        charts="\n".join(map(svg, dataset_charts(dataset, None if len(rows) == len(dataset) else rows))),
+        notes=lines_html(notes),
+        strips="\n".join(f'<article class="clip">{strip_html(strip)}</article>' for strip in strips),
+        table=lines_html(table.notes),
+    )
+    data = table.to_json(shown_rows)
+    size = write_page(out, page(f"{dataset.manifest.name}: streamvid preview", body, data))
+    return PreviewReport(size, len(rows), len(strips), bad, full)
+
+
+def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, progress: bool) -> tuple[list[Strip], bool]:
+    """Strips of that many clips, in the order of rows, and whether the page has room for no more."""
+    (pool,) = samples.pools.pools
+    rows = rows_of(pool.sample_ids)
+    there = np.setdiff1d(rows, samples.pools.excluded)
+    chosen = random.choice(there, min(count, len(there)), replace=False)
+    first, end = np.searchsorted(rows, chosen), np.searchsorted(rows, chosen, side="right")
+    ids = pool.sample_ids[first + (random.random(len(chosen)) * (end - first)).astype(np.int64)].tolist()
+    strips: list[Strip] = []
+    size = 0
+    with Progress("drawing", len(ids), enabled=progress) as bar:
+        for strip, item, several in zip(draw_strips(samples, ids), ids, (end - first).tolist(), strict=True):
+            number = (f"sample {sample_of(item) + 1} of {several}",) if several > 1 else ()
+            strips.append(replace(strip, facts=number))
+            size += sum(len(picture.jpeg) for picture in strip.pictures)
+            bar.advance()
+            if size * 4 // 3 > STRIP_BYTES:  # base64 has 4 letters for 3 bytes
+                break
+    return sorted(strips, key=lambda strip: strip.row), len(strips) < len(ids)
+
+
+def _about(dataset: Dataset, rows: Int64, where: str | None) -> list[str]:
+    seconds = format_duration(float(dataset.clips.seconds[rows].sum()))
+    size = format_bytes(int(dataset.clips.mp4_size[rows].sum()))
+    revision = f", revision {dataset.manifest.revision}" if dataset.manifest.revision else ""
+    lines = [redact(dataset.path) + revision, f"{format_count(len(rows), 'clip')}, {seconds}, {size}"]
+    if where is not None:
+        lines.append(f"of {len(dataset):,} those with {where}")
+    return lines
+
+
+def _facts(dataset: Dataset, row: int) -> tuple[str, ...]:
+    """Few words on a clip."""
+    clips, label = dataset.clips, int(dataset.clips.label[row])
+    width, height = int(clips.width[row]), int(clips.height[row])
+    if clips.rotation[row] % 180:
+        width, height = height, width
+    seconds = float(clips.seconds[row])
+    classes = dataset.classes or ()
+    facts = [classes[label] if label < len(classes) else f"label {label}"] if label >= 0 else []
+    facts += [f"{seconds:.2f} s", f"{width} x {height}"]
+    facts += [f"{clips.frames[row] / seconds:.4g} fps"] if seconds > 0 else []
+    return (*facts, clips.codec[row], format_bytes(int(clips.mp4_size[row])))

@@ -1,0 +1,91 @@
+"""Writes consolidated tables of a dataset's shards, before dataset.json is written that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.shard_files import ShardFiles
+from streamvid.dataset.tables import TableEntry, digest, usable
+from streamvid.storage import filesystem
+from streamvid.storage.retry import Retry
+from streamvid.storage.threads import map_in_threads
+from streamvid.storage.url import join
+
+_CLIPS: Final = 100_000
+_BYTES: Final = 128 << 20
+"""What a table holds at most, in memory, unless a shard holds more: tables are read side by side."""
+_AT_ONCE: Final = 64
+"""Parquet files that are read at once."""
+
+
+def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]:
+    """Write tables of the shards that have none, and anew those of the shards before them that are no larger than all
+    of these: of a dataset that is appended to again and again, there are few. Files have their checksum for a name, so
+    that nobody reads what is not meant, and a killed call can be repeated.
+
+    Args:
+        destination: folder or object-store prefix, with all shards.
+        manifest: its shards, and the tables that it had.
+
+    Returns:
+        all tables of the shards.
+
+    Raises:
+        DatasetError: a shard cannot be read.
+    """
+    shards = manifest.shards
+    kept = list(usable(manifest.tables, shards))
+    clips = sum(entry.clips for entry in shards[kept[-1][1].stop if kept else 0 :])
+    while clips and kept and (size := sum(entry.clips for entry in shards[kept[-1][1]])) <= min(clips, _CLIPS // 2):
+        kept.pop()
+        clips += size
+    tables = []
+    end = 0
+    for table, part in [*kept, (None, slice(len(shards), None))]:
+        for entries, rows in _runs(destination, shards[end : part.start] if part.start - end > 1 else ()):
+            if len(entries) > 1:
+                buffer = io.BytesIO()
+                pq.write_table(rows, buffer, compression="zstd", row_group_size=max(1, len(rows)))
+                data = buffer.getvalue()
+                made = TableEntry(entries[0].name, len(entries), hashlib.sha256(data).hexdigest(), digest(entries))
+                filesystem.write_bytes(join(destination, made.file), data)
+                tables.append(made)
+        tables += [] if table is None else [table]
+        end = part.stop
+    return tuple(tables)
+
+
+def _runs(destination: str, shards: Sequence[ShardEntry]) -> Iterator[tuple[list[ShardEntry], pa.Table]]:
+    """Consecutive shards with the same columns, of as many clips and bytes as a table holds, and their rows."""
+    entries: list[ShardEntry] = []
+    tables: list[pa.Table] = []
+    for first in range(0, len(shards), _AT_ONCE):
+        some = {entry.name: entry for entry in shards[first : first + _AT_ONCE]}
+        for entry, table in zip(
+            some.values(), map_in_threads(partial(_rows, destination, some), list(some)), strict=True
+        ):
+            if entries and (
+                not table.schema.equals(tables[0].schema)
+                or sum(one.clips for one in entries) + entry.clips > _CLIPS
+                or sum(one.nbytes for one in tables) + table.nbytes > _BYTES
+            ):
+                yield entries, pa.concat_tables(tables)
+                entries, tables = [], []
+            entries.append(entry)
+            tables.append(table)
+    if entries:
+        yield entries, pa.concat_tables(tables)
+
+
+def _rows(destination: str, entries: dict[str, ShardEntry], name: str) -> pa.Table:
+    files = ShardFiles(destination, entries[name], None)
+    return files.read_scalars(check_sha256=True, retry=Retry(), stop=threading.Event())

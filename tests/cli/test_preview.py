@@ -1,0 +1,113 @@
+"""`streamvid preview`, and samplers written as options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid as sv
+from streamvid.cli.calls import parse_call
+from streamvid.cli.main import main
+from streamvid.errors import InputError
+from tests.support.bad_clips import make_dataset
+from tests.support.packed import packing_inline
+
+SAMPLERS: dict[str, Any] = {"Window": sv.Window, "Uniform": sv.Uniform, "MultiRate": sv.MultiRate, "All": sv.All}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with packing_inline():
+        return make_dataset(tmp_path_factory.mktemp("cli"), [("h264", "mp4")] * 2)
+
+
+def test_it_writes_a_page(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["preview", str(packed)]) == 0
+    out, err = capsys.readouterr()
+    assert "wrote preview.html (" in out
+    assert "frames of 2 of 2 clips" in out
+    assert err == ""
+    options = ["--sampling", "sv.Window(4, fps=8, start='first')", "--transform", "Transform(resize=48, crop=(32, 40))"]
+    assert main(["preview", str(packed), "--out", "b.html", *options, "--where", "frames > 1", "--clips", "1"]) == 0
+    text = (tmp_path / "b.html").read_text()
+    assert "Window(frames=4, fps=8, start=&#x27;first&#x27;), Transform(resize=48, crop=(32, 40))" in text
+    assert text.count('width="40" height="32"') == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sampling", "Window(16"], "--sampling as in Python"),
+        (["--sampling", "Windw(16)"], "did you mean 'Window'?"),
+        (["--sampling", "Window(frame=16)"], "Window has no argument 'frame'"),
+        (["--sampling", "Window()"], "--sampling: "),
+        (["--sampling", "Window(-1)"], "--sampling: Window(frames)"),
+        (["--transform", "Transform(crop=0)"], "--transform: Transform(crop)"),
+        (["--where", "colour == 3"], "colour"),
+        (["--clips", "-3"], "clips must be a whole number"),
+        (["--out", "."], "no page of streamvid"),
+    ],
+)
+def test_errors_are_one_sentence(
+    packed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["preview", str(packed), *options]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("streamvid: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("Window(16, fps=8)", sv.Window(16, fps=8)),
+        (" sv.Window( 16,pad = 'none' ) ", sv.Window(16, pad="none")),
+        ("streamvid.Uniform(frames=4)", sv.Uniform(4)),
+        ("MultiRate([(8, 1.0), (16, 2.0)])", sv.MultiRate([(8, 1.0), (16, 2.0)])),
+        ("All", sv.All()),
+        ("All()", sv.All()),
+    ],
+)
+def test_calls(text: str, made: object) -> None:
+    assert parse_call(text, SAMPLERS, "--sampling") == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "16",
+        "__import__('os').system('touch pwned')",
+        "Window(__import__('os'))",
+        "Window(16).sample",
+        "Window(*[16])",
+        "Window(**{'frames': 16})",
+        "(lambda: Window)()",
+        "Window(16); Uniform(3)",
+        "[Window(16)]",
+        "Window('16')",
+        "Window(16, fps=9" + "9" * 5000 + ")",
+        "Window(" * 500,
+        "Window(16, fps=float('nan'))",
+        "Window(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)",
+        "\0",
+        "Window(16)\nimport os",
+    ],
+)
+def test_nothing_else_is_evaluated(text: str) -> None:
+    with pytest.raises(InputError, match="--sampling"):
+        parse_call(text, SAMPLERS, "--sampling")

@@ -1,0 +1,185 @@
+"""Consolidated tables: a remote dataset opens by them as by its shards' own, which stay what is true."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.tables import TableEntry, digest, usable
+from streamvid.errors import DatasetError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.storage.shard_cache import ShardCache
+from tests.support.clips import write
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import SMALL, packing_inline
+from tools.clips import Recipe
+
+CLIPS = {
+    **{f"h264-{n}": replace(SMALL, frames=6) for n in range(4)},
+    "vp9": Recipe(codec="vp9", container="mkv", width=128, height=128, frames=8, gop=8, b_frames=0),
+}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five clips in as many shards."""
+    folder = tmp_path_factory.mktemp("tables")
+    lines = ["path,label,score,place"]
+    for n, (name, recipe) in enumerate(CLIPS.items()):
+        path = write(recipe, folder / f"{name}.{recipe.container}")
+        lines.append(f"{path.name},{n % 3},{'NaN' if n == 1 else n / 4},town {n}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    videos = sorted(path for path in folder.iterdir() if path.suffix != ".csv")
+    with packing_inline():
+        pack(
+            videos,
+            folder / "set",
+            labels=folder / "labels.csv",
+            shard_size=1,
+            options=PackOptions("any"),
+            progress=False,
+        )
+    return folder / "set"
+
+
+@pytest.fixture
+def site() -> Iterator[FaultyS3]:
+    with faulty_s3() as found:
+        yield found
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
+    return found
+
+
+def asked(site: FaultyS3) -> set[str]:
+    return {key.rpartition("/")[2] for method, key, _ in site.requests if method == "GET"}
+
+
+def same(one: Dataset, other: Dataset) -> None:
+    assert one.to_arrow().equals(other.to_arrow())
+    for name in ("shard", "frames", "packets", "mp4_offset", "mp4_size", "index_offset", "index_crc32c", "label"):
+        np.testing.assert_array_equal(getattr(one.clips, name), getattr(other.clips, name))
+    for row in range(len(one)):
+        assert one.clips.stsds[one.clips.stsd_id[row]] == other.clips.stsds[other.clips.stsd_id[row]]
+        assert one.sha256(row) == other.sha256(row)
+
+
+def test_a_bucket_is_opened_without_its_shards(packed: Path, site: FaultyS3, tmp_path: Path) -> None:
+    (table,) = manifest_of(packed)["tables"]
+    assert (table["first"], table["shards"]) == ("00000000", len(CLIPS))
+    url = site.add_folder(packed, "bucket/set")
+    dataset = Dataset.open(url)
+    assert asked(site) == {"dataset.json", f"{table['sha256']}.parquet"}
+    assert not any("list-type" in key for _, key, _ in site.requests)
+    gets = sum(method == "GET" for method, _, _ in site.requests)
+    assert gets == 2
+    same(dataset, Dataset.open(packed))
+    site.requests.clear()
+    with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
+        Dataset.open(url, cache=cache)
+        Dataset.open(url, cache=cache)
+    assert asked(site) == {"dataset.json", f"{table['sha256']}.parquet"}
+
+
+def _lose(folder: Path) -> None:
+    shutil.rmtree(folder / "tables")
+
+
+def _damage(folder: Path) -> None:
+    (path,) = (folder / "tables").iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _edit(**fields: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        found = manifest_of(folder)
+        found["tables"][0].update(fields)
+        (folder / "dataset.json").write_text(json.dumps(found))
+
+    return edit
+
+
+def _other_rows(folder: Path) -> None:
+    """A table with the checksum that dataset.json names, and a row less."""
+    import hashlib
+
+    (path,) = (folder / "tables").iterdir()
+    pq.write_table(pq.read_table(path).slice(1), path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.rename(path.with_name(f"{sha256}.parquet"))
+    _edit(sha256=sha256)(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_lose, _damage, _other_rows, _edit(of="0" * 64), _edit(shards=4), _edit(first="00000007"), _edit(shards=10**12)],
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_table_that_does_not_fit_is_not_used(
+    packed: Path,
+    site: FaultyS3,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    cached: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copy = Path(shutil.copytree(packed, tmp_path / "set"))
+    spoil(copy)
+    url = site.add_folder(copy, "bucket/set")
+    with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache, caplog.at_level(logging.WARNING):
+        dataset = Dataset.open(url, cache=cache if cached else None, retry_for=0)
+        same(dataset, Dataset.open(packed))
+    said = [record.getMessage() for record in caplog.records if record.name == "streamvid.dataset.dataset"]
+    assert len(said) == 1, said
+    assert "read instead" in said[0] or "not of the shards" in said[0]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{}, [1], [{}], [{"first": "00000000", "shards": 1, "sha256": "../" * 20, "of": "0" * 64}],
+     [{"first": "00000000", "shards": True, "sha256": "0" * 64, "of": "0" * 64}],
+     [{"first": "00000000", "shards": 0, "sha256": "0" * 64, "of": "0" * 64}],
+     [{"first": 0, "shards": 1, "sha256": "0" * 63, "of": "0" * 65}]],
+)  # fmt: skip
+def test_what_is_no_table(packed: Path, tables: object, tmp_path: Path) -> None:
+    found = manifest_of(packed) | {"tables": tables}
+    with pytest.raises(DatasetError, match="damaged"):
+        Manifest.from_json(json.dumps(found).encode(), path="dataset.json")
+
+
+def test_which_are_usable() -> None:
+    zeros = "0" * 64
+    entries = [
+        ShardEntry(f"{n:08d}", 1, 1, 1, zeros, zeros, 1, zeros, f"{n:064x}") if n != 4
+        else ShardEntry(f"{n:08d}", 1, 1, 0, "", "", 1, zeros, f"{n:064x}")
+        for n in range(6)
+    ]  # fmt: skip
+
+    def of(first: int, shards: int) -> TableEntry:
+        return TableEntry(f"{first:08d}", shards, zeros, digest(entries[first : first + shards]))
+
+    good = [of(0, 2), of(2, 2)]
+    twice, mixed, behind = of(1, 2), of(3, 2), of(5, 2)
+    found = list(usable([good[1], twice, mixed, behind, good[0]], entries))
+    assert found == [(good[0], slice(0, 2)), (good[1], slice(2, 4))]
+    # Written anew without tables of shards that were replaced.
+    manifest = Manifest("x", 0.0, None, tuple(entries[:4]), tables=(*good,))
+    assert len(json.loads(manifest.to_json())["tables"]) == 2
+    other = replace(entries[3], parquet_sha256="f" * 64)
+    assert len(json.loads(replace(manifest, shards=(*entries[:3], other)).to_json())["tables"]) == 1
