@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
     from streamvid.inspection.duplicates import Duplicates
-    from streamvid.inspection.sampling_cost import SamplingCost
+    from streamvid.inspection.sampling_cost import EpochCost, SamplingCost
+    from streamvid.sampling.base import FrameSampler
     from streamvid.sampling.windows import Window
 
 _SHOWN: Final = 8
@@ -36,6 +38,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command and its options."""
     command = commands.add_parser("info", help="show what is in a dataset", description="Show what is in a dataset.")
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument(
+        "--sampling", metavar="SAMPLER", help="estimate the cost of a sampling, such as 'Window(16, fps=8)'"
+    )
+    command.add_argument(
+        "--cost",
+        type=float,
+        nargs="*",
+        metavar="PRICE",
+        help="with --sampling or --frames: what an epoch asks of a bucket; with two prices, of a gigabyte and of a "
+        "thousand requests, what that costs",
+    )
     command.add_argument("--frames", type=int, metavar="N", help="estimate the cost of sampling windows of N frames")
     command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
     command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
@@ -50,29 +63,53 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    window = _window(arguments)
+    window = _sampling(arguments)
+    prices = _prices(arguments)
     from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.describe import describe
     from streamvid.inspection.duplicates import duplicates
-    from streamvid.inspection.sampling_cost import sampling_cost
+    from streamvid.inspection.sampling_cost import epoch_cost, sampling_cost
 
     options = {"roots": arguments.roots, "revision": arguments.revision}
     dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, **options)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
+    epoch = None if window is None or arguments.cost is None else epoch_cost(dataset, window, prices=prices)
     found = duplicates(dataset) if arguments.duplicates else None
     if arguments.json:
         more = {"sampling": None if cost is None else asdict(cost)} | (
             {} if found is None else {"duplicates": asdict(found)}
         )
+        more |= {} if epoch is None else {"epoch": asdict(epoch)}
         print(json.dumps(asdict(info) | more, indent=1))
         return 0
     out = console()
-    out.print(_render(info, cost, _in_words(arguments), width=out.width))
+    out.print(_render(info, cost, epoch, _in_words(arguments), width=out.width))
     if found is not None:
         for line in _same(found):
             out.print(line)
     return 0
+
+
+def _prices(arguments: argparse.Namespace) -> tuple[float, float] | None:
+    given = arguments.cost
+    if given is None:
+        return None
+    if arguments.sampling is None and arguments.frames is None:
+        raise InputError("--cost is of a sampling: give --sampling 'Window(16, fps=8)', too")
+    if len(given) not in (0, 2) or not all(0 <= price < math.inf for price in given):
+        raise InputError("--cost takes two prices, of a gigabyte and of a thousand requests, or none")
+    return (given[0], given[1]) if given else None
+
+
+def _sampling(arguments: argparse.Namespace) -> FrameSampler | None:
+    if arguments.sampling is None:
+        return _window(arguments)
+    if arguments.frames is not None:
+        raise InputError("--frames is a sampling, too: give --sampling alone")
+    from streamvid.sampling.named import sampler_of
+
+    return sampler_of(arguments.sampling)
 
 
 def _window(arguments: argparse.Namespace) -> Window | None:
@@ -89,16 +126,19 @@ def _window(arguments: argparse.Namespace) -> Window | None:
 
 
 def _in_words(arguments: argparse.Namespace) -> str:
+    if arguments.sampling is not None:
+        return str(arguments.sampling)
     step = f"{arguments.fps:g} a second" if arguments.fps is not None else f"stride {arguments.stride or 1}"
     return f"{arguments.frames} frames, {step}, at random places"
 
 
-def _render(info: Info, cost: SamplingCost | None, sampling: str, *, width: int) -> Group:
+def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, sampling: str, *, width: int) -> Group:
     """The statistics of a dataset as a rich renderable.
 
     Args:
         info: the statistics.
         cost: the cost of a sampler, if requested.
+        epoch: what an epoch asks of a bucket, if requested.
         sampling: a description of the sampler.
         width: columns of the terminal.
     """
@@ -132,6 +172,8 @@ def _render(info: Info, cost: SamplingCost | None, sampling: str, *, width: int)
     }
     if cost is not None:
         rows |= _cost(cost, sampling)
+    if epoch is not None:
+        rows |= _epoch(epoch)
     for name, value in rows.items():
         table.add_row(name, "\n".join(printable(line) for line in value.split("\n")))
     return Group(table)
@@ -165,6 +207,16 @@ def _same(found: Duplicates) -> Iterator[str]:
         yield f"  and {len(found.groups) - SHOWN:,} more; --json has all"
     if found.unchecked:
         yield f"{format_count(found.unchecked, 'clip')} that look alike have no checksums to tell (--fast)"
+
+
+def _epoch(epoch: EpochCost) -> dict[str, str]:
+    lines = []
+    for n, (name, one) in enumerate((("byte ranges", epoch.ranges), ("whole shards", epoch.shards))):
+        money = "" if epoch.money is None else f", {epoch.money[n]:,.2f} at the prices given"
+        taken = " (fetch='auto' takes these)" if name.endswith(epoch.cheaper) else ""
+        size, requests = format_bytes(round(one.bytes)), format_count(round(one.requests), "request")
+        lines.append(f"{name}: {size} in {requests}{money}{taken}")
+    return {"  an epoch, from a bucket": "\n".join([f"{format_count(epoch.samples, 'sample')}, by one node", *lines])}
 
 
 def _bars(histogram: Histogram, room: int) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Int64, UInt8
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
+from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, FileVersion, in_parts, join, whole_blocks
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
+from streamvid.video.packet_selection import byte_ranges
 
 Fetch = Literal["auto", "ranges", "shards"]
 FETCHES: Final[tuple[Fetch, ...]] = ("auto", "ranges", "shards")
@@ -22,7 +25,6 @@ _PROBED: Final = 16
 """Samples whose byte ranges are found out, to predict those of all."""
 _REQUEST_BYTES: Final = 400_000
 """What a request costs, in bytes: at 2,500 requests a second, as many come in its time on a link of 1 GB/s."""
-_SHARD_REQUEST_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -42,42 +44,88 @@ class FetchCost:
         return self.bytes + self.requests * _REQUEST_BYTES
 
 
-def cost_of_ranges(dataset: ClipSource, sample_ids: Int64, spec: SampleSpec, *, samples: int) -> FetchCost:
-    """What the byte ranges of samples cost, with one for each frame index. The indexes of some of them all over the
-    dataset are read for it.
+def cost_of_ranges(
+    dataset: ClipSource, sample_ids: Int64, spec: SampleSpec, *, samples: int, chunks: int = _PROBED, at_once: int = 1
+) -> FetchCost:
+    """What the byte ranges of samples cost, with those of the frame indexes, from a bucket and through a cache. Some
+    samples are planned for it, all over the dataset, as they come in a random order.
 
     Args:
         dataset: whose shards.
-        sample_ids: int64, those of a pass.
+        sample_ids: int64 [samples], what samples are drawn from.
         spec: how samples are drawn from clips.
         samples: how many a node takes in an epoch.
+        chunks: how many chunks of samples are planned.
+        at_once: samples of a chunk. Those that are read together share requests.
 
     Raises:
         DatasetError: an index cannot be read.
     """
-    probed = np.unique(sample_ids[np.linspace(0, len(sample_ids) - 1, min(_PROBED, len(sample_ids))).astype(np.int64)])
-    step = Step(probed, np.zeros(len(probed), dtype=np.int64), np.ones(len(probed), dtype=bool))
-    spans = [sample.spans for sample in plan_samples(dataset, step, spec)]
-    size = np.mean([int((one[:, 1] - one[:, 0]).sum()) for one in spans])
-    return FetchCost(float(size) * samples, (float(np.mean([len(one) for one in spans])) + 1) * samples)
+    reader = _Noted(like=dataset.reader)
+    dataset.forget_indexes()
+    size = requests = planned = 0
+    places = _spread(len(sample_ids), chunks * at_once)
+    for first in range(0, len(places), at_once):
+        probed = np.unique(sample_ids[places[first : first + at_once]])
+        step = Step(probed, np.zeros(len(probed), dtype=np.int64), np.ones(len(probed), dtype=bool))
+        reader.noted.clear()
+        plans = plan_samples(dataset, step, spec, reader=reader)
+        packets = []
+        for one in plans:
+            spans, path, origin = one.spans, dataset.location(one.clip), int(dataset.clips.mp4_offset[one.clip])
+            if spec.checksum != "sha256":  # local ones are planned with other gaps
+                spans = byte_ranges(one.packets, gap=reader.remote.link.gap, waste=WASTE)
+            packets += [ByteRange(path, origin + start, origin + end) for start, end in spans.tolist()]
+        kept = _kept_files(dataset, rows_of(probed))
+        for ranges in (*reader.noted, packets):
+            whole = [whole_blocks(one, kept[one.path]) if one.path in kept else one for one in ranges]
+            asked = in_parts(join(whole, gap=reader.remote.link.gap)[0])
+            size += sum(end - start for _, start, end in asked)
+            requests += len(asked)
+        planned += len(plans)
+    return FetchCost(size * samples / planned, requests * samples / planned)
+
+
+class _Noted(RangeReader):
+    """Notes what is read together of frame indexes."""
+
+    def __init__(self, like: RangeReader) -> None:
+        super().__init__(like.retry, like=like)
+        self.noted: list[list[ByteRange]] = []
+
+    def read(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion] | None = None) -> list[UInt8]:
+        self.noted.append([*ranges])
+        return super().read(ranges, versions)
+
+
+def _spread(count: int, wanted: int) -> Int64:
+    """int64 [at most wanted]: places among `count`, each as likely, in no order."""
+    dice = np.random.default_rng(0)
+    return dice.permutation(count)[:wanted] if count <= 1 << 20 else dice.integers(0, count, wanted)
+
+
+def _kept_files(dataset: ClipSource, clips: Int64) -> dict[str, int]:
+    """The files of clips' shards that a cache keeps in whole blocks, and their bytes."""
+    shards = np.unique(dataset.clips.shard[clips]).tolist()
+    return {dataset.shard_path(s, name): size for s in shards for name, size in dataset.shards[s].sizes.items()}
 
 
 def cost_of_shards(
-    dataset: ClipSource, sample_ids: Int64, *, samples: int, cached: Callable[[str], bool] = lambda _: False
+    dataset: ClipSource, sample_ids: Int64, *, samples: int, there: Callable[[int], bool] = lambda _: False
 ) -> FetchCost:
-    """What the whole shards of samples cost, each fetched once.
+    """What the whole shards of samples cost, tars and frame indexes, each fetched once.
 
     Args:
         dataset, sample_ids, samples: as of `cost_of_ranges`.
-        cached: whether a shard is there already, by its SHA-256.
+        there: whether a shard is there already, by its number.
     """
     # A shard that holds a share of the samples is needed if one of them is drawn.
     held = np.bincount(dataset.clips.shard[rows_of(sample_ids)], minlength=len(dataset.shards)) / len(sample_ids)
-    needed = 1 - np.exp(-held * samples)
-    there = [is_local(dataset.shard_path(s)) or cached(one.sha256) for s, one in enumerate(dataset.shards)]
-    needed[np.array(there)] = 0
-    size = float(np.array([one.bytes for one in dataset.shards], dtype=np.float64) @ needed)
-    return FetchCost(size, size / _SHARD_REQUEST_BYTES + float(needed.sum()))
+    needed = 1 - (1 - held) ** samples if samples < len(sample_ids) else (held > 0).astype(np.float64)
+    needed[np.array([there(s) for s in range(len(dataset.shards))])] = 0
+    files = np.array([(one.bytes, one.packets_bytes) for one in dataset.shards], dtype=np.float64)
+    requests = (np.ceil(files / PART_BYTES) + 1).sum(axis=1)  # of each file, its size as well
+    return FetchCost(float(needed @ files.sum(axis=1)), float(needed @ requests))
 
 
 def choose_fetch(
@@ -96,7 +144,7 @@ def choose_fetch(
     Args:
         dataset, sample_ids, spec, samples: as of `cost_of_ranges`.
         cache_bytes: the cache's limit.
-        cached: as of `cost_of_shards`.
+        cached: whether a shard is there already, by its SHA-256.
         in_order: the order goes from shard to shard.
 
     Raises:
@@ -104,10 +152,14 @@ def choose_fetch(
     """
     if not all(entry.has_tar for entry in dataset.shards):
         return "ranges"
+
+    def there(s: int) -> bool:
+        return is_local(dataset.shard_path(s)) or cached(dataset.shards[s].sha256)
+
     fits = cost_of_shards(dataset, sample_ids, samples=samples).bytes <= cache_bytes
     if not fits and not in_order:
         return "ranges"
-    shards = cost_of_shards(dataset, sample_ids, samples=samples, cached=cached).weight / (2 if fits else 1)
+    shards = cost_of_shards(dataset, sample_ids, samples=samples, there=there).weight / (2 if fits else 1)
     if shards <= 2 * samples * _REQUEST_BYTES:  # an index and a range for each sample at least
         return "shards"
     return "shards" if shards <= cost_of_ranges(dataset, sample_ids, spec, samples=samples).weight else "ranges"

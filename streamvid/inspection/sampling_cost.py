@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.fetch.plan_samples import clip_times
+from streamvid.dataset.dataset import Dataset
+from streamvid.fetch.fetch_mode import FetchCost, cost_of_ranges, cost_of_shards
+from streamvid.fetch.plan_samples import SampleSpec, clip_times
+from streamvid.plan.inputs import make_pools, open_source
 from streamvid.sampling.base import FrameSampler, select
 from streamvid.video.packet_selection import byte_ranges, select_packets
 
 CLIPS: Final = 500
 """Clips over which the means are taken."""
+AT_ONCE: Final = 64
+"""Samples that a loader reads together, if a batch has no more."""
+_CHUNKS: Final = 4
+"""Chunks of samples that are planned to predict those of an epoch."""
 _SHARDS: Final = 16
 """The most shards that the clips come from."""
 
@@ -44,6 +51,59 @@ class SamplingCost:
     def decoded_per_frame(self) -> float:
         """Packets decoded per frame delivered."""
         return self.packets / self.frames
+
+
+@dataclass(frozen=True)
+class EpochCost:
+    """What an epoch over all clips asks of a bucket, by one node with a cache that holds it, in a random order.
+
+    Attributes:
+        samples: in the epoch.
+        ranges: of byte ranges.
+        shards: of whole shards.
+        cheaper: which of both ``fetch="auto"`` takes, if the cache holds all shards.
+        money: of `ranges` and of `shards`, at the prices given; None without.
+    """
+
+    samples: int
+    ranges: FetchCost
+    shards: FetchCost
+    cheaper: Literal["ranges", "shards"]
+    money: tuple[float, float] | None
+
+
+def epoch_cost(
+    dataset: Dataset, sampling: FrameSampler, *, prices: tuple[float, float] | None = None, at_once: int = AT_ONCE
+) -> EpochCost:
+    """Predict what a `StreamLoader` asks for, from the frame indexes of some clips. A local dataset is taken as if it
+    were in a bucket.
+
+    Args:
+        dataset: at least one clip.
+        sampling: the frame sampler.
+        prices: of a gigabyte (10**9 bytes) and of a thousand requests.
+        at_once: samples that are read together, as those of a batch are.
+
+    Raises:
+        DatasetError: an index cannot be read.
+        InputError: no clip is long enough for the sampling.
+    """
+    pools = make_pools(open_source(dataset, Dataset.open), sampling)
+    ids = pools.pools[0].sample_ids
+    spec = SampleSpec(sampling, seed=0, num_random=0)
+    ranges = cost_of_ranges(dataset, ids, spec, samples=len(ids), chunks=_CHUNKS, at_once=at_once)
+    shards = cost_of_shards(dataset, ids, samples=len(ids))
+    # As `choose_fetch`: whole shards are there in the next epoch, too.
+    whole = shards.weight / 2 <= ranges.weight and all(entry.has_tar for entry in dataset.shards)
+    cheaper: Literal["ranges", "shards"] = "shards" if whole else "ranges"
+    money = None
+    if prices is not None:
+        gigabyte, thousand = prices
+        money = (
+            gigabyte * ranges.bytes / 1e9 + thousand * ranges.requests / 1e3,
+            gigabyte * shards.bytes / 1e9 + thousand * shards.requests / 1e3,
+        )
+    return EpochCost(len(ids), ranges, shards, cheaper, money)
 
 
 def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = CLIPS, seed: int = 0) -> SamplingCost:

@@ -58,7 +58,8 @@ class LoaderStats:
         bytes_read: from the shards.
         wait_seconds: time that the training loop spent waiting for batches.
         fetch: what is read: "local" files, or of a remote dataset "ranges" or whole "shards".
-        requests: for byte ranges of a remote dataset, with those for frame indexes.
+        requests, bytes_fetched: what a remote dataset's storage was asked for since the loader was made, with frame
+            indexes, small gaps between ranges, and what was asked for again.
         bad_clips: found by this rank.
         bad: the first thousand of them.
     """
@@ -70,6 +71,7 @@ class LoaderStats:
     wait_seconds: float = 0.0
     fetch: Literal["local", "ranges", "shards"] = "local"
     requests: int = 0
+    bytes_fetched: int = 0
     bad_clips: int = 0
     bad: tuple[BadClip, ...] = ()
 

@@ -228,6 +228,7 @@ class StreamLoader:
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats = LoaderStats()
+        self._asked_before = self._asked()
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
@@ -299,13 +300,20 @@ class StreamLoader:
 
     def stats(self) -> LoaderStats:
         """Counts and times so far, and the clips that were found bad."""
+        requests, size = self._asked()
         return replace(
             self._stats,
             fetch=self._fetch,
-            requests=self.dataset.reader.remote.link.requests,
+            requests=requests - self._asked_before[0],
+            bytes_fetched=size - self._asked_before[1],
             bad_clips=self._quarantine.found,
             bad=self._quarantine.bad,
         )
+
+    def _asked(self) -> tuple[int, int]:
+        """Requests for ranges and shards, and their bytes, in all."""
+        links = [self.dataset.reader.remote.link, *([self._cache.remote.link] if self._cache is not None else [])]
+        return sum(one.requests + one.hedged for one in links), sum(one.bytes + one.hedged_bytes for one in links)
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""

@@ -8,6 +8,8 @@ from typing import Final
 
 WASTE: Final = 0.15
 """Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
+BLOCK_BYTES: Final = 4096
+"""What the cache keeps ranges of remote files in."""
 PART_BYTES: Final = 8 << 20
 """Longer ranges of remote files are read in parts, side by side."""
 
@@ -35,6 +37,21 @@ class ByteRange:
     path: str
     start: int
     end: int
+
+
+def whole_blocks(one: ByteRange, size: int) -> ByteRange:
+    """A range of a file of so many bytes with all blocks of `BLOCK_BYTES` that it touches."""
+    start, end = one.start // BLOCK_BYTES * BLOCK_BYTES, -(-one.end // BLOCK_BYTES) * BLOCK_BYTES
+    return ByteRange(one.path, start, min(end, size))
+
+
+def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
+    """The requests for ranges: path, start and end of each, `PART_BYTES` long at most."""
+    return [
+        (one.path, start, min(start + PART_BYTES, one.end))
+        for one in ranges
+        for start in range(one.start, max(one.end, one.start + 1), PART_BYTES)
+    ]
 
 
 def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], list[int]]:

@@ -40,7 +40,8 @@ class Link:
         latency: seconds until the first byte of an answer: the shortest of the last ones, as the others have waited for
             each other.
         bandwidth: bytes per second of one connection: the most of the last ones.
-        requests, hedged: how many were made in all, and of them those that were asked a second time.
+        requests, bytes: how many were made, and how many bytes they asked for.
+        hedged, hedged_bytes: of those that were asked a second time, on top.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class Link:
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
         self._times: dict[int, deque[float]] = {}
         self.requests = self.hedged = 0
-        self._bytes = self._hedged_bytes = 0
+        self.bytes = self.hedged_bytes = 0
 
     @property
     def gap(self) -> int:
@@ -66,6 +67,11 @@ class Link:
     def limit(self) -> int:
         """How many requests may be under way."""
         return int(min(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS), MOST_REQUESTS))
+
+    def count(self, requests: int, size: int) -> None:
+        """Take note of requests, and of the bytes that they ask for."""
+        self.requests += requests
+        self.bytes += size
 
     def measured(self, latency: float, size: int, seconds: float) -> None:
         """Take the times of a request: until its first byte, and then for so many bytes."""
@@ -97,8 +103,7 @@ class Link:
                 self._wake()  # it may have been this one's turn
                 raise
         self._busy += 1
-        self.requests += 1
-        self._bytes += size
+        self.count(1, size)
         begin = loop.time()
         try:
             answer = await self._hedge(size, ask)
@@ -129,7 +134,7 @@ class Link:
                     late, share = 2 * late, _HEDGED_SHARE
                 if not first.done():
                     self.hedged += 1
-                    self._hedged_bytes += size
+                    self.hedged_bytes += size
                     asked = {first, asyncio.ensure_future(ask())}
             left = asked
             while True:
@@ -142,5 +147,5 @@ class Link:
                 one.cancel()
 
     def _may_hedge(self, size: int, share: float) -> bool:
-        within = self._hedged_bytes + size <= share * self._bytes
+        within = self.hedged_bytes + size <= share * self.bytes
         return within and self.hedged + 1 <= share * self.requests

@@ -17,16 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import groupby
-from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.byte_range import BLOCK_BYTES as _BLOCK
+from streamvid.storage.byte_range import ByteRange, whole_blocks
 from streamvid.storage.cache_folder import BusyError, touch
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
-
-_BLOCK: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class RangeCache:
         """The range with all of the blocks that it touches, which can be kept."""
         if (known := self._files.get(one.path)) is None or one.end > known.size:
             return one
-        return ByteRange(one.path, one.start // _BLOCK * _BLOCK, min(-(-one.end // _BLOCK) * _BLOCK, known.size))
+        return whole_blocks(one, known.size)
 
     def keep(self, ranges: Sequence[ByteRange], blocks: Sequence[UInt8]) -> None:
         """Write ranges of whole blocks, if the folder can be used."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
-from streamvid.storage.byte_range import PART_BYTES, ByteRange, FileVersion, join
+from streamvid.storage.byte_range import PART_BYTES, ByteRange, FileVersion, in_parts, join
 from streamvid.storage.explain import FileChangedError
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
@@ -111,11 +111,7 @@ class RangeReader:
     ) -> list[UInt8]:
         wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
         joined, places = join(wanted, gap=self.remote.link.gap)
-        parts = [
-            (one.path, start, min(start + PART_BYTES, one.end))
-            for one in joined
-            for start in range(one.start, max(one.end, one.start + 1), PART_BYTES)
-        ]
+        parts = in_parts(joined)
         read = iter(
             np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry, versions=versions)
         )

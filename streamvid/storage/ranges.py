@@ -84,6 +84,8 @@ class RemoteRanges:
             blocks: Sequence[Any]
             try:
                 wanted = {name: versions.get(os.fspath(ranges[n][0])) for name, n in zip(names, numbers, strict=True)}
+                if not is_s3(fs):  # there, the link counts
+                    self.link.count(len(numbers), sum(ends) - sum(starts))
                 if is_s3(fs):
                     blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)), wanted)
                 elif any(wanted.values()):

@@ -78,6 +78,8 @@ class ShardCache:
         self._closed = threading.Event()
         self._retry = retry or Retry()
         self._stalled_after = stalled_after
+        self.remote = RemoteRanges()
+        """Fetches files."""
         self._mutex = threading.Lock()  # guards those below
         self._pool: ThreadPoolExecutor | None = None
         self._prefetches: dict[str, Future[None]] = {}
@@ -275,6 +277,7 @@ class ShardCache:
 
             patient = dataclasses.replace(retry, sleep=sleep)
             actual = filesystem.size(url, retry=patient)
+            self.remote.link.count(1, 0)
             # A file larger than the dataset says would fill the disk beyond its reservation.
             if actual != size:
                 raise DatasetError(
@@ -309,7 +312,7 @@ class ShardCache:
                     raise error.__cause__ from None
                 raise
             return
-        remote = RemoteRanges()
+        remote = self.remote
         window = _RANGE_BYTES * _RANGES_AT_ONCE
         for first in range(0, size, window):
             last = min(first + window, size)

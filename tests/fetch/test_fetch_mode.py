@@ -189,7 +189,7 @@ def test_the_prediction_is_what_is_fetched(s3: FaultyS3, packed: Path, tmp_path:
     assert 0.7 * cost.bytes <= sum(sizes) <= 1.3 * cost.bytes + 2 * 4096 * len(sizes)
     assert len(sizes) <= cost.requests
     whole = cost_of_shards(dataset, np.arange(CLIPS), samples=10**6)
-    assert whole.bytes == pytest.approx(sum(shard.bytes for shard in dataset.shards))
+    assert whole.bytes == pytest.approx(sum(shard.bytes + shard.packets_bytes for shard in dataset.shards))
 
 
 def test_the_option_is_checked(packed: Path) -> None:
