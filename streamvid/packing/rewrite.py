@@ -17,12 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.grants import grant
+from streamvid.dataset.members import MEMBERS
 from streamvid.dataset.meta_columns import as_stored
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.destination import base_name
@@ -38,7 +40,7 @@ from streamvid.packing.report import PackReport
 from streamvid.packing.run_local import MOST_INDEXED
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
-from streamvid.storage.retry import COMMAND_SECONDS
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
 _RUN_CLIPS: Final = 32
@@ -70,6 +72,14 @@ class Rewrite:
         )
         self._clips = source.clips.contiguous()
         self._columns = _stored_columns(source)
+        self._changed = {
+            name for part in self.parts for overlay in part.manifest.overlays for name, _ in overlay.columns
+        }
+        if copy and source.clips.files is not None and MEMBERS in self._columns:
+            # Where files lie beside a clip in the tar of others, which is left behind.
+            left = pa.array(source.clips.files.root >= 0)
+            self._columns[MEMBERS] = pc.if_else(left, None, self._columns[MEMBERS])
+            self._changed.add(MEMBERS)
         self.sizes = _sizes(source)[rows]
         self.starts = _runs(self.sizes)
         self.roots: dict[str, int] = {}
@@ -120,8 +130,7 @@ class Rewrite:
     def _texts(self, rows: Int64, table: pa.Table) -> pa.Array:
         """The metadata of rows as JSON objects; `table` has their columns."""
         texts = self._clips.meta.array.take(pa.array(rows)).combine_chunks()
-        changed = {name for part in self.parts for overlay in part.manifest.overlays for name, _ in overlay.columns}
-        changed &= set(table.column_names)
+        changed = self._changed & set(table.column_names)
         if not changed:
             return texts
         found = []
@@ -265,7 +274,7 @@ def run_rewrite(
         workers=workers,
         engine="local",
         address=None,
-        retry_for=COMMAND_SECONDS,
+        retry_for=Retry().seconds,
         progress=progress,
         started=time.monotonic(),
     )

@@ -19,7 +19,7 @@ from streamvid.dataset.shard_files import ShardFiles
 from streamvid.fetch.clip_file import ClipFile
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Place, PreparedClip
-from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.stored_clip import StoredClip, UnwrittenMp4
 
@@ -67,7 +67,7 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
     clips = run.clips
     assert clips is not None
     columns = Columns(clips, None, meta=MetaColumns)
-    source = ClipSource("", clips, columns, None, run.shards, Retry(COMMAND_SECONDS))
+    source = ClipSource("", clips, columns, None, run.shards, Retry())
 
     def prepare(row: int) -> PreparedClip:
         place = run.places[row] if run.places else None

@@ -37,6 +37,7 @@ from streamvid.storage import filesystem
 from streamvid.workers import WorkerCrashError
 from tests.support.clips import write
 from tests.support.dying import die_before_change
+from tests.support.foreign import CLIP, encoded, write_tar
 from tests.support.packed import InlineWorkers, digests, make_videos, packing_inline, without
 from tests.support.profile import by_profile
 from tools.clips import Recipe
@@ -417,3 +418,20 @@ def test_buckets(made: Path, tmp_path: Path, s3_bucket: str) -> None:
     assert not diff(made / "one", f"{url}/again")
     with pytest.raises(InputError, match=r"cannot name local files.*--copy"):
         merge([made / "one"], f"{url}/not", **QUIET)
+
+
+def test_files_beside_clips_in_tars_of_others(tmp_path: Path) -> None:
+    """They are where they are, in a dataset that reads the same tar, and not in a copy, which has none."""
+    clip = encoded(CLIP, tmp_path)
+    members = [("0.mp4", clip), ("0.txt", b"a text"), ("1.mp4", clip), ("1.txt", b"other"), ("2.mp4", clip)]
+    write_tar(tmp_path / "tars/a.tar", members)
+    index(tmp_path / "tars", tmp_path / "old", **QUIET)
+    merge([tmp_path / "old"], tmp_path / "seen", **QUIET)
+    assert Dataset.open(tmp_path / "seen").member("1", "txt") == b"other"
+    reshard(tmp_path / "old", tmp_path / "copied", **QUIET)
+    whole(tmp_path / "copied")
+    merge([tmp_path / "copied"], tmp_path / "again", **QUIET)
+    for name in ("copied", "again"):
+        dataset = Dataset.open(tmp_path / name)
+        assert not dataset.members("1")
+        assert dataset.columns.get("txt").to_pylist() == ["a text", "other", None]

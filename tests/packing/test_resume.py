@@ -275,7 +275,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
     submit = run_local.Workers.submit
 
     def note(self: Any, function: Any, *args: Any, **options: Any) -> Any:
-        asked.append(args[0].name)
+        asked.extend(video.name for video, _ in args[1])
         return submit(self, function, *args, **options)
 
     monkeypatch.setattr(run_local.Workers, "submit", note)
