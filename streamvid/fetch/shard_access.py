@@ -34,6 +34,17 @@ class ShardAccess:
         self._cache = cache
         self._share = limit_bytes // _SHARE
         self.by_range = by_range
+        self._before = {"requests": 0, "bytes_fetched": 0}
+        self._before = self.asked()
+
+    def asked(self) -> dict[str, int]:
+        """Requests for ranges and whole shards since it was made, and the bytes that they asked for, by the names of
+        `LoaderStats`."""
+        links = [self._dataset.reader.remote.link, *([] if self._cache is None else [self._cache.remote.link])]
+        requests = sum(link.requests + link.hedged for link in links)
+        size = sum(link.bytes + link.hedged_bytes for link in links)
+        before = self._before
+        return {"requests": requests - before["requests"], "bytes_fetched": size - before["bytes_fetched"]}
 
     def groups(self, shards: Iterable[int]) -> list[list[int]]:
         """Split shards into groups that may be open at the same time: remote ones by this rank's share of the cache."""

@@ -208,16 +208,18 @@ class StreamLoader:
         )
         check_steps(plan)
         shared = self._cache_for(self.dataset.is_local)
-        self._fetch = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
+        fetched = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
         if samples.policy is not None and (on_error, max_errors, quarantine) == ("skip", None, None):
             policy = samples.policy
         self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
+        by_range = fetched == "ranges"
+        self._access = ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=by_range)
         self._engine = make_engine(
             engine,
             samples,
             rows,
             self._quarantine,
-            ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=self._fetch == "ranges"),
+            self._access,
             device_id=device_id,
             num_threads=num_threads,
             max_batch=batch_size,
@@ -227,8 +229,7 @@ class StreamLoader:
         self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
-        self._stats = LoaderStats()
-        self._asked_before = self._asked()
+        self._stats = LoaderStats(fetch=fetched)
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
@@ -300,20 +301,8 @@ class StreamLoader:
 
     def stats(self) -> LoaderStats:
         """Counts and times so far, and the clips that were found bad."""
-        requests, size = self._asked()
-        return replace(
-            self._stats,
-            fetch=self._fetch,
-            requests=requests - self._asked_before[0],
-            bytes_fetched=size - self._asked_before[1],
-            bad_clips=self._quarantine.found,
-            bad=self._quarantine.bad,
-        )
-
-    def _asked(self) -> tuple[int, int]:
-        """Requests for ranges and shards, and their bytes, in all."""
-        links = [self.dataset.reader.remote.link, *([self._cache.remote.link] if self._cache is not None else [])]
-        return sum(one.requests + one.hedged for one in links), sum(one.bytes + one.hedged_bytes for one in links)
+        found = self._quarantine
+        return replace(self._stats, **self._access.asked(), bad_clips=found.found, bad=found.bad)
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""
