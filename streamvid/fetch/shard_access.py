@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.storage.range_cache import FileIdentity, RangeCache
@@ -37,7 +37,7 @@ class ShardAccess:
         self._before = {"requests": 0, "bytes_fetched": 0}
         self._before = self.asked()
 
-    def asked(self) -> dict[str, int]:
+    def asked(self) -> dict[str, Any]:
         """Requests for ranges and whole shards since it was made, and the bytes that they asked for, by the names of
         `LoaderStats`."""
         links = [self._dataset.reader.remote.link, *([] if self._cache is None else [self._cache.remote.link])]
