@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from streamvid.packing.reshape import split as split
     from streamvid.plan.inputs import Mix as Mix
     from streamvid.plan.inputs import Subset as Subset
+    from streamvid.revising.annotate import AnnotateReport as AnnotateReport
+    from streamvid.revising.annotate import annotate as annotate
+    from streamvid.revising.forget import ForgetReport as ForgetReport
+    from streamvid.revising.forget import forget as forget
     from streamvid.sampling.base import ClipTimes as ClipTimes
     from streamvid.sampling.base import FrameSampler as FrameSampler
     from streamvid.sampling.explicit import ByClip as ByClip
@@ -60,6 +64,7 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "All": "sampling.spread",
+    "AnnotateReport": "revising.annotate",
     "At": "loader.clip_items",
     "Batch": "loader.batch",
     "ByClip": "sampling.explicit",
@@ -69,6 +74,7 @@ _MODULE_OF = {
     "Dataset": "dataset.dataset",
     "DatasetError": "errors",
     "FixedLength": "packing.options",
+    "ForgetReport": "revising.forget",
     "FrameSampler": "sampling.base",
     "Frames": "sampling.explicit",
     "GpuDataLoader": "loader.gpu_loader",
@@ -90,9 +96,11 @@ _MODULE_OF = {
     "VideoError": "errors",
     "Views": "transform.spec",
     "Window": "sampling.windows",
+    "annotate": "revising.annotate",
     "diff": "inspection.difference",
     "duplicates": "inspection.duplicates",
     "extract": "inspection.extract",
+    "forget": "revising.forget",
     "index": "packing.index",
     "list_clips": "inspection.listing",
     "merge": "packing.reshape",

@@ -1,4 +1,4 @@
-"""The command `streamvid`: pack, index, info, ls, preview, merge, verify and others."""
+"""The command `streamvid`: pack, index, info, ls, preview, merge, forget, verify and others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from streamvid import __version__
-from streamvid.cli import clips, doctor, index, info, pack, preview, reshape, verify
+from streamvid.cli import clips, doctor, index, info, pack, preview, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
 from streamvid.errors import StreamvidError
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"streamvid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (pack, index, info, preview, clips, reshape, verify, doctor):
+    for command in (pack, index, info, preview, clips, reshape, revising, verify, doctor):
         command.add_parser(commands)
     for subparser in commands.choices.values():
         subparser.add_argument("--verbose", action="store_true", help="log details on stderr")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamvid.arrays import Int64
+from streamvid.arrays import Bool, Int64
 from streamvid.checks import did_you_mean
 from streamvid.dataset.clip_table import CATEGORIES, Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
@@ -59,7 +59,7 @@ class Columns:
         makers["fps"] = lambda: _mean_fps(clips)
         self._makers = makers
         self._made: dict[str, pa.Array] = {}
-        self._arrays: dict[str, npt.NDArray[Any] | None] = {}
+        self._arrays: dict[str, tuple[npt.NDArray[Any], Bool | None] | None] = {}
         self._make_meta = meta
         self._meta: MetaColumns | None = None
 
@@ -130,18 +130,26 @@ class Columns:
 
         Returns:
             For numbers an array [batch]: int64, or float64 if they are floats or any clip of the dataset has none
-            (NaN). For bools an array of bool, or of float64 1, 0 and NaN if any clip has none. For text a list of
-            str, empty where a clip has none. For lists, and columns without any value, a list of Python objects.
+            (NaN). For bools an array of bool, or of float64 1, 0 and NaN if any clip has none. For numbers in lists of
+            fixed size an array [batch, size] of their own type, or likewise of float64 if whole numbers are missing.
+            For text a list of str, empty where a clip has none. For other lists, and columns without any value, a list
+            of Python objects.
 
         Raises:
             InputError, DatasetError: as from `get`.
         """
         if name not in self._arrays:
             self._arrays[name] = _numpy(self.get(name))
-        array = self._arrays[name]
+        made = self._arrays[name]
         rows = np.asarray(rows, dtype=np.int64)
-        if array is not None:
-            return np.asarray(array[rows])
+        if made is not None:
+            array, missing = made
+            values = np.asarray(array[rows])
+            if missing is None:
+                return values
+            values = values if values.dtype.kind == "f" else values.astype(np.float64)
+            values[missing[rows]] = np.nan
+            return values
         column = self.get(name)
         values: list[Any] = column.take(pa.array(rows)).to_pylist()
         if pa.types.is_large_string(column.type):
@@ -165,15 +173,24 @@ def check_labels(clips: ClipTable, classes: Sequence[str]) -> Int64:
     return clips.label
 
 
-def _numpy(column: pa.Array) -> npt.NDArray[Any] | None:
-    """A column of numbers or bools as an array, see `Columns.batch`; None for other columns."""
+def _numpy(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None] | None:
+    """A column of numbers or bools as an array, see `Columns.batch`, and of lists of fixed size, which is not copied,
+    bool [clips], which clips have none; None for other columns."""
     kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = column.values.slice(column.offset * size, len(column) * size)
+        if values.null_count and not pa.types.is_floating(values.type):  # of its elements, or for a clip without one
+            values = values.cast(pa.float64(), safe=False)
+        array = values.to_numpy(zero_copy_only=False).reshape(len(column), size)
+        return array, np.asarray(column.is_null()) if column.null_count else None
     if not is_number(column) and not pa.types.is_boolean(kind):
         return None
     if column.null_count:
-        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+        column = column.cast(pa.float64(), safe=False)
+        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64), None
     array = column.to_numpy(zero_copy_only=False)
-    return np.asarray(array, dtype=np.int64) if pa.types.is_integer(kind) else np.asarray(array)
+    return (np.asarray(array, dtype=np.int64) if pa.types.is_integer(kind) else np.asarray(array)), None
 
 
 def _strings(column: Categories) -> pa.Array:

@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from streamvid.arrays import Int64
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
@@ -133,6 +135,9 @@ class Dataset(ClipSource):
         else:
             content = table_cache.in_memory(build)
         clips, meta = consolidated.read_rows(content, manifest.shards)
+        if len(lost := np.setdiff1d(np.flatnonzero(clips.mp4_size == 0), forgotten)):
+            key = clips.key[int(lost[0])]
+            raise DatasetError(f"clip {key!r} has no bytes, and is not forgotten: run streamvid verify {redact(path)}")
         clips = replace(clips, label=read_labels(path, manifest, clips.label, cache, retry))
         meta = with_overlays(meta, path, manifest, cache, retry)
         return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)

@@ -38,6 +38,16 @@ _NEEDED: Final = 2
 """Columns that a table must have, the first ones."""
 
 
+def digest(text: str) -> str:
+    """SHA-256 of a key or source, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def purged_name(text: str) -> str:
+    """What stands in the place of a purged key or source: a hash, by which a video is known if it comes again."""
+    return f"purged-{digest(text)[:32]}"
+
+
 def read_forgotten(dataset: str, manifest: Manifest, retry: Retry) -> Int64:
     """int64 [clips]: the row numbers of forgotten clips, ascending.
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -122,6 +124,32 @@ class _Columns(Mapping[str, pa.Array | pa.ChunkedArray]):
         return {**self.__dict__, "cache": None}
 
 
+def local_table(dataset: str, overlay: Overlay, folder: Path) -> str:
+    """The path of an overlay on this machine, fetched to the folder if it is remote.
+
+    Raises:
+        DatasetError: it is missing, or not the one that dataset.json names.
+    """
+    path = join(dataset, overlay.file)
+    local = local_path(path) if is_local(path) else os.fspath(folder / overlay.file)
+    if not is_local(path):
+        filesystem.get_file(path, local)
+    try:
+        with open(local, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise DatasetError(f"{redact(path)} {what}: copy it again, or open an older revision") from error
+    if found != overlay.sha256:
+        raise DatasetError(f"{redact(path)} is not the table that {FILE_NAME} names, by its SHA-256: copy it again")
+    return local
+
+
+def cache_key(overlay: Overlay, name: str) -> str:
+    """The name of a column in the cache (`streamvid.dataset.table_cache`)."""
+    return hashlib.sha256(_LAYOUT + f"{overlay.sha256} {name}".encode()).hexdigest()
+
+
 def _read(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, retry: Retry) -> pa.Array:
     """A column of an overlay in the type that it has in memory. That of a large dataset is kept for all processes."""
 
@@ -133,8 +161,7 @@ def _read(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, r
 
     if overlay.rows < table_cache.MIN_CLIPS:
         return _decoded(dataset, overlay, name, cache, retry)
-    key = hashlib.sha256(_LAYOUT + f"{overlay.sha256} {name}".encode()).hexdigest()
-    content = table_cache.open_or_build(key, build)
+    content = table_cache.open_or_build(cache_key(overlay, name), build)
     column = pa.ipc.open_stream(content).read_all()[name]
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # a view of the content
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from streamvid.dataset.manifest import (
     FILE_NAME,
     MAX_BYTES,
     REVISIONS_FOLDER,
+    SHARD_FOLDER,
     UNFINISHED_FILE,
     Change,
     Manifest,
@@ -116,9 +117,26 @@ def table_name(kind: str, revision: int, sha256: str) -> str:
     return f"{kind}-{revision}-{sha256[:8]}.parquet"
 
 
+FIRST_REWRITTEN: Final = 50_000_000
+"""The first number of shards that are written anew: packs, which count from 0, do not come near them at the same time.
+"""
+
+
+def _used_numbers(path: str, manifest: Manifest) -> set[int]:
+    return {int(shard.name) for one in (manifest, *kept_manifests(path)) for shard in one.shards}
+
+
 def next_number(path: str, manifest: Manifest) -> int:
-    """The shard number above those of all revisions of a dataset, of which `manifest` is the newest."""
-    return max(int(shard.name) for one in (manifest, *kept_manifests(path)) for shard in one.shards) + 1
+    """The number of the next shard that is packed, above those of all revisions, of which `manifest` is the newest."""
+    return max((used for used in _used_numbers(path, manifest) if used < FIRST_REWRITTEN), default=-1) + 1
+
+
+def rewritten_numbers(path: str, manifest: Manifest) -> Iterator[int]:
+    """Numbers for shards that are written anew; arguments as of `next_number`. Each is reserved as it is taken, by an
+    empty .parquet, so that no other writer has it."""
+    for number in count(max([FIRST_REWRITTEN - 1, *_used_numbers(path, manifest)]) + 1):
+        if filesystem.create_bytes(join(path, SHARD_FOLDER, f"{number:08d}.parquet"), b""):
+            yield number
 
 
 @dataclass(frozen=True)

@@ -120,15 +120,18 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
     return result
 
 
-def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> Bool:
-    if isinstance(keys, str | os.PathLike):
-        shown = f" of {redact(os.fspath(keys))}"
-        wanted: Sequence[str] = _read_keys(os.fspath(keys))
-    else:
-        shown, wanted = "", list(keys)
+def given_keys(keys: Sequence[str] | str | os.PathLike[str]) -> list[str]:
+    """The keys of the option `keys`: a list, or those in a file; errors as of `select_rows`."""
+    wanted = _read_keys(os.fspath(keys)) if isinstance(keys, str | os.PathLike) else list(keys)
     for key in wanted:
         if not isinstance(key, str):
             raise InputError(f"keys must be texts, one of them is {key!r}: write it in quotes")
+    return wanted
+
+
+def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]) -> Bool:
+    shown = f" of {redact(os.fspath(keys))}" if isinstance(keys, str | os.PathLike) else ""
+    wanted = given_keys(keys)
     there = set(wanted)
     found = np.fromiter((key in there for key in dataset.clips.key), dtype=bool, count=len(dataset))
     if int(found.sum()) < len(there):

@@ -215,6 +215,8 @@ def _check(
             (numbers["random_access"] >= 0) & (numbers["random_access"] <= packets)
         ),
         "it has no sample description": stsd_sizes >= 16,
+    }
+    placed = {
         "its frame index has not the size of its packets and blocks": (
             (blocks := table["index_blocks"].to_numpy().astype(np.int64)) >= 1
         )
@@ -227,11 +229,14 @@ def _check(
         tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
         for name in KINDS:
             offset = numbers[f"{name}_offset"]
-            rules[f"its {name} does not lie within the tar"] = (offset >= BLOCK) & _within(
+            placed[f"its {name} does not lie within the tar"] = (offset >= BLOCK) & _within(
                 offset, numbers[f"{name}_size"], tar_size
             )
     else:
-        rules |= _place_rules(numbers, table)
+        placed |= _place_rules(numbers, table)
+    # A purged clip has no bytes, wherever it was.
+    purged = (numbers["mp4_size"] == 0) & (numbers["index_size"] == 0)
+    rules |= {what: good | purged for what, good in placed.items()}
     for what, good in rules.items():
         if not good.all():
             row = int(np.argmin(good))

@@ -61,6 +61,9 @@ def cost_of_ranges(
     Raises:
         DatasetError: an index cannot be read.
     """
+    sample_ids = sample_ids[~np.isin(rows_of(sample_ids), dataset.forgotten)]  # some have no bytes
+    if not len(sample_ids):
+        return FetchCost(0.0, 0.0)
     reader = _Noted(like=dataset.reader)
     dataset.forget_indexes()
     size = requests = planned = 0

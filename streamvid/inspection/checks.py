@@ -42,10 +42,11 @@ _ROWS_AT_ONCE: Final = 1024
 
 def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
     """Compare DALI's index with the rows of the Parquet file."""
+    present = np.flatnonzero(clips.mp4_size).tolist()
     rows = [
         {"key": clips.key[i]}
         | {f"{kind}_{what}": int(getattr(clips, f"{kind}_{what}")[i]) for kind in KINDS for what in ("offset", "size")}
-        for i in range(len(clips))
+        for i in present
     ]
     there = data.decode("utf-8", "replace").splitlines()
     wanted = idx_text(rows).splitlines()
@@ -56,18 +57,19 @@ def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
         )
     for row, (line, right) in enumerate(zip(there[1:], wanted[1:], strict=False)):
         if line != right:
-            yield "its line in the idx does not agree with the parquet", row
+            yield "its line in the idx does not agree with the parquet", present[row]
 
 
 def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
     """Compare the headers of the tar with the rows of the Parquet file: names, order, offsets, sizes, plain USTAR."""
+    present = np.flatnonzero(clips.mp4_size).tolist()
     wanted = [
         (
             f"{clips.key[i]}.{extension}",
             int(getattr(clips, f"{kind}_offset")[i]),
             int(getattr(clips, f"{kind}_size")[i]),
         )
-        for i in range(len(clips))
+        for i in present
         for extension, kind in zip(EXTENSIONS, KINDS, strict=True)
     ]
     there: list[tuple[str, int, int]] = []
@@ -91,7 +93,7 @@ def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
         yield f"the tar holds {count} files instead of {len(wanted)}", None
     for number, (found, right) in enumerate(zip(there, wanted, strict=False)):
         if found != right:
-            yield f"the tar has {_member(*found)} where {_member(*right)} should be", number // len(KINDS)
+            yield f"the tar has {_member(*found)} where {_member(*right)} should be", present[number // len(KINDS)]
 
 
 def _member(name: str, offset: int, size: int) -> str:

@@ -139,4 +139,5 @@ def _chosen(dataset: ClipSource, count: int, random: np.random.Generator) -> Int
     if len(filled) > _SHARDS:
         filled = np.sort(random.choice(filled, _SHARDS, replace=False, p=sizes[filled] / sizes.sum()))
     rows = np.concatenate([np.arange(dataset.rows(s).start, dataset.rows(s).stop) for s in filled.tolist()])
+    rows = rows[~np.isin(rows, dataset.forgotten)]
     return rows if len(rows) <= count else np.sort(random.choice(rows, count, replace=False))

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.forgotten import read_table, write_forgotten
-from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, Manifest
-from streamvid.dataset.revisions import change, changing, next_number, publish_revision
+from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.revisions import change, changing, publish_revision, rewritten_numbers
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.packing.tables import write_tables
 from streamvid.storage import filesystem
@@ -66,21 +66,19 @@ def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str
         with changing(path) as base:
             if base.manifest != manifest:
                 raise InputError("the dataset was changed meanwhile")
-            number, shards, names = next_number(path, manifest), [], {}
+            numbers, shards, names = rewritten_numbers(path, manifest), [], {}
             for entry in manifest.shards:
                 if (folder := work / entry.name).is_dir():
                     packets, parquet = (folder / "new.packets").read_bytes(), (folder / "new.parquet").read_bytes()
-                    # A number that another writer has taken meanwhile is not ours.
-                    while not filesystem.create_bytes(join(path, SHARD_FOLDER, f"{number:08d}.packets"), packets):
-                        number += 1
                     new = replace(
                         entry,
-                        name=f"{number:08d}",
+                        name=f"{next(numbers):08d}",
                         packets_sha256=sha256(packets).hexdigest(),
                         parquet_sha256=sha256(parquet).hexdigest(),
                         origin=entry.identity,
                     )
                     made += [join(path, new.file(extension)) for extension in new.checksums]
+                    filesystem.write_bytes(join(path, new.file("packets")), packets)
                     filesystem.write_bytes(join(path, new.file("parquet")), parquet)
                     names[entry.name], entry = new.name, new
                 shards.append(entry)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.overlays import local_table
 from streamvid.dataset.shard_files import ShardFiles, read_table
 from streamvid.dataset.tables import usable
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, StreamvidError
 from streamvid.storage.retry import Retry
 
 
@@ -43,6 +47,20 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
             own = own.select(found.column_names)
             if not found.equals(own) and _content(found) != _content(own):
                 yield f"{table.file} has other rows than shard {entry.name}: write it anew"
+
+
+def check_others(path: str, manifest: Manifest) -> Iterator[str]:
+    """The problems of the table of forgotten clips and of those of columns; arguments as of `check_tables`."""
+    with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
+        try:
+            read_forgotten(path, manifest, Retry())
+        except StreamvidError as error:
+            yield str(error)
+        for overlay in manifest.overlays:
+            try:
+                local_table(path, overlay, Path(folder))
+            except StreamvidError as error:
+                yield str(error)
 
 
 def _content(table: pa.Table) -> bytes:

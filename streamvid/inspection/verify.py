@@ -39,7 +39,7 @@ from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
-from streamvid.inspection.tables import check_tables
+from streamvid.inspection.tables import check_others, check_tables
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
@@ -94,7 +94,7 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
-class _Task:
+class ShardTask:
     """The check of a shard by a worker process.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Task:
 
 
 @dataclass(frozen=True)
-class _Checked:
+class CheckedShard:
     """The result of checking a shard.
 
     Attributes:
@@ -204,8 +204,8 @@ def verify(
         fill = work if revision is None else ""
         futures = [
             pool.submit(
-                _check_shard,
-                _Task(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds, fill),
+                check_shard,
+                ShardTask(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds, fill),
             )
             for s, entry in enumerate(manifest.shards)
             if s in shards
@@ -215,7 +215,7 @@ def verify(
             try:
                 checked = future.result()
             except WorkerCrashError as crash:
-                checked = _Checked([Problem(entry.name, "", f"checking it crashes FFmpeg ({crash})")], [], 0.0)
+                checked = CheckedShard([Problem(entry.name, "", f"checking it crashes FFmpeg ({crash})")], [], 0.0)
             problems += checked.problems
             keys.update(checked.keys)
             seconds += checked.seconds
@@ -231,6 +231,7 @@ def verify(
         problems.append(Problem("", "", what))
     if drawn is None:
         problems += [Problem("", "", what) for what in check_tables(path, manifest)]
+        problems += [Problem("", "", what) for what in check_others(path, manifest)]
     if foreign:
         these = f"neither idx nor parquet of {named(foreign)} are those in dataset.json"
         problems.append(Problem("", "", f"{these}: it is older or newer than the shards"))
@@ -245,7 +246,7 @@ def verify(
     )
 
 
-def _check_shard(task: _Task) -> _Checked:
+def check_shard(task: ShardTask) -> CheckedShard:
     """Check one shard, in a worker process."""
     entry = task.entry
     problems: list[Problem] = []
@@ -261,7 +262,7 @@ def _check_shard(task: _Task) -> _Checked:
         foreign = {"idx", "parquet"} <= set(wrong) & set(files)
         opened = _open_rows(files, entry, report)
         if opened is None:
-            return _Checked(problems, [], 0.0, foreign)
+            return CheckedShard(problems, [], 0.0, foreign)
         clips, checksums = opened
         for at in check_packets_file(clips, entry.packets_bytes):
             report("the frame indexes in the .packets file are not one after the other", clips.key[at])
@@ -285,15 +286,17 @@ def _check_shard(task: _Task) -> _Checked:
             if filled and task.fill and not wrong:
                 fill_shard(files, clips, filled, Path(task.fill, entry.name))
                 count = len(filled)
-    return _Checked(problems, clips.key[:], float(clips.seconds.sum()), foreign, count)
+    return CheckedShard(problems, clips.key[:], float(clips.seconds.sum()), foreign, count)
 
 
 def _check_row(
-    task: _Task, files: dict[str, Path], clips: ClipTable, checksums: list[str], source: ClipSource | None, row: int
+    task: ShardTask, files: dict[str, Path], clips: ClipTable, checksums: list[str], source: ClipSource | None, row: int
 ) -> tuple[list[str], FrameIndex | None]:
     """What is wrong with a clip; and its index, if that has checksums now that it lacked."""
     found: list[str] = []
     index = filled = None
+    if not clips.mp4_size[row]:
+        return [], None  # purged
     if "packets" in files:
         stored = _read_local(files["packets"], int(clips.index_offset[row]), int(clips.index_size[row]))
         index, found = check_index(stored, clips, row)
@@ -309,7 +312,7 @@ def _check_row(
     return found, filled
 
 
-def _reader(task: _Task, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
+def _reader(task: ShardTask, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
     """A reader of the local tar, or of one clip's files and headers, which it fetches from a remote tar at once."""
     if "tar" in files:
         return partial(_read_local, files["tar"])
@@ -334,7 +337,7 @@ def _read_local(path: Path, start: int, size: int) -> bytes:
 
 
 @contextmanager
-def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
+def _local_files(task: ShardTask) -> Iterator[dict[str, Path]]:
     """The files of a shard by extension, remote ones fetched; without missing files and tars that are only sampled."""
     entry = task.entry
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
@@ -349,7 +352,7 @@ def _local_files(task: _Task) -> Iterator[dict[str, Path]]:
         yield {extension: file for extension, file in files.items() if file.is_file()}
 
 
-def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
+def _size(files: dict[str, Path], task: ShardTask, extension: str) -> int | None:
     """Bytes of a file of the shard; None if it is missing."""
     if extension in files:
         return files[extension].stat().st_size
@@ -359,7 +362,7 @@ def _size(files: dict[str, Path], task: _Task, extension: str) -> int | None:
     return filesystem.size(source)
 
 
-def _check_files(files: dict[str, Path], task: _Task) -> dict[str, str]:
+def _check_files(files: dict[str, Path], task: ShardTask) -> dict[str, str]:
     """Problems of size and checksum, by extension. The checksum of a tar that is only sampled is not computed."""
     entry = task.entry
     wrong: dict[str, str] = {}

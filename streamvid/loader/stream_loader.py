@@ -11,6 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
+import numpy as np
+
 from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode.lost_gpu import GpuWatch
@@ -217,7 +219,7 @@ class StreamLoader:
         self._engine = make_engine(
             engine,
             samples,
-            rows,
+            np.setdiff1d(rows, self.dataset.forgotten),
             self._quarantine,
             self._access,
             device_id=device_id,

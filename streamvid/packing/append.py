@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import read_table
+from streamvid.dataset.forgotten import purged_name, read_table
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.dataset.revisions import next_number
 from streamvid.errors import InputError
@@ -103,7 +103,8 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:
-    """The sources whose names the dataset does not have, and those that have changed, with unused keys.
+    """The sources whose names the dataset does not have, and those that have changed, with unused keys. A purged video
+    does not come back.
 
     A source gets a longer key, with digits of its name's SHA-256, if its usual key is used or is a prefix of used
     keys: the keys of clips cut from it begin so.
@@ -111,7 +112,8 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Coll
     Raises:
         InputError: all keys that a source may have are used.
     """
-    new = [source for source in sources if source.name in changed or source.name not in base.sources]
+    known = base.sources
+    new = [one for one in sources if one.name in changed or not {one.name, purged_name(one.name)} & known]
     taken: set[str] = {source.key.casefold() for source in new}
     found = []
     for source in new:

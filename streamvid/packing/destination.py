@@ -180,7 +180,8 @@ def remove_temporaries(destination: str) -> None:
     if not is_local(destination):
         return
     root = Path(local_path(destination))
-    for folder in (root, root / PROGRESS_FOLDER, root / REVISIONS_FOLDER, root / TABLE_FOLDER):
+    folders = (PROGRESS_FOLDER, REVISIONS_FOLDER, SHARD_FOLDER, TABLE_FOLDER)
+    for folder in (root, *(root / name for name in folders)):
         for path in folder.iterdir() if folder.is_dir() else ():
             if folder == root and path.name.startswith(_WORK_PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -304,7 +305,7 @@ def _clear(destination: str, *, everything: bool) -> None:
         map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
     _remove_progress_files(destination)
     if everything:
-        map_in_threads(filesystem.remove_file, [*_shard_files(destination), *_table_files(destination)])
+        map_in_threads(filesystem.remove_file, [*_shard_files(destination), *consolidated_files(destination)])
 
 
 def _shard_files(destination: str) -> list[str]:
@@ -313,7 +314,8 @@ def _shard_files(destination: str) -> list[str]:
     return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
 
 
-def _table_files(destination: str) -> list[str]:
+def consolidated_files(destination: str) -> list[str]:
+    """The consolidated tables that are there."""
     folder = join(destination, TABLE_FOLDER)
     names = sorted(filesystem.list_details(folder))
     return [join(folder, name) for name in names if re.fullmatch(r"[0-9a-f]{64}\.parquet", name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -147,18 +147,18 @@ def json_rows(table: pa.Table, shown: str) -> pa.Array:
     return pa.concat_arrays(texts)
 
 
-def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
-    """The column `label`: all integers or all text, None for empty cells.
+def label_column(table: pa.Table, shown: str) -> pa.Array:
+    """The column `label`: int64 or large_string, null for empty cells.
 
     Raises:
-        InputError: it has another type, or a negative number.
+        InputError: it has another type, or a number out of range.
     """
-    column = table["label"]
+    column = table["label"].combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     kind = column.type
     if pa.types.is_boolean(kind):
-        column = column.cast(pa.string())
+        column = column.cast(pa.large_string())
     elif pa.types.is_floating(kind):
         # Integers with empty cells, which pandas writes as floats with NaN.
         whole = pc.if_else(pc.is_finite(column), column, None)
@@ -168,10 +168,18 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
             raise InputError(f"the column 'label' of {shown} holds fractions: use integers or text") from None
     elif not any(is_kind(kind) for is_kind in _LABEL_TYPES):
         raise InputError(f"the column 'label' of {shown} holds {kind}: use integers or text")
-    labels: list[int | str | None] = [None if label == "" else label for label in column.to_pylist()]
-    if any(isinstance(label, int) and not 0 <= label < 1 << 31 for label in labels):
+    if is_text(column.type):
+        column = column.cast(pa.large_string())
+        return pc.if_else(pc.equal(column, ""), None, column)
+    bounds: Any = pc.min_max(column)
+    if not 0 <= (bounds["min"].as_py() or 0) <= (bounds["max"].as_py() or 0) < 1 << 31:
         raise InputError(f"the column 'label' of {shown} holds numbers below 0 or above 2^31: count classes from 0")
-    return labels
+    return column.cast(pa.int64())
+
+
+def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
+    """The column `label`: all integers or all text, None for empty cells; errors as of `label_column`."""
+    return list(label_column(table, shown).to_pylist())
 
 
 def _usable(table: pa.Table) -> pa.Table:

@@ -38,14 +38,22 @@ def _clip_json(key: str, source: str, label: int | str | None, meta: str) -> byt
     return (head if meta == "{}" else f"{head[:-1]},{meta[1:]}").encode()
 
 
-def _member_bytes(size: int) -> int:
+def member_bytes(size: int) -> int:
     """Bytes of a file in a tar: a header block, and its data in whole blocks."""
     return BLOCK + math.ceil(size / BLOCK) * BLOCK
 
 
-def _tar_size(content: int) -> int:
+def tar_size(content: int) -> int:
     """Bytes of a tar: its members, two zero blocks, and padding to whole records (POSIX.1-2001, pax, ustar)."""
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
+
+
+def video_header(key: str, size: int) -> bytes:
+    """The header block of a clip's MP4 in a tar."""
+    header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
+    header.size, header.mode, header.mtime = size, _MODE, 0
+    header.uname = header.gname = _OWNER
+    return header.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _json_member(key: str, data: bytes) -> bytes:
@@ -53,9 +61,9 @@ def _json_member(key: str, data: bytes) -> bytes:
     tar = io.BytesIO()
     with TarWriter(tar, user=_OWNER, group=_OWNER, mode=_MODE, encoder=False, mtime=0) as writer:
         writer.write({"__key__": key, EXTENSIONS[1]: data})
-    if len(tar.getbuffer()) != _tar_size(_member_bytes(len(data))):
+    if len(tar.getbuffer()) != tar_size(member_bytes(len(data))):
         raise AssertionError("a tar header of more than one block: not USTAR")
-    return tar.getvalue()[: _member_bytes(len(data))]
+    return tar.getvalue()[: member_bytes(len(data))]
 
 
 class ShardWriter(RowWriter):
@@ -74,7 +82,7 @@ class ShardWriter(RowWriter):
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
         """Bytes of the tar if it ended with this clip; arguments as of `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
-        return _tar_size(self._content + sum(map(_member_bytes, (prepared.clip.mp4_bytes, len(text)))))
+        return tar_size(self._content + sum(map(member_bytes, (prepared.clip.mp4_bytes, len(text)))))
 
     def add(self, key: str, source: str, prepared: PreparedClip) -> None:
         """Append a clip.
@@ -93,8 +101,8 @@ class ShardWriter(RowWriter):
         meta = self._metadata.json(prepared.rows, prepared.span)
         text = _clip_json(key, source, prepared.label, meta)
         sizes = [clip.mp4_bytes, len(text)]
-        ends = self._content + np.cumsum([_member_bytes(size) for size in sizes])
-        offsets = [int(end) - _member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
+        ends = self._content + np.cumsum([member_bytes(size) for size in sizes])
+        offsets = [int(end) - member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
         sha256 = self._add_video(clip, key, offsets[0])
         if self._hashed.written + BLOCK != offsets[1]:
             raise AssertionError("the tar's files are not where its index says")
@@ -107,10 +115,7 @@ class ShardWriter(RowWriter):
 
     def _add_video(self, clip: StoredClip, key: str, offset: int) -> str:
         """Append a clip's MP4 at an offset, in chunks, where TarWriter takes a file as a whole; returns its SHA-256."""
-        header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
-        header.size, header.mode, header.mtime = clip.mp4_bytes, _MODE, 0
-        header.uname = header.gname = _OWNER
-        self._hashed.write(header.tobuf(tarfile.USTAR_FORMAT))
+        self._hashed.write(video_header(key, clip.mp4_bytes))
         if self._hashed.written != offset:
             raise AssertionError("the tar's files are not where its index says")
         checksum = hashlib.sha256()
@@ -118,8 +123,8 @@ class ShardWriter(RowWriter):
             self._hashed.write(chunk)
             if not clip.sha256:
                 checksum.update(chunk)
-        self._hashed.write(bytes(-header.size % BLOCK))
-        if self._hashed.written != offset - BLOCK + _member_bytes(header.size):
+        self._hashed.write(bytes(-clip.mp4_bytes % BLOCK))
+        if self._hashed.written != offset - BLOCK + member_bytes(clip.mp4_bytes):
             raise AssertionError("the mp4 is not as large as it was")
         return clip.sha256 or checksum.hexdigest()
 
@@ -129,7 +134,7 @@ class ShardWriter(RowWriter):
         Raises:
             StreamvidError: the destination cannot be written.
         """
-        self._hashed.write(bytes(_tar_size(self._content) - self._content))
+        self._hashed.write(bytes(tar_size(self._content) - self._content))
         here = ["tar"]
         if isinstance(self._tar, Upload):
             self._tar.finish()

@@ -251,8 +251,8 @@ def check_all(folder: Path | str) -> str:
     """What is found in a sample of all clips; in this process, which takes less time."""
     found = []
     for entry in read_manifest(str(folder)).shards:
-        task = verify_module._Task(str(folder), entry, tuple(range(entry.clips)), False, 1)
-        found += [f"{p.shard} {p.clip}: {p.what}" for p in verify_module._check_shard(task).problems]
+        task = verify_module.ShardTask(str(folder), entry, tuple(range(entry.clips)), False, 1)
+        found += [f"{p.shard} {p.clip}: {p.what}" for p in verify_module.check_shard(task).problems]
     return "\n".join(found)
 
 
@@ -412,8 +412,8 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
         verify_module, "read_ranges", lambda wanted, **rest: (ranges.extend(wanted), read(wanted, **rest))[1]
     )
     entry = read_manifest("memory://verify/sample").shards[0]
-    task = verify_module._Task("memory://verify/sample", entry, (1,), True, 1)
-    assert verify_module._check_shard(task).problems == []
+    task = verify_module.ShardTask("memory://verify/sample", entry, (1,), True, 1)
+    assert verify_module.check_shard(task).problems == []
     assert sorted(url.rpartition(".")[2] for url in fetched) == ["idx", "packets", "parquet"]
     clips = Dataset.open(copy).clips
     wanted = [
@@ -423,7 +423,7 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
     assert [(start, end - start) for _, start, end in ranges] == wanted
     _flip_in("mp4")(copy)
     fsspec.filesystem("memory").put(str(_tar(copy)), f"/verify/sample/{entry.file('tar')}")
-    (problem,) = verify_module._check_shard(task).problems
+    (problem,) = verify_module.check_shard(task).problems
     assert problem.what == "the SHA-256 of its mp4 is not the one in the parquet"
 
 

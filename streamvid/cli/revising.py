@@ -1,0 +1,80 @@
+"""`streamvid forget` and `annotate`: a dataset that exists is changed, which makes a revision."""
+
+from __future__ import annotations
+
+import argparse
+
+from streamvid.cli.output import add_roots, console
+from streamvid.text import format_count, printable
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands and their options."""
+    _add_forget(commands)
+    _add_annotate(commands)
+
+
+def _add_forget(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "let no run be given some clips any more, and remove their bytes on request"
+    command = commands.add_parser("forget", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument(
+        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
+    )
+    command.add_argument(
+        "--purge",
+        action="store_true",
+        help="remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
+    )
+    command.add_argument(
+        "--cache-dir", metavar="FOLDER", help="where loaders on this machine keep shards, if not in theirs"
+    )
+    add_roots(command)
+    command.set_defaults(run=_forget)
+
+
+def _add_annotate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "add columns to a dataset, or replace their values, by key"
+    command = commands.add_parser("annotate", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument("table", metavar="TABLE", help=".parquet, .csv or .jsonl with a column key, and others")
+    add_roots(command)
+    command.set_defaults(run=_annotate)
+
+
+# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    from streamvid.revising.forget import forget
+
+    report = forget(
+        arguments.dataset,
+        arguments.keys,
+        purge=arguments.purge,
+        cache_dir=arguments.cache_dir,
+        roots=arguments.roots,
+    )
+    out = console()
+    text = (
+        f"{format_count(report.clips, 'clip')} forgotten, {report.forgotten:,} altogether; revision {report.revision}"
+    )
+    out.print(text)
+    if arguments.purge:
+        shards = format_count(report.shards, "shard")
+        out.print(f"{format_count(report.purged, 'clip')} purged, {shards} written anew; older revisions are gone")
+    if report.foreign:
+        out.print(f"{format_count(report.foreign, 'clip')} of these lie in files outside of the dataset, which stay")
+    return 0
+
+
+def _annotate(arguments: argparse.Namespace) -> int:
+    from streamvid.revising.annotate import annotate
+
+    report = annotate(arguments.dataset, arguments.table, roots=arguments.roots)
+    parts = (("added", report.added), ("replaced", report.replaced))
+    what = " and ".join(f"{kind} {', '.join(names)}" for kind, names in parts if names)
+    console().print(printable(f"{what} of {format_count(report.clips, 'clip')}; revision {report.revision}"))
+    if report.purged:
+        console().print(f"{format_count(report.purged, 'row')} of purged clips left out")
+    return 0

@@ -1,0 +1,1 @@
+"""Changes of a dataset that exists: each makes a revision."""

@@ -1,0 +1,126 @@
+"""`streamvid forget`: clips that no run is given any more, and whose bytes are removed on request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamvid.arrays import Int64
+from streamvid.checks import suggest_keywords
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.forgotten import SCHEMA, digest, forgotten_rows, read_table, write_forgotten
+from streamvid.dataset.revisions import Base, change, changing, publish_revision
+from streamvid.dataset.selection import given_keys, select_rows
+from streamvid.errors import InputError
+from streamvid.packing.destination import remove_temporaries
+from streamvid.revising.purge import Caches, purge_clips, sweep
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+
+
+@dataclass(frozen=True)
+class ForgetReport:
+    """The result of `forget`.
+
+    Attributes:
+        revision: of the dataset now.
+        clips: how many were forgotten that were not before.
+        forgotten: how many are, altogether.
+        purged: how many of these have lost their bytes now.
+        shards: how many shards were written anew for that.
+        foreign: how many of the purged clips lie in files outside of the dataset, which stay as they are.
+    """
+
+    revision: int
+    clips: int
+    forgotten: int
+    purged: int = 0
+    shards: int = 0
+    foreign: int = 0
+
+
+@suggest_keywords
+def forget(
+    dataset: str | os.PathLike[str],
+    keys: Sequence[str] | str | os.PathLike[str] | None = None,
+    *,
+    purge: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    roots: Sequence[str | os.PathLike[str]] = (),
+) -> ForgetReport:
+    """Let no run be given these clips any more. All others keep their places in the order, in a resumed run, too.
+
+    docs/revisions.md has the details.
+
+    Args:
+        dataset: a folder or URL.
+        keys: of the clips: a list, or a file as of `streamvid.Subset`. With `purge`, None: all that are forgotten.
+        purge: remove their bytes, too, from the dataset and from this machine's caches. It ends all older revisions.
+            If it was killed, the same call ends it.
+        cache_dir: where loaders on this machine keep shards, if not in the user's cache folder.
+        roots: as of `Dataset.open`.
+
+    Raises:
+        InputError: a key is not in the dataset; another process changes it, or has changed it meanwhile.
+        DatasetError: it is damaged, or cannot be written. In all these cases it is as it was.
+    """
+    if keys is None and not purge:
+        raise InputError("no keys are given: name the clips to forget")
+    with changing(dataset) as base:
+        remove_temporaries(base.path)
+        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
+        if opened.manifest != base.manifest:
+            raise InputError(f"another process has changed {dataset} meanwhile: run this again")
+        table = read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
+        table = table.take(np.unique(forgotten_rows(table, base.manifest), return_index=True)[1])
+        rows = _rows(opened, table, keys)
+        new = np.setdiff1d(rows, opened.forgotten)
+        if len(new):
+            table = pa.concat_tables([table, _tombstones(opened, new)])
+        if purge:
+            caches = Caches.of(base, cache_dir)
+            chosen = opened.forgotten if keys is None else rows
+            there = np.union1d(chosen, new)
+            there = there[opened.clips.mp4_size[there] > 0]
+            if len(there):
+                return _purge(base, opened, table, there, len(new), caches)
+            if not len(new):
+                sweep(base.path, base.manifest, caches)
+        if not len(new):
+            return ForgetReport(base.manifest.revision, 0, len(table))
+        named, data = write_forgotten(table, base.manifest.revision + 1)
+        manifest = replace(base.manifest, forgotten=named, change=change("forget", len(new)))
+        published = publish_revision(base, manifest, {named.file: data})
+        return ForgetReport(published.revision, len(new), len(table))
+
+
+def _rows(dataset: Dataset, table: pa.Table, keys: Sequence[str] | str | os.PathLike[str] | None) -> Int64:
+    """int64: the rows of the clips. Keys of purged ones, which the dataset does not have any more, are passed over."""
+    if keys is None:
+        return np.empty(0, dtype=np.int64)
+    gone = set(table.filter(pc.is_valid(table["purged"]))["key_sha256"].to_pylist())
+    if not gone:
+        return select_rows(dataset, keys=keys)
+    return select_rows(dataset, keys=[key for key in given_keys(keys) if digest(key) not in gone])
+
+
+def _tombstones(dataset: Dataset, rows: Int64) -> pa.Table:
+    shards, places = zip(*map(dataset.place_in_shard, rows.tolist()), strict=True)
+    now = datetime.now(UTC)
+    columns = [shards, places, [now] * len(rows), [None] * len(rows), [digest(dataset.key(r)) for r in rows.tolist()]]
+    return pa.table([pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def _purge(base: Base, dataset: Dataset, table: pa.Table, rows: Int64, new: int, caches: Caches) -> ForgetReport:
+    at = forgotten_rows(table, base.manifest)
+    field = SCHEMA.field("purged")
+    purged = pc.if_else(pa.array(np.isin(at, rows)), pa.scalar(datetime.now(UTC), field.type), table["purged"])
+    table = table.set_column(SCHEMA.names.index("purged"), field, purged)
+    published, shards = purge_clips(base, dataset, table, rows, caches)
+    foreign = sum(not dataset.shards[s].has_tar for s in dataset.clips.shard[rows].tolist())
+    return ForgetReport(published.revision, new, len(table), len(rows), shards, foreign)

@@ -1,0 +1,192 @@
+"""Removes the bytes of forgotten clips from shards and tables, which are written anew, and this machine's caches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streamvid.arrays import Int64
+from streamvid.dataset import consolidated
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.forgotten import write_forgotten
+from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
+from streamvid.dataset.overlays import LABEL, cache_key, local_table
+from streamvid.dataset.revisions import (
+    Base,
+    change,
+    kept_manifests,
+    kept_revisions,
+    publish_revision,
+    rewritten_numbers,
+    table_files,
+    table_name,
+)
+from streamvid.dataset.shard_files import ShardFiles
+from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
+from streamvid.packing.tables import write_tables
+from streamvid.revising.rewrite import file_sha256, replaced, rewrite_shard
+from streamvid.storage import filesystem
+from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.threads import map_in_threads
+from streamvid.storage.url import join
+
+_SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
+
+
+@dataclass(frozen=True)
+class Caches:
+    """What this machine keeps of a dataset.
+
+    Attributes:
+        folders: caches of shards and of rows.
+        rows: the names of the rows and columns of the revisions that are there now.
+    """
+
+    folders: tuple[Path, ...]
+    rows: frozenset[str]
+
+    @classmethod
+    def of(cls, base: Base, cache_dir: str | os.PathLike[str] | None) -> Caches:
+        """Those of a dataset whose older revisions are still there."""
+        names: set[str] = set()
+        for one in (base.manifest, *kept_manifests(base.path)):
+            signatures = [ShardFiles(base.path, entry, None).signature() for entry in one.shards]
+            names.add(consolidated.cache_key(one.shards, signatures))
+            names |= {cache_key(overlay, name) for overlay in one.overlays for name, _ in overlay.columns}
+        folders = {user_cache_dir(), *([Path(cache_dir)] if cache_dir is not None else [])}
+        return cls(tuple(sorted(folders)), frozenset(names))
+
+    def forget(self, sums: Iterable[str]) -> None:
+        """Remove the rows, and files by their SHA-256. A process that reads one keeps it until it ends."""
+        gone = {*sums, *self.rows}
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                for file in folder.iterdir():
+                    if file.name.partition(".")[0] in gone:
+                        file.unlink(missing_ok=True)
+
+
+def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, caches: Caches) -> tuple[Manifest, int]:
+    """Write what holds these clips anew without them, publish that, and remove what held them.
+
+    Args:
+        base: the dataset that is changed.
+        dataset: the same, opened.
+        forgotten: the table of forgotten clips, with these.
+        rows: int64 [clips], ascending.
+        caches: of this machine.
+
+    Returns:
+        the new manifest, and how many shards were written anew.
+
+    Raises:
+        DatasetError: a shard is damaged, or a new one cannot be written. The dataset is as it was.
+    """
+    made = {}
+    written: list[str] = []
+    try:
+        with work_folder(base.path) as work:
+            numbers = rewritten_numbers(base.path, base.manifest)
+            for s in np.unique(dataset.clips.shard[rows]).tolist():
+                entry, first = base.manifest.shards[s], dataset.rows(s).start
+                here = rows[dataset.clips.shard[rows] == s] - first
+                number = next(numbers)
+                written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
+                made[entry.name] = rewrite_shard(base, entry, dict.fromkeys(here.tolist()), number, work)
+            overlays, tables = _without(base, rows, work)
+            names = pa.array(list(made), pa.string())
+            new_names = pa.array([entry.name for entry in made.values()], pa.string())
+            shard = pc.coalesce(new_names.take(pc.index_in(forgotten["shard"], value_set=names)), forgotten["shard"])
+            forgotten = forgotten.set_column(0, forgotten.schema.field(0), shard)
+            named, data = write_forgotten(forgotten, base.manifest.revision + 1)
+            manifest = replace(
+                base.manifest,
+                shards=replaced(base.manifest, made),
+                forgotten=named,
+                overlays=overlays,
+                oldest=base.manifest.revision + 1,
+                change=change("forget --purge", len(rows)),
+            )
+            manifest = with_tables(base, manifest, written)
+            published = publish_revision(base, manifest, {named.file: data, **tables})
+    except BaseException:
+        take_back(base, written)
+        raise
+    sweep(base.path, published, caches)
+    return published, len(made)
+
+
+def with_tables(base: Base, manifest: Manifest, written: list[str]) -> Manifest:
+    """The manifest with consolidated tables of its shards; names of those that are new are added to `written`."""
+    tables = write_tables(base.path, manifest)
+    written += [one.file for one in tables if one not in base.manifest.tables]
+    return replace(manifest, tables=tables)
+
+
+def take_back(base: Base, files: Iterable[str]) -> None:
+    """Remove files that a change has written which failed, by their names, unless they are the dataset's now."""
+    with contextlib.suppress(Exception):
+        there = filesystem.read_bytes(join(base.path, FILE_NAME))
+        if there == base.document:
+            map_in_threads(filesystem.remove_file, [join(base.path, file) for file in files])
+
+
+def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], Mapping[str, Path]]:
+    """The overlays with nothing for these rows, and the tables that had to be written for that."""
+    overlays: list[Overlay] = []
+    tables: dict[str, Path] = {}
+    for overlay in base.manifest.overlays:
+        names = [name for name, _ in overlay.columns]
+        if set(names) == {LABEL} or not (rows < overlay.rows).any():
+            overlays.append(overlay)  # a purged clip keeps its class number: see `streamvid.revising.rewrite`
+            continue
+        path, done = work / "overlay.parquet", 0
+        with pq.ParquetFile(local_table(base.path, overlay, work)) as parquet:
+            schema = parquet.schema_arrow.empty_table().select(names).schema
+            with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+                for group in range(parquet.num_row_groups):
+                    table = parquet.read_row_group(group, columns=names).select(names)
+                    empty = np.isin(np.arange(done, done + len(table)), rows)
+                    places = pa.array(np.arange(len(table)), mask=empty)
+                    columns = [table[one].take(places) if one != LABEL else table[one] for one in names]
+                    writer.write_table(pa.table(columns, schema=schema))
+                    done += len(table)
+        sha256 = file_sha256(path)
+        name = table_name("columns", base.manifest.revision + 1, sha256)
+        tables[name] = path.rename(work / name)
+        overlays.append(replace(overlay, file=name, sha256=sha256, bytes=tables[name].stat().st_size))
+    return tuple(overlays), tables
+
+
+def sweep(path: str, newest: Manifest, caches: Caches) -> None:
+    """Remove all files of ended revisions, and what killed changes left; no file of anyone else."""
+    older = kept_manifests(path)
+    kept = [newest, *(one for one in older if one.revision >= newest.oldest)]
+    named = {overlay.file for one in kept for overlay in one.overlays}
+    named |= {one.forgotten.file for one in kept if one.forgotten is not None}
+    named |= {entry.name for one in kept for entry in one.shards} | {table.file for one in kept for table in one.tables}
+    ended = [one for one in older if one.revision < newest.oldest]
+    gone = [entry for one in ended for entry in one.shards if entry.name not in named]
+    sums = {checksum for entry in gone for checksum in entry.checksums.values()}
+    sums |= {overlay.sha256 for one in ended for overlay in one.overlays if overlay.file not in named}
+    sums |= {table.sha256 for one in ended for table in one.tables if table.file not in named}
+    folder = join(path, SHARD_FOLDER)
+    shards = (_SHARD_FILE.fullmatch(name) for name in filesystem.list_details(folder))
+    files = [join(folder, name[0]) for name in shards if name and name[1] not in named]
+    files += [join(path, name) for name in table_files(path) if name not in named]
+    files += [file for file in consolidated_files(path) if file.removeprefix(join(path, "")) not in named]
+    caches.forget(sums)
+    # The manifests last: by these a sweep that is killed is ended by the next one.
+    map_in_threads(filesystem.remove_file, [*files, join(path, REPORT_FILE)])
+    manifests = kept_revisions(path).items()
+    map_in_threads(filesystem.remove_file, [file for number, file in manifests if number < newest.oldest])

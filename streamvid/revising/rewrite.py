@@ -1,0 +1,184 @@
+"""Writes a shard anew under another name, with other clips or none in the place of some; rows keep their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamvid.dataset.forgotten import purged_name
+from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.revisions import Base
+from streamvid.dataset.roots import Bounds, resolve_roots
+from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, idx_text
+from streamvid.errors import DatasetError
+from streamvid.inspection.verify import ShardTask, check_shard
+from streamvid.packing.row_writer import HashingFile
+from streamvid.packing.shard_writer import member_bytes, tar_size, video_header
+from streamvid.storage import filesystem
+from streamvid.storage.parquet import read_parquet
+from streamvid.storage.url import is_local, join, local_path, redact
+
+_COPY_BYTES: Final = 1 << 20
+_KEPT: Final = (
+    *("label", "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation"),
+    *("time_base_num", "time_base_den", "duration", "frames", "packets", "random_access", "stsd"),
+)
+"""Columns of a purged clip that stay: of these the order of a run is made, and so the place of all others in it."""
+
+Row = dict[str, Any]
+Clip = tuple[Row, Callable[[], Iterator[bytes]], bytes]
+"""The columns of a clip that take the place of another's, its MP4 in chunks, and its frame index."""
+
+
+def rewrite_shard(
+    base: Base, entry: ShardEntry, clips: Mapping[int, Clip | None], number: int, work: Path
+) -> ShardEntry:
+    """Write a shard again, and check it.
+
+    Args:
+        base: the dataset.
+        entry: of the shard.
+        clips: by row in the shard, what takes the place of a clip; None: nothing, the row stays without it.
+        number: of the new shard.
+        work: a local folder for its files, and those of a remote shard meanwhile.
+
+    Returns:
+        the entry of the new shard, whose files are at the dataset.
+
+    Raises:
+        DatasetError: the shard is damaged, or the new one cannot be written or is not what was written.
+    """
+    old = {extension: _local(base.path, entry, extension, work) for extension in entry.checksums}
+    table = read_parquet(os.fspath(old["parquet"]), least=1 << 30)
+    name = f"{number:08d}"
+    new = {extension: work / f"{name}.{extension}" for extension in entry.checksums}
+    rows: list[Row] = table.select([one for one in table.column_names if not one.startswith(FIELD_PREFIX)]).to_pylist()
+    tar = HashingFile(new["tar"].open("wb", buffering=_COPY_BYTES)) if "tar" in new else None
+    packets = HashingFile(new["packets"].open("wb", buffering=_COPY_BYTES))
+    for number_here, row in enumerate(rows):
+        given = clips.get(number_here, ())
+        if given is None:
+            rows[number_here] = row = _emptied(row, has_tar=entry.has_tar)
+            row["index_offset"] = packets.written
+            continue
+        index = _range(old["packets"], row["index_offset"], row["index_size"])
+        mp4 = [] if tar is None else [_range(old["tar"], row["mp4_offset"], row["mp4_size"])]
+        mp4_of: Callable[[], Iterator[bytes]] | None = None
+        if given:
+            columns, mp4_of, stored = given
+            rows[number_here] = row = {**row, **columns}
+            index = iter([stored])
+        row["index_offset"] = packets.written
+        for block in index:
+            packets.write(block)
+        if tar is not None:
+            row |= _add(tar, row, mp4_of() if mp4_of else mp4[0], old["tar"])
+    if tar is not None:
+        tar.write(bytes(tar_size(tar.written) - tar.written))
+        tar.close()
+        new["idx"].write_text(idx_text([row for row in rows if row["mp4_size"]]))
+    packets.close()
+    _write_rows(table, rows, {n for n, one in clips.items() if one is None}, new["parquet"])
+    sums = {extension: file_sha256(path) for extension, path in new.items()}
+    made = replace(
+        entry,
+        name=name,
+        frames=sum(row["frames"] for row in rows),
+        bytes=0 if tar is None else tar.written,
+        sha256=sums.get("tar", ""),
+        idx_sha256=sums.get("idx", ""),
+        packets_bytes=packets.written,
+        packets_sha256=sums["packets"],
+        parquet_sha256=sums["parquet"],
+        origin=entry.identity,
+    )
+    for extension, path in new.items():
+        filesystem.move_file(path, join(base.path, made.file(extension)))
+    _verify(base, made)
+    return made
+
+
+def replaced(manifest: Manifest, shards: Mapping[str, ShardEntry]) -> tuple[ShardEntry, ...]:
+    """The shards of a manifest, with others in the place of those that are named."""
+    return tuple(shards.get(entry.name, entry) for entry in manifest.shards)
+
+
+def _add(tar: HashingFile, row: Row, mp4: Iterator[bytes], old: Path) -> Row:
+    """Append a clip to the tar; its JSON is that of the old one. Gives its places."""
+    start = tar.written
+    tar.write(video_header(row["key"], row["mp4_size"]))
+    for block in mp4:
+        tar.write(block)
+    tar.write(bytes(-row["mp4_size"] % BLOCK))
+    if tar.written != start + member_bytes(row["mp4_size"]):
+        raise DatasetError(f"clip {row['key']!r}: its video is not as long as its row says")
+    json_at = tar.written
+    for block in _range(old, row["json_offset"] - BLOCK, member_bytes(row["json_size"])):
+        tar.write(block)
+    return {"mp4_offset": start + BLOCK, "json_offset": json_at + BLOCK}
+
+
+def _emptied(row: Row, *, has_tar: bool) -> Row:
+    """A row with nothing in it but what the order of other clips depends on."""
+    empty: Row = {name: value if name in _KEPT else None for name, value in row.items()}
+    empty |= {"key": purged_name(row["key"]), "source": purged_name(row["source"]), "meta": "{}", "sha256": ""}
+    zeros = ("mp4_offset", "mp4_size", "json_offset", "json_size", "index_size", "index_blocks", "index_crc32c")
+    empty |= dict.fromkeys(zeros, 0)
+    return empty if has_tar else empty | {"root": 0, "file": "purged", "file_size": 0}
+
+
+def _write_rows(table: pa.Table, rows: list[Row], empty: set[int], path: Path) -> None:
+    """The Parquet file of a shard with these rows; metadata are those of the table, but for the empty ones."""
+    places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
+    columns = [
+        table[one.name].take(places)
+        if one.name.startswith(FIELD_PREFIX)
+        else pa.array([row[one.name] for row in rows], one.type)
+        for one in table.schema
+    ]
+    pq.write_table(pa.table(columns, schema=table.schema), path, compression="zstd", row_group_size=max(1, len(rows)))
+
+
+def _local(dataset: str, entry: ShardEntry, extension: str, work: Path) -> Path:
+    """A file of a shard on this machine, checked."""
+    path = join(dataset, entry.file(extension))
+    local = Path(local_path(path)) if is_local(path) else work / f"old-{entry.name}.{extension}"
+    if not is_local(path):
+        filesystem.get_file(path, local)
+    try:
+        found = file_sha256(local)
+    except OSError as error:
+        raise DatasetError(f"{redact(path)} cannot be read ({error.strerror}): run streamvid verify") from error
+    if found != entry.checksums[extension]:
+        raise DatasetError(f"{redact(path)} is damaged: its SHA-256 is not the one in dataset.json; restore it first")
+    return local
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a local file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _range(path: Path, start: int, size: int) -> Iterator[bytes]:
+    """Bytes of a local file in chunks; fewer if it is shorter."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while size > 0 and (block := file.read(min(size, _COPY_BYTES))):
+            yield block
+            size -= len(block)
+
+
+def _verify(base: Base, entry: ShardEntry) -> None:
+    roots = resolve_roots(base.path, base.manifest.roots, base.manifest.roots)
+    checked = check_shard(ShardTask(base.path, entry, None, False, 4, roots, Bounds.of(base.path, roots, roots)))
+    if checked.problems:
+        problem = checked.problems[0]
+        raise DatasetError(f"the new shard {entry.name} is not what was written: {problem.clip} {problem.what}")
