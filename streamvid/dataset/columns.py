@@ -144,12 +144,12 @@ class Columns:
         rows = np.asarray(rows, dtype=np.int64)
         if made is not None:
             array, missing = made
-            values = np.asarray(array[rows])
+            found = np.asarray(array[rows])
             if missing is None:
-                return values
-            values = values if values.dtype.kind == "f" else values.astype(np.float64)
-            values[missing[rows]] = np.nan
-            return values
+                return found
+            found = found if found.dtype.kind == "f" else found.astype(np.float64)
+            found[missing[rows]] = np.nan
+            return found
         column = self.get(name)
         values: list[Any] = column.take(pa.array(rows)).to_pylist()
         if pa.types.is_large_string(column.type):

@@ -1,4 +1,4 @@
-"""Checks of consolidated tables: that they hold the rows of their shards."""
+"""Checks of the tables beside shards: consolidated ones hold their rows, and others are what dataset.json names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from streamvid.storage.retry import Retry
 
 
 def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
-    """The problems of a dataset's consolidated tables, in words. Shards that cannot be read are left to other checks.
+    """The problems of the tables beside shards, in words. Shards that cannot be read are left to other checks.
 
     Args:
         path: folder or URL of the dataset.
         manifest: its dataset.json.
     """
+    yield from _check_others(path, manifest)
     good = dict(usable(manifest.tables, manifest.shards))
     stop, retry = threading.Event(), Retry()
     for table in manifest.tables:
@@ -49,8 +50,8 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
                 yield f"{table.file} has other rows than shard {entry.name}: write it anew"
 
 
-def check_others(path: str, manifest: Manifest) -> Iterator[str]:
-    """The problems of the table of forgotten clips and of those of columns; arguments as of `check_tables`."""
+def _check_others(path: str, manifest: Manifest) -> Iterator[str]:
+    """Those of the table of forgotten clips and of tables of columns."""
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         try:
             read_forgotten(path, manifest, Retry())

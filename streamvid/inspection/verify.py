@@ -39,7 +39,7 @@ from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
-from streamvid.inspection.tables import check_others, check_tables
+from streamvid.inspection.tables import check_tables
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
@@ -231,7 +231,6 @@ def verify(
         problems.append(Problem("", "", what))
     if drawn is None:
         problems += [Problem("", "", what) for what in check_tables(path, manifest)]
-        problems += [Problem("", "", what) for what in check_others(path, manifest)]
     if foreign:
         these = f"neither idx nor parquet of {named(foreign)} are those in dataset.json"
         problems.append(Problem("", "", f"{these}: it is older or newer than the shards"))

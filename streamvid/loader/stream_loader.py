@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 
 from streamvid.checks import integer, one_of, suggest_keywords
-from streamvid.dataset.dataset import Dataset
 from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import FETCHES, Fetch
@@ -22,11 +20,11 @@ from streamvid.fetch.plan_samples import Checksum
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
+from streamvid.loader.opener import Opener
 from streamvid.loader.options import bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_position import Delivery, RunPosition
-from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch import LastBatch
@@ -36,10 +34,7 @@ from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Shuffle
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler
-from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.retry import Retry
-from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import given_path, is_local
 from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views
 
@@ -112,8 +107,7 @@ class StreamLoader:
         quarantine: the folder in which bad clips are noted, and where a resumed run finds them; default: `quarantine`
             in the working directory. It is made for the first bad clip.
         roots: folders and URLs of which datasets may read files (docs/in_place.md); an open `Dataset` has its own.
-        revision: which of the dataset's revisions (docs/revisions.md); default: the newest. The datasets of a `Mix`
-            are opened by `Dataset.open` for it.
+        revision: which of the dataset's revisions (docs/revisions.md), unless it is open; default: the newest.
 
     Raises:
         InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
@@ -171,8 +165,6 @@ class StreamLoader:
         one_of(engine, ENGINES, "engine")
         one_of(fallback, FALLBACKS, "fallback")
         one_of(fetch, FETCHES, "fetch")
-        if revision is not None and isinstance(dataset, Mix):
-            raise InputError("revision is of one dataset: give the Mix open ones, Dataset.open(path, revision=…)")
         if engine == "dali" and fetch == "ranges":
             raise InputError("engine='dali' reads local files alone: leave out fetch='ranges'")
         batch_size = integer(batch_size, "batch_size")
@@ -183,11 +175,8 @@ class StreamLoader:
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
         world = self._find_world(settle=False)
         device_id = find_device(device)
-        self._cache: ShardCache | None = None
-        self._retry = Retry.of(retry_for)
-        folder = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
-        self._cache_options, self._roots, self._revision = (folder, cache_bytes), roots, revision
-        self._samples = samples = self._open(
+        self._opener = Opener(cache_dir, cache_bytes, Retry.of(retry_for), roots, revision)
+        self._samples = samples = self._opener.open(
             dataset, sampling, transform=transform, columns=columns, seed=seed, checksum=checksum
         )
         self.dataset = samples.dataset
@@ -209,7 +198,7 @@ class StreamLoader:
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
         check_steps(plan)
-        shared = self._cache_for(self.dataset.is_local)
+        shared = self._opener.cache_for(self.dataset.is_local)
         fetched = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
         if samples.policy is not None and (on_error, max_errors, quarantine) == ("skip", None, None):
             policy = samples.policy
@@ -310,8 +299,7 @@ class StreamLoader:
         """Free threads, device memory and the cache's handles."""
         self._engine.close()
         self._watch.close()
-        if self._cache is not None:
-            self._cache.close()
+        self._opener.close()
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
@@ -372,27 +360,3 @@ class StreamLoader:
             self._schedule, self._quarantine.world = schedule, schedule.plan.world
             self._position.put(schedule.resume(self._restored) if self._restored else schedule.start(self.epoch))
         self._settled = settle
-
-    def _open(
-        self, dataset: ClipDataset | Subset | Mix | DatasetLike, sampling: FrameSampler | None, **options: Any
-    ) -> SampleSet:
-        from streamvid.loader.clip_dataset import ClipDataset
-
-        if isinstance(dataset, ClipDataset):
-            if sampling is not None or any(options[name] for name in ("transform", "columns", "seed")):
-                raise InputError("a ClipDataset has its own sampling, transform, columns and seed: leave these out")
-            return dataset.sample_set()
-        if sampling is None:
-            raise InputError("give a sampling, such as sampling=Window(frames=16, fps=8)")
-        return SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)
-
-    def _open_cached(self, path: str) -> Dataset:
-        cache = self._cache_for(is_local(path))
-        return Dataset.open(path, cache=cache, retry_for=self._retry, roots=self._roots, revision=self._revision)
-
-    def _cache_for(self, local: bool) -> ShardCache | None:
-        """The cache of shards, which is opened for the first dataset that is not local."""
-        if not local and self._cache is None:
-            folder, limit = self._cache_options
-            self._cache = ShardCache(folder, limit_bytes=limit, retry=self._retry)
-        return self._cache
