@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.color.yuv_to_rgb import Planes, RgbConverter
 from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
-from streamvid.decode.deadline import Pace
+from streamvid.decode.deadline import LEAST_S, Pace
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
 
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
 _LEAST_BYTES: Final = 8 << 20
 """Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
+_PACKET_S: Final = LEAST_S
+"""Seconds that a packet may take, of however many a slice has: a decoder that takes none for so long hangs."""
+_TRIED_S: Final = LEAST_S / 2
+"""The same where a slice is tried once more, so that it is known to hang within 10 s."""
 
 
 class IsolatedDecoder:
@@ -49,7 +56,12 @@ class IsolatedDecoder:
         return None if self._process is None else self._process.pid
 
     def frames(
-        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+        self,
+        encoded: EncodedSlice,
+        segment: SliceSegment | None = None,
+        *,
+        limit_s: float,
+        packet_s: float = _PACKET_S,
     ) -> Iterator[tuple[int, Planes]]:
         """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.cpu.decode_frames` and
         `RgbConverter` give them.
@@ -57,6 +69,7 @@ class IsolatedDecoder:
         Args:
             encoded, segment: as of `decode_frames`.
             limit_s: seconds after which the process is killed, as `streamvid.stopwatch.Stopwatch` counts them.
+            packet_s: seconds after which it is killed if it takes no further packet.
 
         Returns:
             not always in order, each frame's row and its planes, which are valid until the next is asked for.
@@ -75,7 +88,7 @@ class IsolatedDecoder:
         part = _cut(encoded, segment)
         try:
             for first, rows in self._start().stream(
-                _decode_into, self._memory, len(self._map), part, segment, limit_s=limit_s
+                _decode_into, self._memory, len(self._map), part, segment, limit_s=limit_s, silent_s=packet_s
             ):
                 for slot, row in enumerate(rows, first):
                     red, green, blue = slots[slot]
@@ -115,7 +128,7 @@ class IsolatedDecoder:
             process.handshake()
             try:
                 # Imports may take long, from a disk that others read at the same time: not at the first slice's cost.
-                process.call(_prepare, limit_s=START_S)
+                process.call(_prepare, self._memory, limit_s=START_S)
             except WorkerCrashError as error:
                 raise OSError(f"a process that decodes could not be started ({error})") from error
             self._process = process
@@ -129,7 +142,8 @@ def decode_isolated(
 
     Args:
         slices: which; their frames are dropped.
-        deadline: seconds that each may take; default: by its size and number of packets.
+        deadline: seconds that each may take; default: by its size and number of packets. Each packet may take
+            `_TRIED_S`.
         processes: how many slices are tried at once.
 
     Returns:
@@ -143,7 +157,8 @@ def decode_isolated(
         with IsolatedDecoder() as decoder:
             for encoded in some:
                 try:
-                    for _ in decoder.frames(encoded, limit_s=deadline or pace.deadline(encoded)):
+                    limit_s = deadline or pace.deadline(encoded)
+                    for _ in decoder.frames(encoded, limit_s=limit_s, packet_s=_TRIED_S):
                         pass
                     found.append(None)
                 except VideoError as error:
@@ -183,7 +198,7 @@ def _decode_into(
     """In the child: decode into the shared memory. Yields the rows of the frames that lie in one half of the slots, in
     turn, and the first of those slots: the parent reads one half while the other is filled."""
     slots = _slots(_mapped(descriptor, size), encoded)
-    convert, context = _tools()
+    convert, context = _tools(descriptor)
     half, first = len(slots) // 2, 0
     rows: list[int] = []
     for row, frame in decode_frames(encoded, segment, context=context):
@@ -197,11 +212,11 @@ def _decode_into(
         yield first, rows
 
 
-def _prepare() -> None:
+def _prepare(descriptor: int) -> None:
     """In the child: import what decoding needs."""
     import av.filter  # noqa: F401
 
-    _tools()
+    _tools(descriptor)
     bare_context("h264")
 
 
@@ -211,6 +226,24 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 
 @lru_cache(maxsize=1)
-def _tools() -> tuple[RgbConverter, ReusableCodecContext]:
+def _tools(descriptor: int) -> tuple[RgbConverter, ReusableCodecContext]:
     """What is kept from slice to slice."""
-    return RgbConverter(), ReusableCodecContext()
+    return RgbConverter(), _AliveContext(descriptor)
+
+
+class _AliveContext(ReusableCodecContext):
+    """Reads a byte before each packet, by which the parent sees that decoding goes on (`WorkerProcess.stream`)."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
+        """See `ReusableCodecContext`."""
+
+        def taken() -> Iterator[tuple[bytes, int]]:
+            for packet in packets:
+                os.pread(self._descriptor, 1, 0)
+                yield packet
+
+        return super().decode(stsd, taken(), reorder=reorder)

@@ -140,7 +140,7 @@ def _read_step(
     stop: threading.Event | None,
 ) -> tuple[list[SamplePlan], list[EncodedSlice]]:
     """The samples of a step, whose shards are open together."""
-    with access.open(shards, stop) as path_of:
+    with access.open(shards, stop, checked=spec.checksum is not None) as path_of:
         reader = access.reader(shards, stop)
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
         return planned, read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)

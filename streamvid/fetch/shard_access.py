@@ -10,7 +10,7 @@ from typing import Any, Final
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.storage.range_cache import FileIdentity, RangeCache
 from streamvid.storage.range_reader import RangeReader
-from streamvid.storage.shard_cache import CacheUnusable, ShardCache
+from streamvid.storage.shard_cache import CacheUnusable, DamagedFile, ShardCache
 from streamvid.storage.url import is_local
 
 _SHARE: Final = 16
@@ -61,15 +61,16 @@ class ShardAccess:
 
     @contextlib.contextmanager
     def open(
-        self, shards: Sequence[int], stop: threading.Event | None = None, *, local: bool = False
+        self, shards: Sequence[int], stop: threading.Event | None = None, *, local: bool = False, checked: bool = False
     ) -> Iterator[ShardPaths]:
         """The tars and frame indexes of shards as local files, valid inside the `with` block; as URLs while the cache
-        cannot be used.
+        cannot be used, and if what is read is checked, where their storage has other bytes than the dataset says.
 
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
             local: an error instead of URLs.
+            checked: packets and indexes are compared with their checksums. Else a damaged file is an error.
 
         Raises:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
@@ -79,14 +80,18 @@ class ShardAccess:
             for number in shards:
                 for extension, url, size, sha256 in [] if self.by_range else self._fetched(number):
                     assert self._cache is not None
-                    try:
-                        with shard_errors(self._dataset, {url: number}):
+                    with shard_errors(self._dataset, {url: number}):
+                        try:
                             lease = self._cache.lease(url, size=size, sha256=sha256, stop=stop)
-                        cached[number, extension] = str(leases.enter_context(lease).path)
-                    except CacheUnusable as error:
-                        if local:
-                            raise
-                        self._cache.warn("without", "%s Until then shards are read where they are.", error)
+                            cached[number, extension] = str(leases.enter_context(lease).path)
+                        except CacheUnusable as error:
+                            if local:
+                                raise
+                            self._cache.warn("without", "%s Until then shards are read where they are.", error)
+                        except DamagedFile as error:
+                            if local or not checked:
+                                raise
+                            self._cache.warn(sha256, "%s Until then only its damaged clips are left out.", error)
 
             def path_of(s: int, extension: str = "tar", /) -> str:
                 return cached.get((s, extension)) or self._dataset.shard_path(s, extension)

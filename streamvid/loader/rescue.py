@@ -96,7 +96,9 @@ class Rescuer:
         damaged = False
         while True:
             members = self._members(number)
-            errors = self._examine([one for one in members if one.sample not in good], good, decode)
+            # A decoder that has named the clip that it failed on has nothing against the others of the batch.
+            named = cause.clip if isinstance(cause, DamagedClipError) and not damaged else None
+            errors = self._examine([one for one in members if one.sample not in good], good, named, decode)
             for error in errors:
                 self._absent.add(error.row, number)
             for error in errors:
@@ -117,9 +119,14 @@ class Rescuer:
         return encoded_batch(self._dataset, pad_to_longest(plans, self._pad), slices, number=number)
 
     def _examine(
-        self, members: Sequence[Member], good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]], decode: bool
+        self,
+        members: Sequence[Member],
+        good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]],
+        named: str | None,
+        decode: bool,
     ) -> list[ClipError]:
-        """Read, and decode if wanted; what is good is added to `good`. The others' errors, one for each clip."""
+        """Read, and decode if wanted, or just the clip that is named; what is good is added to `good`. The others'
+        errors, one for each clip."""
         errors: dict[int, ClipError] = {}
         read: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
         for one in members:
@@ -135,11 +142,10 @@ class Rescuer:
                 path, at = self._dataset.location(one.row), int(self._dataset.clips.mp4_offset[one.row])
                 short = self._dataset.clip_error(one.row, "its file ends before it", path, offset=at, suspect="shard")
                 errors.setdefault(one.row, short)
-        if not decode:
-            good.update(read)
-            return list(errors.values())
-        outcomes = decode_isolated([encoded for _, encoded in read.values()], processes=self._processes)
-        for (sample, (plan, encoded)), failure in zip(read.items(), outcomes, strict=True):
+        tried = {sample: one for sample, one in read.items() if decode and named in (None, one[1].name)}
+        good.update((sample, one) for sample, one in read.items() if sample not in tried)
+        outcomes = decode_isolated([encoded for _, encoded in tried.values()], processes=self._processes)
+        for (sample, (plan, encoded)), failure in zip(tried.items(), outcomes, strict=True):
             if failure is None or _is_from_outside(failure):
                 good[sample] = plan, encoded
             else:

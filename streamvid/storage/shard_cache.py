@@ -48,6 +48,10 @@ class CacheUnusable(InputError):  # noqa: N818
     """The cache's folder is full, or cannot be written to."""
 
 
+class DamagedFile(DatasetError):  # noqa: N818
+    """A file whose storage has other bytes than the dataset says."""
+
+
 class ShardCache:
     """Copies of remote files in a local folder of at most `limit_bytes`.
 
@@ -85,6 +89,7 @@ class ShardCache:
         self._prefetches: dict[str, Future[None]] = {}
         self._warned: set[str] = set()
         self._unusable: tuple[float, str] | None = None
+        self._damaged: dict[str, str] = {}
         self._reserved = 0
         self.writing = threading.Lock()
         """Held from `reserve` until the ranges are written."""
@@ -111,7 +116,7 @@ class ShardCache:
             InputError: the file is larger than the limit.
             CacheUnusable: the folder is full of files in use, or cannot be written to; the file may be where it is.
             StorageUnavailable: the storage did not answer, for as long as `retry` says.
-            DatasetError: the file is missing, or has another size or SHA-256.
+            DatasetError: the file is missing; a DamagedFile: it has another size or SHA-256. It is not fetched again.
         """
         self._check(url, size, sha256)
         with self._mutex:
@@ -154,7 +159,8 @@ class ShardCache:
             self.warn("without", "%s Files are fetched again for every process.", error)
         content = filesystem.read_bytes(url, retry=self._retry.until(stop or self._closed))
         if (found := hashlib.sha256(content).hexdigest()) != sha256:
-            raise _damaged(url, found, sha256)
+            what = f"is damaged: its SHA-256 is {found}, but the dataset says {sha256}"
+            raise self._is_damaged(url, sha256, what)
         return content
 
     def distrust(self, sha256: str, size: int) -> bool:
@@ -220,6 +226,8 @@ class ShardCache:
             self._lease(url, size, sha256, self._closed).release()
 
     def _lease(self, url: str, size: int | None, sha256: str, stop: threading.Event) -> Lease:
+        if sha256 in self._damaged:
+            raise DamagedFile(self._damaged[sha256])
         with self.usable():
             try:
                 if lease := self.folder.pin(size, sha256):
@@ -280,10 +288,7 @@ class ShardCache:
             self.remote.link.count(1, 0)
             # A file larger than the dataset says would fill the disk beyond its reservation.
             if actual != size:
-                raise DatasetError(
-                    f"{redact(url)} has {actual} bytes, but the dataset says {size}; "
-                    "restore the file or pack the dataset again."
-                )
+                raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
             self._make_room()
             for attempt in range(_CORRUPT_ATTEMPTS):
                 self._download(url, file, size, patient)
@@ -294,7 +299,8 @@ class ShardCache:
                     return lease
                 if attempt + 1 < _CORRUPT_ATTEMPTS:
                     _log.warning("%s arrived damaged and is fetched again.", redact(url))
-            raise _damaged(url, found, sha256)
+            what = f"is damaged: its SHA-256 is {found}, but the dataset says {sha256}"
+            raise self._is_damaged(url, sha256, what)
         finally:
             give_up(part, file)
             if lease is None or not lease.is_of(file):
@@ -361,6 +367,13 @@ class ShardCache:
                 )  # fmt: skip
                 return
 
+    def _is_damaged(self, url: str, sha256: str, what: str) -> DamagedFile:
+        """The error of a file, which is remembered: until it is restored, every fetch would be for nothing."""
+        error = DamagedFile(f"{redact(url)} {what}; restore the file or pack the dataset again.")
+        with self._mutex:
+            self._damaged[sha256] = str(error)
+        return error
+
     @contextlib.contextmanager
     def usable(self) -> Iterator[None]:
         """Translate an OSError into CacheUnusable, and remember it for a while."""
@@ -375,10 +388,3 @@ class ShardCache:
             )
             self._unusable = time.monotonic() + _UNUSABLE_SECONDS, str(error)
             raise error from exc
-
-
-def _damaged(url: str, found: str, sha256: str) -> DatasetError:
-    return DatasetError(
-        f"{redact(url)} is damaged: its SHA-256 is {found}, but the dataset says {sha256}; "
-        "restore the file or pack the dataset again."
-    )

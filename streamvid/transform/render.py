@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
+
 from streamvid.arrays import Bool
 from streamvid.decode.base import Pending, PendingFrames
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
@@ -306,12 +308,14 @@ def _rescued(
         return submit(batch).result()
     except VideoError as error:
         cause = error.with_traceback(None)
-    if rescue is not None:
-        batch = rescue(batch.number, cause)
+    while rescue is not None:
+        before, batch = batch, rescue(batch.number, cause)
         try:
             return submit(batch).result()
-        except VideoError:
-            if last_resort is None:
-                raise
-    assert last_resort is not None
+        except VideoError as error:
+            cause = error.with_traceback(None)
+            if np.array_equal(before.clips, batch.clips) and np.array_equal(before.absent, batch.absent):
+                break  # it is no clip that fails
+    if last_resort is None:
+        raise cause
     return last_resort(batch).result()

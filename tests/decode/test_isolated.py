@@ -9,16 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from streamvid.decode import isolated
 from streamvid.decode.cpu import (
     CrashedDecoderError,
     DamagedClipError,
     StuckDecoderError,
+    decode_frames,
     decode_with_pyav,
     split_at_keyframes,
 )
@@ -171,6 +174,27 @@ def test_a_slice_that_hangs_is_told_from_those_beside_it(tmp_path: Path) -> None
     error = found[stuck]
     assert isinstance(error, StuckDecoderError)
     assert error.clip == str(stuck)
+
+
+def test_a_hang_is_known_long_before_the_deadline_of_a_long_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no further packet. That it goes on is seen by what it reads, whatever frames it gives."""
+    encoded = replace(stored(LONG, tmp_path), name="long")
+    monkeypatch.setattr(isolated, "_TRIED_S", 1.0)
+    stops = threading.Thread(target=_stop_child, args=(set(processes_below(os.getpid())),))
+    stops.start()
+    found = decode_isolated([encoded] * 100, deadline=100_000.0)
+    stops.join()
+    (error,) = (error for error in found if error is not None)
+    assert isinstance(error, StuckDecoderError)
+    memory, reads = os.memfd_create("test"), []
+    with monkeypatch.context() as patch, closing(os.fdopen(memory)):
+        patch.setattr(isolated.os, "pread", lambda *place: reads.append(place))
+        last = stored(LONG, tmp_path, [119])
+        assert len(list(decode_frames(last, context=isolated._AliveContext(memory)))) == 1
+    assert reads == [(memory, 1, 0)] * len(last.sizes)
+    assert len(last.sizes) > 10
 
 
 def _stop_child(others: set[int]) -> None:

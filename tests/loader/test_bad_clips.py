@@ -625,6 +625,33 @@ def test_a_damaged_copy_in_the_cache(whole: Path, tmp_path: Path) -> None:
             assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
 
 
+@pytest.mark.parametrize("change", ["a bit", "cut off"])
+def test_a_damaged_shard_in_a_bucket_costs_its_damaged_clips(whole: Path, tmp_path: Path, change: str) -> None:
+    """It is not what dataset.json says, so the cache takes no copy: it is read where it is, and fetched but once."""
+    opened = sv.Dataset.open(whole)
+    shutil.copytree(whole, tmp_path / "set")
+    bad = int(opened.rows(1).stop - 1)
+    path = Path(opened.shard_path(1)).relative_to(whole)
+    data = bytearray((tmp_path / "set" / path).read_bytes())
+    at = int(opened.clips.mp4_offset[bad] + opened.index(bad).offset[0])
+    data[at] ^= 1
+    (tmp_path / "set" / path).write_bytes(data if change == "a bit" else data[:at])
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "set"), f"/{tmp_path.name}", recursive=True)
+    frames = sv.Frames([0, 1, 2])
+    expected = samples(epochs(loader(whole, tmp_path, sampling=frames)))
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "fetch": "shards", "sampling": frames}
+    with loader(f"memory://{tmp_path.name}", tmp_path, **options) as one:
+        assert_good_ones(samples(epochs(one)), expected, {bad})
+        assert [clip.row for clip in one.stats().bad] == [bad]
+    # Where nothing is to be checked, the shard as a whole is, as ever.
+    with (
+        loader(f"memory://{tmp_path.name}", tmp_path / "no", **options, checksum=None) as one,
+        pytest.raises(DatasetError, match="restore the file"),
+    ):
+        epochs(one)
+
+
 def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:
     """A shard that is gone ends the run as ever, and no clip is called bad."""
     shutil.copytree(whole, tmp_path / "set")

@@ -132,18 +132,26 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def reseal(folder: Path) -> None:
-    """Make dataset.json agree with the files again, so that only what lies deeper is wrong."""
+def reseal(folder: Path, *, tars: bool = True) -> None:
+    """Make dataset.json agree with the files again, so that only what lies deeper is wrong.
+
+    Args:
+        folder: of the dataset.
+        tars: False: not with its tars, and their sizes.
+    """
     manifest = json.loads((folder / "dataset.json").read_text())
     for shard in manifest["shards"]:
-        for extension in SHARD_EXTENSIONS:
-            data = (folder / "shards" / f"{shard['name']}.{extension}").read_bytes()
+        for extension in SHARD_EXTENSIONS if tars else ("packets", "parquet"):
+            path = folder / "shards" / f"{shard['name']}.{extension}"
+            if not path.exists():
+                continue  # of videos in place there is no tar
+            data = path.read_bytes()
             prefix = "" if extension == "tar" else f"{extension}_"
             shard[f"{prefix}sha256"] = hashlib.sha256(data).hexdigest()
             if extension in ("tar", "packets"):
                 shard[f"{prefix}bytes"] = len(data)
     manifest.pop("tables", None)
-    manifest["bytes"] = sum(shard["bytes"] for shard in manifest["shards"])
+    manifest["bytes"] = sum(shard.get("bytes", 0) for shard in manifest["shards"])
     (folder / "dataset.json").write_text(json.dumps(manifest))
 
 
