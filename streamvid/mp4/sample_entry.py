@@ -106,3 +106,38 @@ def visual_sample_description(entry: bytes, configuration: bytes, *, width: int,
     # data_reference_index; width, height; 72 dpi both ways; frame_count; compressorname; depth.
     fields = struct.pack(">H16xHHIIIH32sHH", 1, width, height, 72 << 16, 72 << 16, 0, 1, bytes(32), 24, 0xFFFF)
     return full_box(b"stsd", be32([1]), box(entry, bytes(6), fields, configuration))
+
+
+def codec_of_esds(payload: bytes) -> str:
+    """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.5 and 7.2.6.6); "" for
+    others, and if the box is not as usual."""
+    kinds = {0x20: "mpeg4", 0x6C: "mjpeg"}
+    at = 4
+    found = []
+    for tag, skipped in ((3, 3), (4, 1)):
+        if payload[at : at + 1] != bytes([tag]):
+            return ""
+        at += 1
+        while payload[at] & 0x80:  # a length of several bytes
+            at += 1
+        at += 1
+        found = list(payload[at : at + skipped])
+        if tag == 3 and found[-1] & 0xE0:  # streamDependenceFlag, URL_Flag, OCRstreamFlag
+            return ""
+        at += skipped
+    return kinds.get(found[0], "")
+
+
+def mjpeg_sample_description(stsd: bytes) -> bytes:
+    """The sample description of Motion JPEG in an MP4, for that of a MOV file (`jpeg`)."""
+    decoder = bytes([4, 13, 0x6C, 0x11]) + bytes(11)  # video stream; no buffer size and bit rates
+    esds = full_box(b"esds", bytes([3, 3 + len(decoder) + 3, 0, 0, 0]) + decoder + bytes([6, 1, 2]))
+    kept = [
+        stsd[at - 8 : end] for kind, at, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)) if kind in _SHOWN
+    ]
+    width, height = coded_size(stsd)
+    return visual_sample_description(b"mp4v", b"".join([esds, *kept]), width=width, height=height)
+
+
+_SHOWN: Final = (b"pasp", b"colr", b"fiel")
+"""Boxes of a sample entry that say how pictures are shown."""

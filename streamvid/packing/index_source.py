@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from streamvid.errors import VideoError
-from streamvid.mp4.reader import NeedsDemuxerError
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.accept import find_clip_damage
 from streamvid.packing.frame_spans import FrameSpan, no_clip, source_spans, span_columns
 from streamvid.packing.images import is_sequence

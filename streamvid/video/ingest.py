@@ -23,8 +23,9 @@ from streamvid.bitstream import hevc, packet_info
 from streamvid.bitstream.nal import head_of_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.checksum import crc32c
-from streamvid.mp4.reader import NeedsDemuxerError, VideoTrack, read_track
+from streamvid.mp4.reader import VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import ClipTimes, build_clip
 from streamvid.video.probe import FrameFormat, probe_packet
@@ -123,14 +124,15 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
         OSError, DatasetError: it cannot be read.
     """
     try:
-        found = _look_at_packets(read_track(file), read)
+        found = _look_at_packets(read_track(file, more=True), read)
         track, pts = found.track, found.times.pts
         order = np.empty(len(pts), dtype=np.int64)
         order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
         anchor = np.maximum.accumulate(np.where(track.sync, np.arange(len(pts)), 0))
         leading = pts < pts[anchor]
+        hides = track.codec == "vp9"  # there may be non-displayed pictures in any of its packets
         kinds = [
-            PacketKind(random_access=access, skipped_leading=behind, order=rank)
+            PacketKind(random_access=access, skipped_leading=behind, order=rank, show_existing=hides, superframe=hides)
             for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
         ]
         return found.clip(name, kinds, track.offset, [-1] * len(pts))
@@ -226,7 +228,7 @@ def _clip_times(track: VideoTrack) -> ClipTimes:
         pts=track.pts,
         size=track.size,
         keyframe=track.sync,
-        hidden=np.zeros(len(track.pts), dtype=bool),
+        hidden=track.hidden,
         last_duration=track.last_duration,
         time_base=(1, track.timescale),
     )

@@ -26,7 +26,7 @@ from streamvid.mp4.boxes import box, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
-from streamvid.video.codec_context import bare_context, padded_packet
+from streamvid.video.codec_context import bare_context, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 
@@ -268,7 +268,10 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     Raises:
         ValueError: it does not decode to a frame by itself, or to one that is too large, or askew.
     """
-    context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
+    if not track.configuration:  # it is part of what FFmpeg's demuxer reads
+        context = open_context(track.stsd, 0)
+    else:
+        context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
     context.options = {"skip_loop_filter": "all"}  # pixels do not matter here
     # The container's matrix and range hold where the bitstream has none.
     if track.matrix is not None:
@@ -277,8 +280,9 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
         context.color_range = 2 if track.full_range else 1
     frames = context.decode(padded_packet(packet)) or context.decode(None)
     found = _frame_format(frames[0] if frames else None)
-    # As FFmpeg does it, the bitstream's own (a SEI) counts where the container has none.
-    return replace(found, rotation=track.rotation or found.rotation), context.profile or ""
+    # As FFmpeg does it, the bitstream's own (a SEI, or EXIF) counts where the container has none.
+    own = jpeg.rotation(packet) if track.codec == "mjpeg" else found.rotation
+    return replace(found, rotation=track.rotation or own), context.profile or ""
 
 
 _DECODERS: Final = {"av1": "libdav1d"}

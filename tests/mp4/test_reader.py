@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import ROTATIONS, iter_boxes
-from streamvid.mp4.reader import NeedsDemuxerError, read_track
+from streamvid.mp4.reader import read_track
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -24,10 +25,11 @@ from tools.clips import Recipe
 
 
 @cache
-def made() -> tuple[bytes, TemporaryDirectory[str]]:
-    """A file that is read by its tables, with sound, many chunks, and B-frames."""
+def made(*flags: str) -> tuple[bytes, TemporaryDirectory[str]]:
+    """A file that is read by its tables, with sound, many chunks, and B-frames; `flags` of FFmpeg's muxer."""
     folder = TemporaryDirectory()
-    recipe = Recipe(width=96, height=64, frames=60, gop=20, audio=True, b_frames=2)
+    muxer = (("movflags", "+".join(flags)),) if flags else ()
+    recipe = Recipe(width=96, height=64, frames=60, gop=20, audio=True, b_frames=2, muxer=muxer)
     return write(recipe, Path(folder.name) / "a.mp4").read_bytes(), folder
 
 
@@ -170,13 +172,15 @@ def outcome(store: Callable[[Path, Path], StoredClip], source: Path, folder: Pat
         return str(error)
 
 
+@pytest.mark.parametrize("flags", [(), ("frag_keyframe", "default_base_moof")], ids=["tables", "fragments"])
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_headers_with_any_damage(data: st.DataObject) -> None:
+def test_headers_with_any_damage(flags: tuple[str, ...], data: st.DataObject) -> None:
     """Nothing but NeedsDemuxerError is raised; packets of files that are read nevertheless lie within the file."""
-    original, folder = made()
+    original, folder = made(*flags)
     changed = bytearray(original)
-    start, end = find(changed, b"moov")
+    boxes = [(start, end) for kind, start, end in iter_boxes(changed, 0, len(changed)) if kind in (b"moov", b"moof")]
+    start, end = data.draw(st.sampled_from(boxes))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(start - 8, end - 4))
         value = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0xFF, 0x80]) | st.integers(0, 255))
@@ -186,10 +190,10 @@ def test_headers_with_any_damage(data: st.DataObject) -> None:
     path.write_bytes(changed)
     with path.open("rb", buffering=0) as file:
         try:
-            track = read_track(file)
+            track = read_track(file, more=data.draw(st.booleans()) or bool(flags))
         except NeedsDemuxerError:
             return
-    assert len(track.pts) == len(track.offset) == len(track.size) == len(track.sync)
+    assert len(track.pts) == len(track.offset) == len(track.size) == len(track.sync) == len(track.hidden)
     assert (track.offset >= 8).all()
     assert (track.offset + track.size <= len(changed)).all()
     assert track.sync[0]

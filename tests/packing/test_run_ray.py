@@ -14,6 +14,7 @@ import pytest
 
 from streamvid.errors import InputError, StreamvidError
 from streamvid.packing import run_ray
+from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.transcode import TranscodeOptions
@@ -70,7 +71,7 @@ def test_a_lost_task_is_reported_with_the_reason() -> None:
         run_ray._result(ray, None)
 
 
-def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> None:
+def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = pack([videos], tmp_path / "here" / "ds", shard_size=SHARD, options=CONVERTED)
     assert len({int(entry.name) // 100 for entry in report.manifest.shards}) >= 4, "too few groups"
     nodes = [cluster.add_node(wait=False, num_cpus=1, object_store_memory=100 << 20) for _ in range(2)]
@@ -102,6 +103,12 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path) -> No
     assert [path.name for path in there.iterdir() if path.name.startswith(".")] == []
     # An engine is no option that decides bytes: what one has finished is there for the other.
     assert pack([videos], there, shard_size=SHARD, options=CONVERTED).was_there
+    # With the node that is left: an index of the same videos is that of one machine, too.
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    index(videos, tmp_path / "indexed" / "ds", fast=True)
+    report = index(videos, tmp_path / "on-ray" / "ds", fast=True, engine="ray", address=cluster.address)
+    assert (report.clips, len(report.rejected)) == (48, 1)
+    assert digests(tmp_path / "on-ray") == digests(tmp_path / "indexed")
 
 
 def test_no_cluster(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

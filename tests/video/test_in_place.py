@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamvid.errors import VideoError
-from streamvid.mp4.reader import NeedsDemuxerError
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.video.frame_index import DISPOSABLE, RANDOM_ACCESS
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables

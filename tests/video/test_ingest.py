@@ -14,8 +14,8 @@ import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError
-from streamvid.mp4.reader import NeedsDemuxerError
 from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source

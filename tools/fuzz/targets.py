@@ -101,7 +101,7 @@ def _mp4(data: bytes) -> None:
             edit_list.read_edit(path, track)
         boxes.find_box(data, b"stsd")
         with path.open("rb", buffering=0) as file:
-            track = read_track(file)
+            track = read_track(file, more=True)
         packet_info.classifier(track.codec, track.stsd)
         sample_entry.coded_size(track.stsd)
 

@@ -1,0 +1,168 @@
+"""Movie fragments of an MP4 (`moof`, ISO/IEC 14496-12, 8.8) as arrays, read strictly; see `streamvid.mp4.reader`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Bool, Int64
+from streamvid.mp4.boxes import iter_boxes
+
+_NOT_SYNC: Final = 0x0101_0000
+"""sample_is_non_sync_sample, and a sample_depends_on of 1 (8.8.3.1)."""
+_TRAF: Final = frozenset((b"tfhd", b"tfdt", b"trun", b"sgpd", b"sbgp", b"subs", b"uuid", b"free"))
+_TRUN_COLUMNS: Final = (0x100, 0x200, 0x400, 0x800)
+"""Flags of sample_duration, sample_size, sample_flags and sample_composition_time_offset, in the order of the table."""
+_MAX_SAMPLES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a track, in decode order.
+
+    Attributes:
+        dts, pts: int64 [samples], in ticks of the track.
+        offset, size: int64 [samples], where in the file, in bytes.
+        sync: bool [samples].
+        end: when the last one is over, in ticks.
+    """
+
+    dts: Int64
+    pts: Int64
+    offset: Int64
+    size: Int64
+    sync: Bool
+    end: int
+
+    @classmethod
+    def join(cls, parts: Sequence[Samples]) -> Samples:
+        """Those of several fragments."""
+        dts, pts, offset, size = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("dts", "pts", "offset", "size")
+        )
+        return cls(dts, pts, offset, size, np.concatenate([part.sync for part in parts]), parts[-1].end)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The track's number, and what `trex` says of its samples: duration, size and flags (8.8.3)."""
+
+    track: int
+    duration: int
+    size: int
+    flags: int
+
+
+def read_defaults(moov: bytes, start: int, end: int, track: int) -> Defaults | None:
+    """What an `mvex` box, whose payload is moov[start:end], says of a track; None if that is nothing, or not sound."""
+    for kind, at, stop in iter_boxes(moov, start, end):
+        if kind == b"trex" and stop - at == 24:
+            number, description, duration, size, flags = struct.unpack_from(">5I", moov, at + 4)
+            if number == track:
+                return Defaults(track, duration, size, flags) if description == 1 else None
+    return None
+
+
+def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Samples | None:
+    """The samples of a track in a fragment; None if it has none.
+
+    Args:
+        moof: the payload of the `moof` box.
+        at: where that box begins in the file.
+        defaults: of the track.
+        clock: when the track's last fragment is over, in ticks.
+
+    Raises:
+        ValueError: it is damaged, or has what is not read here.
+        struct.error, IndexError: a box is too short.
+    """
+    found: list[Samples] = []
+    others = 0
+    for kind, start, end in iter_boxes(moof, 0, len(moof)):
+        if kind != b"traf":
+            continue
+        boxes = list(iter_boxes(moof, start, end))
+        _require((boxes[-1][2] if boxes else start) == end and boxes[0][0] == b"tfhd", "a fragment's broken box")
+        _require({one[0] for one in boxes} <= _TRAF, "a fragment that is encrypted, or with more in it")
+        (head, own) = boxes[0][1], struct.unpack_from(">I", moof, boxes[0][1] + 4)[0] == defaults.track
+        if own:
+            _require(not found, "several parts of a track in a fragment")
+            found += _track_fragment(moof, at, boxes, head, defaults, clock, alone=not others)
+        others += 1
+    return Samples.join(found) if found else None
+
+
+def _track_fragment(
+    moof: bytes,
+    at: int,
+    boxes: Sequence[tuple[bytes, int, int]],
+    head: int,
+    defaults: Defaults,
+    clock: int,
+    *,
+    alone: bool,
+) -> list[Samples]:
+    """The samples of one `traf` (8.8.6 to 8.8.8); `alone` if none comes before it."""
+    flags = struct.unpack_from(">I", moof, head)[0] & 0xFFFFFF
+    fields = struct.Struct(
+        ">" + "".join(kind for bit, kind in zip((1, 2, 8, 16, 32), "QIIII", strict=True) if flags & bit)
+    )
+    values = iter(fields.unpack_from(moof, head + 8))
+    base = next(values) if flags & 1 else at
+    _require(bool(flags & 1) or bool(flags & 0x20000) or alone, "a fragment that lies behind another")
+    _require(not flags & 2 or next(values) == 1, "a fragment of another description")
+    usual = [
+        next(values) if flags & bit else default
+        for bit, default in ((8, defaults.duration), (16, defaults.size), (32, defaults.flags))
+    ]
+    for kind, start, _ in boxes:
+        if kind == b"tfdt":  # the decode time of the first sample
+            (clock,) = struct.unpack_from(">Q" if moof[start] else ">I", moof, start + 4)
+            _require(clock < 1 << 62, "a time out of range")
+    found = []
+    following = base
+    for kind, start, end in boxes:
+        if kind != b"trun":
+            continue
+        flags, count = struct.unpack_from(">II", moof, start)
+        version, flags = flags >> 24, flags & 0xFFFFFF
+        place = start + 8
+        if flags & 1:
+            following = base + struct.unpack_from(">i", moof, place)[0]
+            place += 4
+        first_flags = None
+        if flags & 4:
+            (first_flags,) = struct.unpack_from(">I", moof, place)
+            place += 4
+        columns = [bit for bit in _TRUN_COLUMNS if flags & bit]
+        _require(
+            count <= _MAX_SAMPLES and place + 4 * count * len(columns) == end, "a run that is not as long as it says"
+        )
+        if not count:
+            continue
+        table = np.frombuffer(moof, ">u4", count * len(columns), place).reshape(count, len(columns)).astype(np.int64)
+        duration, size, sample_flags = (
+            table[:, columns.index(bit)] if bit in columns else np.full(count, default, dtype=np.int64)
+            for bit, default in zip(_TRUN_COLUMNS, usual, strict=False)
+        )
+        shift = table[:, columns.index(0x800)] if 0x800 in columns else np.zeros(count, dtype=np.int64)
+        if first_flags is not None:
+            sample_flags = np.concatenate([[first_flags], sample_flags[1:]])
+        ends = np.cumsum(duration)
+        dts = clock + ends - duration
+        # Version 0 has unsigned offsets, and some files have negative ones there all the same.
+        shift = np.where(shift >= 1 << 31, shift - (1 << 32), shift) if version or (shift >= 1 << 31).any() else shift
+        clock += int(ends[-1])
+        offset = following + np.cumsum(size) - size
+        following = int(offset[-1] + size[-1])
+        found.append(Samples(dts, dts + shift, offset, size, (sample_flags & _NOT_SYNC) == 0, clock))
+    return found
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
