@@ -20,7 +20,8 @@
 
   const filters = new Map(); // column number → function of a row
   let matching = [], sortedBy = null, page = 0;
-  let shown = columns.map((_, n) => n).slice(0, SHOWN);
+  const filled = columns.flatMap((column, n) => (column.values.some((value) => value !== null) ? [n] : []));
+  let shown = filled.slice(0, SHOWN);
 
   const apply = () => {
     const tests = [...filters.values()].filter((test) => test !== null);
@@ -161,7 +162,7 @@
     }));
   });
 
-  const named = (name) => columns.findIndex((column) => column.name === name);
+  const named = (name) => filled.find((n) => columns[n].name === name) ?? -1;
   ["key", named("class") < 0 ? "label" : "class", "seconds", "codec"].map(named).filter((n) => n >= 0).forEach(control);
   document.querySelectorAll(".scripted").forEach((part) => { part.hidden = false; });
   apply();

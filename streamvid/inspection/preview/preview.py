@@ -93,7 +93,8 @@ def preview(
     samples = SampleSet.open(
         Subset(dataset, where=where), sampling=sampling, transform=transform, columns=(), seed=seed
     )
-    rows = np.setdiff1d(select_rows(dataset, where=where), dataset.forgotten, assume_unique=True)
+    rows = select_rows(dataset, where=where)
+    rows = rows[~np.isin(rows, dataset.forgotten)]
     random = np.random.default_rng(seed)
     strips, full = _strips(samples, clips, random, progress=progress)
     table = make_table(dataset, rows, [strip.row for strip in strips], random)
@@ -127,7 +128,8 @@ def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, prog
     """Strips of that many clips, in the order of rows, and whether the page has room for no more."""
     (pool,) = samples.pools.pools
     rows = rows_of(pool.sample_ids)
-    there = np.setdiff1d(rows, samples.pools.excluded)
+    there = samples.pools.rows()
+    there = there[~np.isin(there, samples.pools.excluded)]
     chosen = random.choice(there, min(count, len(there)), replace=False)
     first, end = np.searchsorted(rows, chosen), np.searchsorted(rows, chosen, side="right")
     ids = pool.sample_ids[first + (random.random(len(chosen)) * (end - first)).astype(np.int64)].tolist()
