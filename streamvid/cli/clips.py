@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from streamvid.cli.output import FAILED, SHOWN, add_revision, add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, add_choice, add_revision, add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, format_duration, printable
@@ -48,7 +48,7 @@ def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command = commands.add_parser("extract", help=what, description=f"{what.capitalize()}.")
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
     command.add_argument("folder", metavar="FOLDER", help="for KEY.mp4 and KEY.json")
-    command.add_argument("key", nargs="*", metavar="KEY", help="of a clip; default: all clips")
+    command.add_argument("key", nargs="*", default=(), metavar="KEY", help="of a clip; default: all clips")
     add_choice(command)
     command.add_argument("--overwrite", action="store_true", help="replace files of these names")
     command.add_argument("--workers", type=int, metavar="N", help="clips read at the same time; default 8")
@@ -73,14 +73,6 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
     add_roots(command)
     command.set_defaults(run=_diff)
-
-
-def add_choice(command: argparse.ArgumentParser) -> None:
-    """Add the options by which clips are chosen."""
-    command.add_argument("--where", metavar="CONDITION", help="such as 'seconds >= 2 and \"dog\" in caption'")
-    command.add_argument(
-        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
-    )
 
 
 def _open(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:

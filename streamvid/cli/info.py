@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
+from streamvid.cli.calls import sampler_of
 from streamvid.cli.output import SHOWN, add_revision, add_roots, console
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
@@ -107,8 +108,6 @@ def _sampling(arguments: argparse.Namespace) -> FrameSampler | None:
         return _window(arguments)
     if arguments.frames is not None:
         raise InputError("--frames is a sampling, too: give --sampling alone")
-    from streamvid.sampling.named import sampler_of
-
     return sampler_of(arguments.sampling)
 
 

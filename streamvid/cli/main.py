@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: wrong options (2), --help or --version (0), SIGTERM (143).
     """
+    _open_streams()
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="streamvid: %(message)s", stream=sys.stderr, force=True)
     # Of other libraries the warnings alone: their details are long, and botocore's hold what should not be logged.
@@ -90,6 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
+
+
+def _open_streams() -> None:
+    """Open the null device in the place of standard streams that are closed, as some daemons start programs: the next
+    file that is opened would get its number, and what libraries print would go there."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the least number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _parser() -> argparse.ArgumentParser:

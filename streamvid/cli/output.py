@@ -50,6 +50,14 @@ def fail(text: str, code: int) -> int:
     return code
 
 
+def add_choice(command: argparse.ArgumentParser) -> None:
+    """Add the options by which clips are chosen."""
+    command.add_argument("--where", metavar="CONDITION", help="such as 'seconds >= 2 and \"dog\" in caption'")
+    command.add_argument(
+        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
+    )
+
+
 def add_revision(command: argparse.ArgumentParser) -> None:
     """Add the option --revision of commands that read a dataset."""
     command.add_argument("--revision", type=int, metavar="N", help="of the dataset; default: the newest")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.calls import parse_call
-from streamvid.cli.output import add_revision, add_roots, console
+from streamvid.cli.calls import sampler_of, transform_of
+from streamvid.cli.output import add_choice, add_revision, add_roots, console
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, printable
-
-_SAMPLING = "Uniform(8)"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,10 +20,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("dataset", metavar="DATASET", help="folder or URL")
     command.add_argument("--out", default="preview.html", metavar="FILE", help="default: %(default)s")
     command.add_argument("--clips", type=int, default=48, metavar="N", help="clips whose frames are shown; default 48")
-    command.add_argument("--where", metavar="CONDITION", help="clips to show, such as 'seconds > 5 and label != 3'")
+    add_choice(command)
     command.add_argument(
         "--sampling",
-        default=_SAMPLING,
+        default="Uniform(8)",
         metavar="SAMPLER",
         help="which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
     )
@@ -44,31 +42,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    import streamvid as sv
+    sampling = sampler_of(arguments.sampling)
+    transform = None if arguments.transform is None else transform_of(arguments.transform)
     from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.preview.preview import preview
 
-    samplers = (
-        "All",
-        "ByClip",
-        "Frames",
-        "Keyframes",
-        "MultiRate",
-        "RandomFrames",
-        "TiledWindows",
-        "Uniform",
-        "Window",
-    )
-    sampling = parse_call(arguments.sampling, {name: getattr(sv, name) for name in samplers}, "--sampling")
-    transform = arguments.transform
-    if transform is not None:
-        transform = parse_call(transform, {"Transform": sv.Transform}, "--transform")
+    options = {"roots": arguments.roots, "revision": arguments.revision}
     report = preview(
-        Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=arguments.revision),
+        Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, **options),
         arguments.out,
         sampling=sampling,
         transform=transform,
         where=arguments.where,
+        keys=arguments.keys,
         clips=arguments.clips,
         seed=arguments.seed,
         progress=True,

@@ -311,3 +311,19 @@ def test_info_fits_its_terminal(folder: Path, columns: int) -> None:
     # A bar and its count are on one line.
     assert any(re.search(r"\d  #+ \d+$", line) for line in lines), lines
     assert not any(re.fullmatch(r"\s*#+( \d+)?", line) for line in lines), lines
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "2>&-"])
+def test_with_closed_streams(folder: Path, closed: str) -> None:
+    """As some daemons start programs. The next files that are opened must not take their numbers."""
+    command = [sys.executable, "-m", "streamvid.cli.main", "info", str(folder / "ds")]
+    shell = ["bash", "-c", f'exec "$@" {closed}', "streamvid", *command]
+    ended = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ("frames" in ended.stdout) == (closed == "2>&-")
+
+
+def test_what_may_be_left_out_is_not_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["extract", str(folder / "ds")])
+    assert "required: FOLDER;" in capsys.readouterr().err

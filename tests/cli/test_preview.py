@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import streamvid as sv
-from streamvid.cli.calls import parse_call
+from streamvid.cli.calls import sampler_of
 from streamvid.cli.main import main
 from streamvid.errors import InputError
 from tests.support.bad_clips import make_dataset
 from tests.support.packed import packing_inline
-
-SAMPLERS: dict[str, Any] = {"Window": sv.Window, "Uniform": sv.Uniform, "MultiRate": sv.MultiRate, "All": sv.All}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def test_it_writes_a_page(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--sampling", "Window(16"], "--sampling as in Python"),
+        (["--sampling", "Window(16"], "write it as in Python"),
         (["--sampling", "Windw(16)"], "did you mean 'Window'?"),
         (["--sampling", "Window(frame=16)"], "Window has no argument 'frame'"),
         (["--sampling", "Window()"], "--sampling: "),
@@ -83,7 +80,7 @@ def test_errors_are_one_sentence(
     ],
 )
 def test_calls(text: str, made: object) -> None:
-    assert parse_call(text, SAMPLERS, "--sampling") == made
+    assert sampler_of(text) == made
 
 
 @pytest.mark.parametrize(
@@ -110,4 +107,4 @@ def test_calls(text: str, made: object) -> None:
 )
 def test_nothing_else_is_evaluated(text: str) -> None:
     with pytest.raises(InputError, match="--sampling"):
-        parse_call(text, SAMPLERS, "--sampling")
+        sampler_of(text)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import streamvid as sv
+from streamvid.cli.calls import sampler_of
 from streamvid.cli.main import main
 from streamvid.inspection.sampling_cost import epoch_cost
 from streamvid.packing.pack import pack
-from streamvid.sampling.named import sampler_of
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.packed import packing_inline
@@ -97,12 +97,12 @@ def test_the_command_says_it(packed: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--sampling", "Windoww(2)"], "is no sampling"),
-        (["--sampling", "__import__('os').system('true')"], "is no sampling"),
+        (["--sampling", "Windoww(2)"], "did you mean 'Window'"),
+        (["--sampling", "__import__('os').system('true')"], "--sampling knows no"),
         (["--sampling", "Window(2, fsp=3)"], "Window"),
-        (["--sampling", "Window"], "is no sampling"),
+        (["--sampling", "Window"], "--sampling: "),
         (["--sampling", "Window(-1)"], "frames"),
-        (["--sampling", "Window(" + "(" * 9999], "is no sampling"),
+        (["--sampling", "Window(" + "(" * 9999], "as in Python"),
         (["--sampling", "All()", "--frames", "3"], "give --sampling alone"),
         (["--cost"], "is of a sampling"),
         (["--sampling", "All()", "--cost", "1"], "two prices"),

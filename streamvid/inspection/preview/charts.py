@@ -16,7 +16,8 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import is_number
 from streamvid.errors import StreamvidError
 from streamvid.inspection.describe import Counts, frame_sizes, histogram
-from streamvid.inspection.preview.columns import BYTES, GOP, read_column
+from streamvid.inspection.listing import SIZE
+from streamvid.inspection.preview.columns import GOP, read_column
 from streamvid.text import displayable, format_bytes, format_count
 
 _BARS: Final = 12
@@ -29,7 +30,7 @@ _TITLES: Final = {
     "seconds": "Length in seconds",
     "fps": "Rate: frames per second",
     GOP: "GOP: packets per random access",
-    BYTES: "File size",
+    SIZE: "File size",
     "codec": "Codec",
 }
 _LABEL, _BAR, _ROW, _WIDTH = 134, 125, 20, 340
@@ -64,7 +65,7 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
     charts: list[Chart] = []
     own = [name for name in dataset.columns.names if name not in dataset.columns.built_in]
     label = "class" if "class" in dataset.columns.names else "label"
-    for name in ("seconds", "", "fps", GOP, BYTES, "codec", label, *own):
+    for name in ("seconds", "", "fps", GOP, SIZE, "codec", label, *own):
         if len(charts) == len(_TITLES) + 2 + _MORE:
             break
         if not name:
@@ -96,7 +97,7 @@ def _chart(title: str, array: pa.Array) -> Chart | None:
                 return Chart(title, tuple(zip(map(str, each.tolist()), counts.tolist(), strict=True)), none)
         bars = histogram(finite.astype(np.float64))
         pairs = zip(bars.edges[:-1], bars.edges[1:], strict=True)
-        text = (lambda edge: format_bytes(round(edge))) if title == _TITLES[BYTES] else _short
+        text = (lambda edge: format_bytes(round(edge))) if title == _TITLES[SIZE] else _short
         names = [f"{text(low)} to {text(high)}" if low < high else text(low) for low, high in pairs]
         return Chart(title, tuple(zip(names, bars.counts, strict=True)), none)
     if pa.types.is_boolean(array.type) or pa.types.is_large_string(array.type):

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import is_number
+from streamvid.inspection.listing import SIZE
 from streamvid.text import displayable
 
 _FEW: Final = 30
@@ -24,8 +25,8 @@ _EXACT: Final = 1 << 53
 _ITEMS: Final = 16
 """Elements of a list that are shown."""
 _FIRST: Final = ("key", "class", "label", "seconds", "upright_width", "upright_height", "fps", "frames", "codec")
-GOP, BYTES = "packets per random access", "bytes"
-"""Columns that a preview has beside the dataset's."""
+GOP: Final = "packets per random access"
+"""A column that a preview has beside the dataset's, as it has `SIZE`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def column_names(dataset: ClipSource) -> list[str]:
     first = [name for name in _FIRST if name in names]
     own = [name for name in names if name not in built_in]
     rest = [name for name in built_in if name not in first]
-    return [*first, GOP, BYTES, *own, *rest]
+    return [*first, GOP, SIZE, *own, *rest]
 
 
 def read_column(dataset: ClipSource, name: str) -> pa.Array:
@@ -68,7 +69,7 @@ def read_column(dataset: ClipSource, name: str) -> pa.Array:
     clips = dataset.clips
     if name == GOP:
         return pa.array(clips.packets / np.maximum(clips.random_access, 1))
-    if name == BYTES and BYTES not in dataset.columns.built_in:
+    if name == SIZE:
         return pa.array(clips.mp4_size)
     return dataset.columns.get(name)
 

@@ -11,7 +11,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import integer
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.selection import select_rows
+from streamvid.inspection.listing import delivered
 from streamvid.inspection.preview.charts import dataset_charts, svg
 from streamvid.inspection.preview.draw import draw_strips
 from streamvid.inspection.preview.page import (
@@ -66,6 +66,7 @@ def preview(
     sampling: FrameSampler,
     transform: Transform | None = None,
     where: str | None = None,
+    keys: str | None = None,
     clips: int = 48,
     seed: int = 0,
     progress: bool = False,
@@ -76,7 +77,7 @@ def preview(
         dataset: an open one, a folder or a URL.
         out: the file or URL; a page that streamvid has written there is replaced.
         sampling, transform: what strips show, in epoch 0.
-        where: a condition on columns that clips must fit.
+        where, keys: which clips, as of `streamvid.Subset`; default: all.
         clips: how many have strips, drawn at random.
         seed: of that, and of what sampling and transform draw.
         progress: whether to show a progress bar.
@@ -91,10 +92,9 @@ def preview(
     if not isinstance(dataset, Dataset):
         dataset = Dataset.open(dataset, retry_for=COMMAND_SECONDS)
     samples = SampleSet.open(
-        Subset(dataset, where=where), sampling=sampling, transform=transform, columns=(), seed=seed
+        Subset(dataset, where=where, keys=keys), sampling=sampling, transform=transform, columns=(), seed=seed
     )
-    rows = select_rows(dataset, where=where)
-    rows = rows[~np.isin(rows, dataset.forgotten)]
+    rows = delivered(dataset, where=where, keys=keys)
     random = np.random.default_rng(seed)
     strips, full = _strips(samples, clips, random, progress=progress)
     table = make_table(dataset, rows, [strip.row for strip in strips], random)
