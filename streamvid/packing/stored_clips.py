@@ -84,6 +84,7 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
             place=place,
         )
 
+    source.indexes(range(len(clips)))  # read together, and kept
     if source.is_local:
         return [prepare(row) for row in range(len(clips))]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:

@@ -66,6 +66,23 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert set(json.loads(capsys.readouterr().out)["changed"]) == {"slow", "top"}
 
 
+def test_revisions(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = str(tmp_path / "ds")
+    with packing_inline():
+        assert main(["pack", str(folder / "in/b"), new, "--for", "any"]) == 0
+        assert main(["pack", str(folder / "in/a"), new, "--for", "any", "--append"]) == 0
+    capsys.readouterr()
+    assert main(["diff", new, "--revision", "0"]) == 1
+    assert capsys.readouterr().out.splitlines() == ["2 added, 0 removed, 0 changed, 2 the same", "+ one", "+ two"]
+    assert main(["diff", new, "--revision", "1", "--revision", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == ["- one", "- two"]
+    assert main(["diff", new, "--revision", "1"]) == 0
+    assert main(["ls", new, "--revision", "0", "--columns", "key"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["extract", new, str(tmp_path / "out"), "--revision", "0"]) == 0
+    assert len(list((tmp_path / "out").glob("*.mp4"))) == 2
+
+
 def test_duplicates(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.mp4").write_bytes((folder / "in/slow.mp4").read_bytes())
@@ -90,6 +107,8 @@ def test_duplicates(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["extract", "ds", "out", "slow", "--keys", "list.csv"], "leave out --keys"),
         (["extract", "ds", "list.csv"], "cannot make the folder"),
         (["diff", "ds", "nowhere"], "no dataset at nowhere"),
+        (["diff", "ds"], "two things are compared"),
+        (["diff", "ds", "--revision", "3"], "there is no revision 3"),
     ],
 )
 def test_errors_are_one_sentence(
