@@ -10,9 +10,12 @@ from streamvid.cli.output import add_revision, add_roots, console, parse_size
 from streamvid.cli.pack import print_summary
 from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
+from streamvid.storage.url import redact
+from streamvid.text import printable
 
 if TYPE_CHECKING:
     from streamvid.dataset.dataset import Dataset
+    from streamvid.packing.report import PackReport
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,7 +102,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         overwrite=arguments.overwrite,
     )
-    print_summary(report, "merged")
+    _print(report, "merged")
     return 0
 
 
@@ -123,11 +126,18 @@ def _split(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
     )
     for report in reports.values():
-        print_summary(report, "split off")
+        _print(report, "split off")
     rest = len(dataset) - len(dataset.forgotten) - sum(report.manifest.clips for report in reports.values())
     if rest:
         console().print(f"{rest:,} of {len(dataset):,} clips are in no part")
     return 0
+
+
+def _print(report: PackReport, done: str) -> None:
+    """Say what was done, and what the new dataset reads."""
+    print_summary(report, done)
+    if report.manifest.roots:
+        console().print(f"  its videos stay in {printable(', '.join(map(redact, report.manifest.roots)))}")
 
 
 def _named(given: Sequence[str], option: str, example: str) -> dict[str, str]:

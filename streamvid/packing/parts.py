@@ -87,12 +87,15 @@ def parts_by_keys(
     """The same by lists of keys, or files of them.
 
     Raises:
-        InputError: a key is in no clip or in two parts, a file cannot be read, a part is empty.
+        InputError: a key is in no clip, in a forgotten one, or in two parts, a file cannot be read, a part is empty.
     """
     parts: dict[str, Int64] = {}
     taken = np.full(len(dataset), -1, dtype=np.int64)
     for number, (name, given) in enumerate(keys.items()):
         chosen = select_rows(dataset, keys=given)
+        gone = np.setdiff1d(chosen, rows)
+        if len(gone):
+            raise InputError(f"clip {dataset.key(int(gone[0]))!r} is forgotten: leave its key out of {name!r}")
         twice = chosen[taken[chosen] >= 0]
         if len(twice):
             other = list(keys)[taken[twice[0]]]
@@ -100,7 +103,7 @@ def parts_by_keys(
                 f"the clip {dataset.key(int(twice[0]))!r} is in the parts {other!r} and {name!r}: leave it in one"
             )
         taken[chosen] = number
-        parts[_checked_name(name)] = np.intersect1d(chosen, rows)
+        parts[_checked_name(name)] = chosen
     return _checked(parts)
 
 

@@ -239,4 +239,6 @@ def _merged_keys(source: ConcatDataset, rows: Int64, *, prefix: bool) -> list[st
 
 def _prefixed(name: str, key: str) -> str:
     whole = f"{name}-{key}"
-    return whole if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{KEY_MAX}}}", whole) else longer_keys(whole)[0]
+    return (
+        whole if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{KEY_MAX}}}", whole) else longer_keys(f"{whole}.")[0]
+    )  # it has no extension

@@ -32,7 +32,9 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, new = str(folder / "a"), str(folder / "b"), tmp_path / "new"
     assert main(["merge", a, b, str(new)]) == 0
-    assert "merged 4 clips (37 frames, " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "merged 4 clips (37 frames, " in out
+    assert f"its videos stay in {a}, {b}\n" in out
     assert main(["merge", a, b, str(new)]) == 0
     assert capsys.readouterr().out.startswith("nothing to do: ")
     assert main(["reshard", str(new), str(tmp_path / "packed"), "--shard-size", "8kB", "--shuffle", "--seed", "3"]) == 0

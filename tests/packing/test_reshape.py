@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamvid as sv
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.manifest import Overlay
-from streamvid.dataset.revisions import changing, publish_revision
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.inspection.difference import diff
 from streamvid.inspection.verify import verify
@@ -193,28 +190,40 @@ def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path) -> 
             reshard(made / "one", tmp_path / "new", **QUIET)
 
 
-def test_forgotten_clips_and_new_columns(made: Path, tmp_path: Path) -> None:
+def test_forgotten_clips_and_new_columns(made: Path, indexed: Path, tmp_path: Path) -> None:
     """What revisions have changed is in the new dataset as if it had been packed so."""
     shutil.copytree(made / "one", tmp_path / "old")
-    score = pa.array([[1.0, 2.0]] * 5 + [None], pa.list_(pa.float32(), 2))
-    columns = {"score": score, "note": pa.array(["é\n", None] * 3), "n": pa.array(range(6), pa.int16())}
-    pq.write_table(pa.table(columns), tmp_path / "columns-1.parquet")
-    with changing(tmp_path / "old") as base:
-        data = (tmp_path / "columns-1.parquet").read_bytes()
-        overlay = Overlay(
-            "columns-1.parquet", hashlib.sha256(data).hexdigest(), len(data), 6,
-            (("score", "list<float>[2]"), ("note", "string"), ("n", "int16")),
-        )  # fmt: skip
-        publish_revision(base, replace(base.manifest, overlays=(overlay,)), {"columns-1.parquet": data})
-    old = without(Dataset.open(tmp_path / "old"), 1)
-    reshard(old, tmp_path / "new", **QUIET)
-    whole(tmp_path / "new")
-    new = Dataset.open(tmp_path / "new")
-    assert new.manifest.overlays == ()
-    assert not diff(old, new)
-    assert types(tmp_path / "new") | {"meta_n": "int16"} == types(tmp_path / "new")
-    assert new.columns.get("score").type == pa.list_(pa.float32(), 2)
-    assert "note" not in json.loads(new.clips.meta[4])
+    keys = list(Dataset.open(made / "one").clips.key)
+    columns = {
+        "key": keys[:5],
+        "vector": pa.array([[1.0, 2.0], [float("nan"), 0.5], None, [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
+        "note": ["é\n", None, "b", "c", "d"],
+        "level": pa.array([9, None, 7, 6, 5], pa.uint8()),
+        "label": ["dog", "ape", "cat", "dog", "dog"],
+    }
+    sv.annotate(tmp_path / "old", pa.table(columns))
+    sv.forget(tmp_path / "old", [keys[1]])
+    sv.forget(tmp_path / "old", [keys[3]], purge=True)
+    old = Dataset.open(tmp_path / "old")
+    assert len(old.manifest.overlays) > 0
+    reshard(old, tmp_path / "packed", **QUIET)
+    merge([old], tmp_path / "seen", **QUIET)
+    merge([old, indexed], tmp_path / "both", copy=True, **QUIET)
+    for name in ("packed", "seen", "both"):
+        whole(tmp_path / name)
+        new = Dataset.open(tmp_path / name)
+        assert (new.manifest.overlays, new.manifest.forgotten, new.manifest.revision) == ((), None, 0)
+        assert [key for key in new.clips.key if key in keys] == [keys[n] for n in (0, 2, 4, 5)]
+        assert new.columns.get("vector").type == pa.list_(pa.float32(), 2)
+        assert types(tmp_path / name)["meta_level"] == "uint8"
+        assert new.columns.get("level").to_pylist()[:4] == [9, 7, 5, 5]
+        assert new.columns.get("class").to_pylist()[:3] == ["dog", "cat", "dog"]
+        assert json.loads(new.clips.meta[0])["note"] == "é\n"
+        assert "note" not in json.loads(new.clips.meta[3])
+        if name != "both":
+            assert not diff(old, new)
+    with pytest.raises(InputError, match=f"'{keys[1]}' is forgotten"):
+        split(old, tmp_path / "parts", keys={"x": keys[:2]}, **QUIET)
 
 
 # One of several
@@ -254,6 +263,12 @@ def test_merge_keys(made: Path, tmp_path: Path) -> None:
     whole(tmp_path / "new")
     keys = list(Dataset.open(tmp_path / "new").clips.key)
     assert keys == [f"{name}-{key}" for name in ("one", "one-2") for key in Dataset.open(made / "one").clips.key]
+    shutil.copytree(made / "two", tmp_path / "other/v1.5 é")
+    named = tmp_path / "other/v1.5 é/dataset.json"
+    named.write_text(json.dumps(json.loads(named.read_text()) | {"name": "../v1.5 é"}))
+    merge([tmp_path / "other/v1.5 é"], tmp_path / "named", prefix=True, copy=True, **QUIET)
+    whole(tmp_path / "named")
+    assert all(key.startswith("_v1_5_-long_00000") for key in Dataset.open(tmp_path / "named").clips.key)
     # A clip that one of the two has forgotten is in nobody's way.
     old = Dataset.open(made / "one")
     halves = without(old, 0, 1, 2), without(old, 3, 4, 5)
