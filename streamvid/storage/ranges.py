@@ -73,9 +73,12 @@ class RemoteRanges:
         """The ranges, or errors after which it may be tried again. Raises all other errors."""
         found: dict[int, bytes | BaseException] = {}
         by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
+        located: dict[AnyPath, tuple[Any, str]] = {}
         for number, (path, _, _) in enumerate(ranges):
-            with explained(path, "read"):
-                fs, name = locate(path, patient=True)
+            if path not in located:
+                with explained(path, "read"):
+                    located[path] = locate(path, patient=True)
+            fs, name = located[path]
             _, numbers, names = by_storage.setdefault(id(fs), (fs, [], []))
             numbers.append(number)
             names.append(name)

@@ -13,6 +13,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import fsspec
@@ -45,7 +46,7 @@ class S3Ranges:
     """Reads ranges of objects. Usable in forked children."""
 
     def __init__(self) -> None:
-        self._signed: LruCache[tuple[str, int], str] = LruCache(_SIGNED_OBJECTS)
+        self._signed: LruCache[tuple[str, int], _Signed] = LruCache(_SIGNED_OBJECTS)
         self._by_request: dict[str, float] = {}
         """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
 
@@ -72,8 +73,8 @@ class S3Ranges:
         if more or time.monotonic() < self._by_request.get(bucket, 0.0):
             return await _get_object(s3, wanted | more, name, start, end, etag)
         try:
-            url = await self._url(s3, name, wanted)
-            return await _get(fs, s3, url, name, start, end, etag, link)
+            signed = await self._url(fs, s3, name, wanted)
+            return await _get(signed, name, start, end, etag, link)
         except RefusedError as error:
             if error.code not in _OTHERWISE and error.status not in (301, 307, 308):
                 raise
@@ -81,33 +82,52 @@ class S3Ranges:
         self._by_request[bucket] = time.monotonic() + _BY_REQUEST_SECONDS
         return answer
 
-    async def _url(self, s3: Any, name: str, wanted: Mapping[str, str]) -> str:
+    async def _url(self, fs: Any, s3: Any, name: str, wanted: Mapping[str, str]) -> _Signed:
         when = (name, int(2 * time.monotonic() / _SIGNED_SECONDS))
-        if (url := self._signed.get(when)) is None:
+        if (signed := self._signed.get(when)) is None:
             # botocore's default for URLs is still version 2 of signatures, which newer servers refuse.
             s3.meta.events.register_first("choose-signer.s3", _version_4, unique_id="streamvid")
             url = await s3.generate_presigned_url("get_object", Params=dict(wanted), ExpiresIn=_SIGNED_SECONDS)
-            self._signed.put(when, url)
-        return url
+            signed = self._signed.put(when, _signed(fs, s3, url))
+        return signed
 
 
-async def _get(fs: Any, s3: Any, url: str, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
-    """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
-    from aiohttp import ClientResponseError
+@dataclass(frozen=True)
+class _Signed:
+    """A signed URL and the way to it, which takes longer to find than a request to make.
+
+    Attributes:
+        url: of the object.
+        proxy: by which it is reached.
+        sessions: fsspec's HTTP file system, which makes a session of aiohttp and closes it.
+    """
+
+    url: Any
+    proxy: str | None
+    sessions: Any
+
+
+def _signed(fs: Any, s3: Any, url: str) -> _Signed:
     from botocore.utils import get_environ_proxies
     from yarl import URL
+
+    config = s3.meta.config
+    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
+    proxy = proxies.get(url.partition(":")[0])
+    return _Signed(URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
+
+
+async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
+    """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
+    from aiohttp import ClientResponseError
 
     headers = {"Range": f"bytes={start}-{end - 1}"}
     if etag.startswith('"'):  # no weak one, which matches nothing
         headers["If-Match"] = etag
-    config = s3.meta.config
-    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
-    session = await _sessions(fs, config.client_cert).set_session()
+    session = await signed.sessions.set_session()
     try:
         begin = time.perf_counter()
-        async with session.get(
-            URL(url, encoded=True), headers=headers, proxy=proxies.get(url.partition(":")[0]), allow_redirects=False
-        ) as answer:
+        async with session.get(signed.url, headers=headers, proxy=signed.proxy, allow_redirects=False) as answer:
             first = time.perf_counter() - begin
             if answer.status == 412:
                 raise changed(name, etag)

@@ -1,0 +1,55 @@
+"""What tools.bench.object_store makes of its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.bench.object_store import Condition, checks_of, row_of
+from tools.bench.store_data import make, spans
+from tools.bench.store_ways import PEERS, Task, run_here
+
+
+def figures(steady: float, sent: float = 1e6) -> dict[str, float]:
+    return {
+        "clips": 10, "seconds": 2.0, "first": 1.0, "steady": steady, "p50": 0.1, "p99": 0.2, "cpu": 1.0, "memory": 9.0,
+        "sent": sent, "requests": 20,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_checks(good: bool) -> None:
+    found: dict[tuple[Condition, str], dict[str, float] | str] = {}
+    for workload in ("dense", "sparse"):
+        for latency, clips in ((0.0, 100.0), (50.0, 100.0), (200.0, 95.0 if good else 85.0)):
+            found[Condition(workload, latency, 100.0, False), "ranges"] = figures(clips)
+        near = Condition(workload, 50.0, 100.0, False)
+        found[near, "shards"] = figures(90.0, sent=1.1e7 if good else 9e6)
+        found[near, "objects"] = figures(105.0 if good else 120.0)
+        for peer in PEERS:
+            found[near, peer] = figures(19.0 if good else 70.0)
+        found[near, "lance"] = "not installed"
+    checks = checks_of(found)
+    assert len(checks) == 1 + 2 * (len(PEERS) - 1) + 1 + 2
+    assert {check.passed for check in checks if "dense" in check.name or "sparse" in check.name} == {good} or not good
+    assert all(check.passed for check in checks) == good
+    assert sum(not check.passed for check in checks) == (0 if good else len(checks))
+
+
+def test_rows_have_the_columns_of_the_issue() -> None:
+    condition = Condition("dense", 50.0, 100.0, True)
+    row = row_of(condition, "ranges", figures(100.0))
+    assert row["clips/s"] == 5.0
+    assert row["KB/clip"] == 100.0
+    assert row["req/clip"] == 2.0
+    assert row_of(condition, "dali", "no such package").keys() == row.keys()
+
+
+def test_ways_on_local_files(tmp_path: Path) -> None:
+    make(tmp_path, "dense", 9)
+    for decode in (False, True):
+        found = run_here(Task("local", "dense", 0, str(tmp_path), decode, 60.0))
+        assert found["clips"] == 9
+        assert found["memory"] > 10
+    assert len(spans(str(tmp_path), "dense")) == 9
