@@ -6,9 +6,9 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,6 +98,7 @@ def extract(
         lock_folder(target, make=True),
         Progress("extracting", len(rows), enabled=progress) as bar,
         ThreadPoolExecutor(count) as pool,
+        _ending(pool),
     ):
         remove_temporaries(target)
         for first in range(0, len(rows), _AT_ONCE):
@@ -113,6 +114,16 @@ def extract(
                     clips, size = clips + 1, size + outcome
                 bar.advance()
     return Extracted(str(to), clips, size, there, tuple(bad), time.monotonic() - started)
+
+
+@contextmanager
+def _ending(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Do not wait for what a pool has not begun when the block ends with an error."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _shared_names(dataset: Dataset) -> frozenset[str]:

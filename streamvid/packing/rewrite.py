@@ -85,14 +85,28 @@ class Rewrite:
         self.roots: dict[str, int] = {}
         self._marks: dict[str, str] = {}
         if not copy:
-            for s in np.unique(source.clips.shard[rows]).tolist():
-                files = source.shard_files[s]
-                for root in (files.dataset,) if files.entry.has_tar else files.roots:
-                    self.roots.setdefault(local_path(root) if is_local(root) else root.rstrip("/"), len(self.roots))
-                if files.entry.has_tar:
-                    self._marks[files.path("tar")] = ""
-            details = source_details(list(self._marks))
-            self._marks = {path: one.mark for path, one in zip(self._marks, details, strict=True)}
+            self._find_places()
+
+    def _find_places(self) -> None:
+        """Find the roots that the clips need, and the versions of tars."""
+        clips, rows = self._clips, self.rows
+        root = np.full(len(rows), -1) if clips.files is None else clips.files.root[rows].astype(np.int64)
+        shard = clips.shard[rows].astype(np.int64)
+        first, _ = unique_rows(shard, root + 1)
+        for at in np.sort(first).tolist():
+            files = self.source.shard_files[int(shard[at])]
+            self.roots.setdefault(
+                _plain(files.roots[int(root[at])] if root[at] >= 0 else files.dataset), len(self.roots)
+            )
+        tars = {
+            one.path("tar"): one.entry.bytes
+            for s in np.unique(shard)
+            if (one := self.source.shard_files[s]).entry.has_tar
+        }
+        for (path, size), found in zip(tars.items(), source_details(list(tars)), strict=True):
+            if found.size != size:
+                raise DatasetError(f"{redact(path)} is missing or has another size: run streamvid verify")
+            self._marks[path] = found.mark
 
     @property
     def parts(self) -> Sequence[Dataset]:
@@ -189,7 +203,7 @@ class Rewrite:
             "json_offset": 0,
             "json_size": 0,
             "sha256": sha256,
-            "root": self.roots[local_path(root) if local else root.rstrip("/")],
+            "root": self.roots[_plain(root)],
             "file": file,
             "file_size": size,
             "file_mtime_ns": int(mark) if local else None,
@@ -286,6 +300,10 @@ def run_rewrite(
 def run_of(start: int, size: int) -> dict[str, Any]:
     """What a run of clips has in common with other sources."""
     return {"path": "", "name": f"the clips from {start} on", "key": "", "size": size, "needed": True}
+
+
+def _plain(root: str) -> str:
+    return local_path(root) if is_local(root) else root.rstrip("/")
 
 
 def _check_destination(rewrite: Rewrite, destination: str) -> None:
