@@ -53,7 +53,8 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["extract", str(folder / "ds"), str(out), "slow", "top"]) == 0
     assert "extracted 2 clips, " in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {"slow.mp4", "slow.json", "top.mp4", "top.json"}
-    assert main(["pack", str(out), str(tmp_path / "ds"), "--for", "any"]) == 0
+    with packing_inline():
+        assert main(["pack", str(out), str(tmp_path / "ds"), "--for", "any"]) == 0
     capsys.readouterr()
     assert main(["diff", str(folder / "ds"), str(folder / "ds")]) == 0
     assert capsys.readouterr().out == "0 added, 0 removed, 0 changed, 6 the same\n"
