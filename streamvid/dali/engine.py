@@ -19,6 +19,7 @@ from typing import Final
 from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
 from streamvid.dali.reader import video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
+from streamvid.decode.dali import check_packets
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.errors import ClipError, VideoError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
@@ -208,7 +209,7 @@ class DaliEngine:
         planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=path_of)
         if self._spec.checksum is not None:
             # DALI reads them again, and compares them with nothing.
-            read_slices(self._dataset, planned, RangeReader(), path_of, checksum=self._spec.checksum)
+            check_packets(read_slices(self._dataset, planned, RangeReader(), path_of, checksum=self._spec.checksum))
         samples = pad_to_longest(planned, self._spec.sampling.pad)
         sources = [
             video_source(

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.nal import to_annex_b
+from streamvid.bitstream.packet_info import classifier
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
 from streamvid.forks import in_children, keep
@@ -96,6 +99,26 @@ class DaliDecoder:
             for n, end in zip(numbers, ends, strict=True):
                 frames[n] = tensor[end - len(slices[n].frames) : end]
         return [frames[n] for n in range(len(slices))]
+
+
+def check_packets(slices: Sequence[EncodedSlice]) -> None:
+    """Look at the headers of packets: for some that are nonsense, DALI on a GPU gives frames without a word.
+
+    Raises:
+        VideoError: a slice has packets that are no NAL units, or does not begin with a key frame.
+    """
+    for encoded in slices:
+        try:
+            if encoded.codec in NAL_SYNTAX:
+                to_annex_b(encoded.data, encoded.sizes, parameter_sets(encoded.codec, encoded.stsd).length_size)
+                continue
+            kind_of = classifier(encoded.codec, encoded.stsd)
+            begins = np.cumsum(encoded.sizes) - encoded.sizes
+            for n in encoded.starts.tolist():
+                if not kind_of(memoryview(encoded.data[begins[n] : begins[n] + encoded.sizes[n]])).random_access:
+                    raise ValueError("a key frame is none")
+        except ValueError as error:
+            raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
 
 
 def abandon_pipeline(pipeline: Pipeline) -> None:

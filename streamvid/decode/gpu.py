@@ -11,7 +11,7 @@ from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
-from streamvid.decode.dali import DaliDecoder
+from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
@@ -159,6 +159,7 @@ class GpuDecoder:
     def _decode_by_dali(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
         if not slices:
             return []
+        check_packets(slices)
         found: list[list[torch.Tensor]] = []
 
         def decode(dali: _ReopenedDali) -> None:

@@ -60,9 +60,10 @@ except Exception as error:
 @pytest.mark.parametrize("how", ["raised", "caught", "stuck", "elsewhere", "lock", "destructors"])
 def test_the_process_ends_and_says_where(how: str) -> None:
     root = str(Path(streamvid.__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": root},
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.stdout == "batch 0\n"
     assert done.returncode == (-14 if how == "destructors" else 1), done.stderr
