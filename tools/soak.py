@@ -4,9 +4,11 @@ are made and dropped.
     python -m tools.soak --minutes 60                 each kind of loader in a process of its own, all at once
     python -m tools.soak --minutes 5 stream           one kind
     python -m tools.soak --made 200 --minutes 0       made and dropped alone
+    python -m tools.soak --minutes 8 --device cuda    H.264 on a GPU, one kind after another
 
 Memory is the proportional set size (PSS) of a process and its children; beside it what is in use by malloc
-(`mallinfo2`), Arrow's pool and Python's objects. PSS that grows while that does not is fragmentation. A slope is that
+(`mallinfo2`), Arrow's pool and Python's objects, and of a GPU all that is in use on it. PSS that grows while that does
+not is fragmentation; with `--trim` malloc gives back what it has free before each sample. A slope is that
 of a line through the means of ten parts of the samples behind the first third, with Student's 95 % interval. The exit
 code is 1 if the whole interval lies above the limit, or descriptors, threads or processes grow.
 """
@@ -30,6 +32,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 import streamvid as sv
 from tools.clips import Recipe, write
@@ -40,26 +43,65 @@ STUDENT: Final = 2.306
 MB_PER_HOUR: Final = 4.0
 KB_PER_LOADER: Final = 20.0
 Sample = dict[str, float]
-MEMORY: Final = ("pss", "malloc", "arrow")
+MEMORY: Final = ("pss", "gpu", "malloc", "arrow")
+LIMITED: Final = ("pss", "gpu")
 COUNTS: Final = ("descriptors", "threads", "processes")
 
 
-def _clips(folder: Path) -> sv.ClipDataset:
-    return sv.ClipDataset(folder / "set", sampling=sv.Window(8, stride=2), transform=sv.Transform(resize=(80, 80)))
+def _clips(folder: Path, name: str = "set") -> sv.ClipDataset:
+    return sv.ClipDataset(folder / name, sampling=sv.Window(8, stride=2), transform=sv.Transform(resize=(80, 80)))
 
 
-def _stream(folder: Path, name: str = "set", engine: Any = "default", **transform: Any) -> sv.StreamLoader:
+def _stream(
+    folder: Path, name: str = "set", engine: Any = "default", device: str = "cpu", **transform: Any
+) -> sv.StreamLoader:
     sampling, final = sv.Window(8, stride=2), sv.Transform(resize=(80, 80), **transform)
-    options: Any = {"batch_size": 4, "sampling": sampling, "transform": final, "device": "cpu", "num_threads": 2}
+    options: Any = {"batch_size": 4, "sampling": sampling, "transform": final, "device": device, "num_threads": 2}
     return sv.StreamLoader(folder / name, engine=engine, **options)
 
 
-KINDS: Final[dict[str, Callable[[Path], Any]]] = {
-    "stream": partial(_stream, horizontal_flip=0.5),
-    "dali": partial(_stream, rotate=5, brightness=0.2),
-    "engine": partial(_stream, name="vp9", engine="dali"),
-    "gpu": lambda of: sv.GpuDataLoader(_clips(of), batch_size=4, num_workers=2, num_threads=2, device="cpu"),
-    "clips": _clips,
+def _random(folder: Path, name: str = "set", device: str = "cpu") -> sv.GpuDataLoader:
+    return sv.GpuDataLoader(_clips(folder, name), batch_size=4, num_workers=2, num_threads=2, device=device)
+
+
+class _Plain:
+    """DALI without streamvid: what it keeps of a pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        from nvidia.dali import fn, pipeline_def, types
+
+        frames = [np.full((8, 144, 200, 3), n, dtype=np.uint8) for n in range(4)]
+
+        @pipeline_def(batch_size=4, num_threads=2, device_id=None, prefetch_queue_depth=2)
+        def graph() -> Any:
+            given = fn.external_source(source=lambda: frames, batch=True, dtype=types.UINT8, ndim=4, layout="FHWC")
+            turned = fn.rotate(fn.resize(given, size=(80, 80)), angle=5.0, fill_value=0, keep_size=True)
+            return fn.crop_mirror_normalize(turned, dtype=types.FLOAT, output_layout="CFHW")
+
+        self._pipeline = graph()
+        self._pipeline.build()
+
+    def __iter__(self) -> Iterator[object]:
+        return (self._pipeline.run() for _ in range(6))
+
+    def close(self) -> None:
+        self._pipeline = None
+
+
+KINDS: Final[dict[str, dict[str, Callable[[Path], Any]]]] = {
+    "cpu": {
+        "stream": partial(_stream, horizontal_flip=0.5),
+        "dali": partial(_stream, rotate=5, brightness=0.2),
+        "engine": partial(_stream, name="vp9", engine="dali"),
+        "gpu": _random,
+        "clips": _clips,
+        "plain": _Plain,
+    },
+    "cuda": {
+        "stream": partial(_stream, name="h264", device="cuda"),
+        "engine": partial(_stream, name="h264", device="cuda", engine="dali"),
+        "gpu": partial(_random, name="h264", device="cuda"),
+    },
 }
 _MALLINFO: Final = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -68,14 +110,17 @@ class _MallInfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO.split()]
 
 
-def sample() -> Sample:
+def sample(*, trim: bool = False) -> Sample:
     """What this process and those below it hold: memory in bytes, Python's blocks, counts; `time` in seconds."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = _MallInfo
-    info = mallinfo()
+    libc = ctypes.CDLL(None)
+    if trim:
+        libc.malloc_trim(0)
+    libc.mallinfo2.restype = _MallInfo
+    info = libc.mallinfo2()
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     processes = list(_processes(os.getpid()))
     memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
-    memory |= {"arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
+    memory |= {"gpu": total - free, "arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
     counts = {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
     return {"time": time.monotonic(), **memory, **counts, "processes": len(processes)}
 
@@ -106,24 +151,24 @@ def slope(times: npt.ArrayLike, values: npt.ArrayLike) -> tuple[float, float]:
     return rise, float(STUDENT * np.sqrt((rest**2).sum() / (PARTS - 2) / squares))
 
 
-def steady(kind: str, folder: Path, seconds: float) -> Iterator[Sample]:
+def steady(make: Callable[[], Any], seconds: float, look: Callable[[], Sample]) -> Iterator[Sample]:
     """One loader, epoch after epoch; some 300 samples."""
-    loader = KINDS[kind](folder)
+    loader = make()
     begin = due = time.monotonic()
     while time.monotonic() < begin + seconds:
-        for _ in loader if kind != "clips" else map(loader.__getitem__, range(len(loader))):
+        for _ in loader if not isinstance(loader, sv.ClipDataset) else map(loader.__getitem__, range(len(loader))):
             pass
         if time.monotonic() >= due:
             due += seconds / 300
-            yield sample()
+            yield look()
 
 
-def made_and_dropped(kind: str, folder: Path, count: int) -> Iterator[Sample]:
+def made_and_dropped(make: Callable[[], Any], count: int, look: Callable[[], Sample]) -> Iterator[Sample]:
     """Loaders that are left in all ways: unused, early, by an error, at the end; closed, or only dropped."""
 
     def use(n: int) -> None:
-        loader = KINDS[kind](folder)
-        if kind == "clips":
+        loader = make()
+        if isinstance(loader, sv.ClipDataset):
             loader[n % len(loader)]
             return
         with suppress(ZeroDivisionError):
@@ -137,11 +182,12 @@ def made_and_dropped(kind: str, folder: Path, count: int) -> Iterator[Sample]:
     for n in range(count):
         use(n)
         gc.collect()
-        yield sample()
+        yield look()
 
 
 def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
-    """Print the slopes of a series; whether it is flat: PSS below a limit in MB per hour, or in kB per loader."""
+    """Print the slopes of a series; whether it is flat: PSS and memory of a GPU below a limit in MB per hour, or in kB
+    per loader."""
     kept = samples[len(samples) // 3 :]
     if len(kept) < 2 * PARTS:
         print(f"{name}: {len(samples)} samples are too few")
@@ -150,7 +196,8 @@ def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
     found = {of: slope(at, [one[of] / (unit if of in MEMORY else 1) for one in kept]) for of in (*MEMORY, "blocks")}
     parts = np.array_split([[one[of] for of in COUNTS] for one in kept], 2)
     before, after = (part.min(axis=0).astype(int).tolist() for part in parts)
-    good = found["pss"][0] - found["pss"][1] <= limit and all(a <= b for a, b in zip(after, before, strict=True))
+    good = all(found[of][0] - found[of][1] <= limit for of in LIMITED)
+    good &= all(a <= b for a, b in zip(after, before, strict=True))
     print(
         f"{name}: {'flat' if good else 'GROWS'}, {len(samples)} samples; in {'MB' if per == 'h' else 'kB'} per {per}:",
         ", ".join(f"{of} {rise:+.2f} ± {error:.2f}" for of, (rise, error) in found.items()),
@@ -161,8 +208,8 @@ def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
 
 
 def make(folder: Path) -> None:
-    """Clips of many sizes and lengths, as fragmentation needs them; and VP9 alone, which DALI decodes on a CPU."""
-    for name, codecs in (("set", ("h264", "hevc", "vp9")), ("vp9", ("vp9",))):
+    """Clips of many sizes and lengths, for fragmentation; H.264 alone; and VP9, which DALI decodes on a CPU."""
+    for name, codecs in (("set", ("h264", "hevc", "vp9")), ("h264", ("h264",)), ("vp9", ("vp9",))):
         (folder / f"{name}-clips").mkdir()
         for n in range(24):
             size, codec = 128 + 64 * (n % 5), codecs[n % len(codecs)]
@@ -173,9 +220,11 @@ def make(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; default: all, side by side")
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS['cpu'])}; default: all that the device has")
     parser.add_argument("--minutes", type=float, default=60, help="how long each loader runs; 0: not at all")
     parser.add_argument("--made", type=int, default=200, help="loaders that are made and dropped before; 0: none")
+    parser.add_argument("--device", choices=list(KINDS), default="cpu")
+    parser.add_argument("--trim", action="store_true", help="before each sample, let malloc give back what is free")
     parser.add_argument("--data", type=Path, help="a folder that an earlier run has made, or that is still empty")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -184,14 +233,20 @@ def main() -> int:
             make(folder)
         if len(options.kinds) != 1:
             same = ["--data", str(folder), "--minutes", str(options.minutes), "--made", str(options.made)]
-            again = [sys.executable, "-m", "tools.soak", *same]
-            return max(run.wait() for run in [subprocess.Popen([*again, kind]) for kind in options.kinds or KINDS])
-        kind, good = options.kinds[0], True
+            same += ["--device", options.device, *(["--trim"] if options.trim else [])]
+            commands = [
+                [sys.executable, "-m", "tools.soak", *same, kind] for kind in options.kinds or KINDS[options.device]
+            ]
+            if options.device == "cuda":  # whose memory is that of all processes
+                return max(subprocess.run(command, check=False).returncode for command in commands)
+            return max(run.wait() for run in [subprocess.Popen(command) for command in commands])
+        kind, good, look = options.kinds[0], True, partial(sample, trim=options.trim)
+        loader = partial(KINDS[options.device][kind], folder)
         if options.made:
-            samples = list(made_and_dropped(kind, folder, options.made))
+            samples = list(made_and_dropped(loader, options.made, look))
             good &= judge(f"{kind}, {options.made} made and dropped", samples, KB_PER_LOADER, "loader")
         if options.minutes:
-            samples = list(steady(kind, folder, 60 * options.minutes))
+            samples = list(steady(loader, 60 * options.minutes, look))
             good &= judge(f"{kind}, {options.minutes:g} min", samples, MB_PER_HOUR, "h")
     return int(not good)
 

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(3)
 def series(rise: float, **last: float) -> list[Sample]:
     """300 samples of an hour: PSS rises by so many MB, with noise; counts as given in the second half."""
     noise = RNG.normal(0, 2e6, 300)
-    common = {"malloc": 1e7, "arrow": 0.0, "blocks": 1000.0, **dict.fromkeys(COUNTS, 5.0)}
+    common = {"gpu": 0.0, "malloc": 1e7, "arrow": 0.0, "blocks": 1000.0, **dict.fromkeys(COUNTS, 5.0)}
     return [
         {**common, "time": 12.0 * n, "pss": 2e8 + rise * 1e6 * n / 300 + noise[n], **(last if n >= 150 else {})}
         for n in range(300)
@@ -28,7 +28,7 @@ def series(rise: float, **last: float) -> list[Sample]:
     [
         (series(0), True), (series(-30), True), (series(40), False), (series(0, threads=6), False),
         (series(0, descriptors=6), False), (series(0, processes=6), False), (series(0, threads=4), True),
-        (series(0)[:20], False),
+        (series(0)[:20], False), (series(0, gpu=1e7), False),
     ],
 )  # fmt: skip
 def test_what_is_flat(samples: list[Sample], flat: bool, capsys: pytest.CaptureFixture[str]) -> None:
