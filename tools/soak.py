@@ -6,7 +6,8 @@ are made and dropped.
     python -m tools.soak --made 200 --minutes 0       made and dropped alone
     python -m tools.soak --minutes 8 --device cuda    H.264 on a GPU, one kind after another
 
-Memory is the proportional set size (PSS) of a process and its children; beside it what is in use by malloc
+Memory is the proportional set size (PSS) of a process and its children, without mapped files, of which a process has
+the larger a share the fewer others there are; beside it what is in use by malloc
 (`mallinfo2`), Arrow's pool and Python's objects, and of a GPU all that is in use on it. PSS that grows while that does
 not is fragmentation; with `--trim` malloc gives back what it has free before each sample. A slope is that
 of a line through the means of ten parts of the samples behind the first third, with Student's 95 % interval. The exit
@@ -135,9 +136,8 @@ def _processes(pid: int) -> Iterator[int]:
 
 def _pss(pid: int) -> float:
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * float(line.split()[1])
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(1024 * float(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return 0.0
 
 

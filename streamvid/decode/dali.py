@@ -115,7 +115,9 @@ def check_packets(slices: Sequence[EncodedSlice]) -> None:
             kind_of = classifier(encoded.codec, encoded.stsd)
             begins = np.cumsum(encoded.sizes) - encoded.sizes
             for n in encoded.starts.tolist():
-                if not kind_of(memoryview(encoded.data[begins[n] : begins[n] + encoded.sizes[n]])).random_access:
+                if not kind_of(
+                    memoryview(encoded.data[begins[n] : begins[n] + encoded.sizes[n]].tobytes())
+                ).random_access:
                     raise ValueError("a key frame is none")
         except ValueError as error:
             raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error

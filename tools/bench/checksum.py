@@ -1,6 +1,6 @@
 """What checking a slice costs, against decoding it: `checksum="crc32c"` of the loaders.
 
-    python -m tools.bench.checksum [--quick] [--json FILE]
+    python -m tools.bench.checksum [--quick] [--json FILE] [--device cuda]
 
 Windows of 16 frames at random places of a clip of 10 s, frames next to each other and eight apart, decoded on one core.
 All is in memory; medians of many windows, the ways in turn.
@@ -8,13 +8,19 @@ All is in memory; medians of many windows, the ways in turn.
 - check: the CRC-32C of every packet that is decoded.
 - decode: FFmpeg, one thread, to planes; no conversion to RGB, no resizing.
 - index: reading a clip's frame index from its bytes, all checksums compared.
+
+With --device, whole loaders instead, on that device: epochs of a StreamLoader that checks and of one that does not, in
+turn, and the ratios of the seconds of each pair: their median, and its 95 % interval by order statistics.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -22,12 +28,14 @@ from typing import Any, Final
 
 import numpy as np
 
+import streamvid as sv
 from streamvid.dataset.frame_indexes import parse_index
 from streamvid.decode.cpu import decode_frames
 from streamvid.video.index_file import encode_index
 from streamvid.video.packet_selection import damaged_packet, select_packets
 from streamvid.video.remux import store_clip
 from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench.stream import TRANSFORM, make_dataset
 from tools.clips import Recipe, write
 
 WANTED: Final = 16
@@ -70,6 +78,33 @@ def measure(name: str, recipe: Recipe, folder: Path, windows: int) -> list[Row]:
     return rows
 
 
+def measure_loaders(name: str, recipe: Recipe, folder: Path, device: str, *, clips: int, rounds: int) -> Row:
+    """The row of a format: loaders that check and that do not."""
+    folder.mkdir()
+    files = [write(replace(recipe, seed=n), folder / f"{n}.{recipe.container}") for n in range(3)]
+    path = make_dataset(folder, "set", files, clips)
+    options: Any = {"batch_size": 16, "sampling": sv.Window(WANTED, stride=2), "device": device, "transform": TRANSFORM}
+    with sv.StreamLoader(path, **options) as checks, sv.StreamLoader(path, checksum=None, **options) as trusts:
+        ways: dict[sv.StreamLoader, list[float]] = {checks: [], trusts: []}
+        for n in range(rounds + 1):
+            for one in (checks, trusts) if n % 2 else (trusts, checks):
+                ways[one].append(timed(partial(_epoch, one)))
+        frames = WANTED * clips
+    pairs = sorted(a / b for a, b in zip(*(seconds[1:] for seconds in ways.values()), strict=True))
+    # Of how many pairs lie below the median: binomial, n and 1/2.
+    edge = max(0, math.floor((rounds - 1.96 * math.sqrt(rounds)) / 2))
+    return {
+        "clip": name, "checked, frames/s": frames / median(ways[checks][1:]),
+        "not checked, frames/s": frames / median(ways[trusts][1:]), "time ratio": median(pairs),
+        "from": pairs[edge], "to": pairs[-1 - edge],
+    }  # fmt: skip
+
+
+def _epoch(loader: sv.StreamLoader) -> None:
+    for batch in loader:
+        batch["video"].sum().item()
+
+
 def timed(way: Any) -> float:
     """Seconds."""
     started = time.perf_counter()
@@ -78,8 +113,20 @@ def timed(way: Any) -> float:
 
 
 def main() -> int:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--device", help="measure whole loaders on it: cuda, cpu")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.device is not None:
+            size = {"clips": 64, "rounds": 5} if options.quick else {"clips": 256, "rounds": 21}
+            formats = {name: recipe for name, recipe in FORMATS.items() if recipe.codec in ("h264", "hevc")}
+            loaders = [
+                measure_loaders(name, recipe, Path(folder) / str(n), options.device, **size)
+                for n, (name, recipe) in enumerate(formats.items())
+            ]
+            least = max(float(row["time ratio"]) for row in loaders)
+            checks = [Check.at_most("most time with checks against without", least, 1 + MOST)]
+            return finish(Report("checksum", loaders, checks), options)
         rows = [
             row
             for n, (name, recipe) in enumerate(FORMATS.items())
