@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamvid.arrays import Int64
 from streamvid.dali.reader import VideoSource, write_indexes
 from streamvid.decode.dali import abandon_pipeline
+from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import in_children
@@ -136,9 +137,10 @@ class ChunkPipeline:
         import torch
 
         assert self._iterator is not None
+        late = LateBatches()
         for number, batch in enumerate(self._batches):
             try:
-                (tensors,) = next(self._iterator)
+                (tensors,) = late.wait_for(partial(next, self._iterator), batch.keys)
             except RuntimeError as error:
                 raise _explain(error, self._batches, number) from error
             if tensors["clip"].is_cuda and number == 0:

@@ -80,10 +80,10 @@ class LateBatches:
     def __init__(self, *, late_s: float | None = None) -> None:
         self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
 
-    def wait_for(self, result: Callable[[], T], slices: Sequence[EncodedSlice]) -> T:
-        """The result of a batch of these slices."""
+    def wait_for(self, result: Callable[[], T], names: Sequence[str]) -> T:
+        """The result of a batch of clips of these names."""
         began, late_s = time.monotonic(), max(self._late_s, 5 * self._slowest)
-        timer = threading.Timer(late_s, _say_late, (late_s, slices))
+        timer = threading.Timer(late_s, _say_late, (late_s, names))
         timer.daemon = True
         timer.start()
         try:
@@ -93,8 +93,7 @@ class LateBatches:
             self._slowest = max(self._slowest, time.monotonic() - began)
 
 
-def _say_late(late_s: float, slices: Sequence[EncodedSlice]) -> None:
-    names = [encoded.name for encoded in slices]
+def _say_late(late_s: float, names: Sequence[str]) -> None:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     log.warning("a batch is not decoded after %.0f s; its clips are %s%s", late_s, ", ".join(names[:_NAMED]), more)
 

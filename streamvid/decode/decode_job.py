@@ -87,9 +87,8 @@ class JobGroup:
         """Fail at once, without waiting for the jobs that are left: one of them may never end. Whoever works on them
         keeps their memory until it has written to it."""
         with self._lock:
-            self._error = self._error or error
-            over, self._abandoned = self._abandoned or not self._pending, True
-            if not over:
+            if self._pending and not self._abandoned:
+                self._error, self._abandoned = self._error or error, True
                 self._done.set_result(None)
 
     @property
@@ -106,10 +105,9 @@ class JobGroup:
             GpuLostError: jobs fail whoever does them.
         """
         self._done.result()
-        if self._abandoned and self._error is not None:
-            raise self._error
-        for event in self._events.values():
-            event.synchronize()
+        if not self._abandoned:
+            for event in self._events.values():
+                event.synchronize()
         if self._error is not None:
             raise self._error
 

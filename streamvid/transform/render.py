@@ -268,7 +268,7 @@ def decoded_in_order(
             result = pending.result
             if rescue is not None or last_resort is not None:
                 result = partial(_rescued, batch, pending, submit, rescue, last_resort)
-            yield late.wait_for(result, batch.slices)
+            yield late.wait_for(result, [encoded.name for encoded in batch.slices])
     if error is not None:
         try:
             raise error

@@ -49,10 +49,19 @@ def test_large_pictures_have_more_before_any_was_decoded(encoded: EncodedSlice) 
     assert Pace().deadline(replace(encoded, width=3840, height=2160), 300) == pytest.approx(248.8, abs=1)
 
 
-def test_the_log_names_the_clips_of_a_batch_that_takes_long(
-    encoded: EncodedSlice, caplog: pytest.LogCaptureFixture
-) -> None:
-    slices = [replace(encoded, name=f"c{n}") for n in range(10)]
+def test_a_batch_has_the_time_of_its_slices(encoded: EncodedSlice) -> None:
+    pace = Pace(least_s=1.0)
+    small, large = encoded, replace(encoded, width=4 * encoded.width, height=4 * encoded.height)
+    assert pace.deadline_of_all([small]) == pace.deadline(small)
+    pace.add_all([small, large], 17.0)
+    # By their packets' pixels: 1 s and 16 s.
+    assert pace.deadline(small) == pytest.approx(20)
+    assert pace.deadline(large) == pytest.approx(320)
+    assert pace.deadline_of_all([small, large, small]) == pytest.approx(360)
+
+
+def test_the_log_names_the_clips_of_a_batch_that_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"c{n}" for n in range(10)]
     end = time.monotonic() + 30
 
     def slow() -> str:
@@ -60,8 +69,8 @@ def test_the_log_names_the_clips_of_a_batch_that_takes_long(
             time.sleep(0.01)
         return "done"
 
-    assert LateBatches(late_s=0.2).wait_for(slow, slices) == "done"
+    assert LateBatches(late_s=0.2).wait_for(slow, names) == "done"
     assert "c0, c1, c2, c3, c4, c5, c6, c7 and 2 more" in caplog.text
     with pytest.raises(ZeroDivisionError):
-        LateBatches(late_s=3600).wait_for(lambda: 1 // 0, slices)
+        LateBatches(late_s=3600).wait_for(lambda: 1 // 0, names)
     assert caplog.text.count("is not decoded") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import av
 import numpy as np
@@ -17,7 +17,7 @@ from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, SESSION_OPEN_PACKETS, DecodeQueue
-from streamvid.errors import VideoError
+from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -329,3 +329,30 @@ def test_jobs_decode_on_the_cpu_to_the_planes_of_the_sequential_decode(name: str
     assert sorted(found) == list(range(7))
     for row, number in enumerate(wanted.tolist()):
         np.testing.assert_array_equal(found[row], whole[number])
+
+
+def test_a_group_that_is_abandoned_waits_for_nobody() -> None:
+    class Event:
+        def synchronize(self) -> None:
+            raise AssertionError("a stuck stream is waited for")
+
+    queue, group, event = DecodeQueue(engines=1), JobGroup(3), Event()
+    first, second, third = (job(0, 5, group) for _ in range(3))
+    first.group.finish(cast(Any, event))
+    group.abandon(VideoError("stuck"))
+    with pytest.raises(VideoError, match="stuck"):
+        group.wait()
+    # Whoever still works on it may end as it likes; nothing of it is tried again.
+    second.group.finish()
+    queue.retry(third, VideoError("late"))
+    assert queue.take(current=None, opened=(), block=False) is None
+    group.abandon(GpuLostError("again"))
+    with pytest.raises(VideoError, match="stuck"):
+        group.wait()
+
+
+def test_a_group_that_is_done_cannot_be_abandoned_any_more() -> None:
+    group = JobGroup(1)
+    group.finish()
+    group.abandon(VideoError("late"))
+    group.wait()
