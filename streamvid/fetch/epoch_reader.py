@@ -77,7 +77,9 @@ def read_epoch(
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
     def read_once(start: int, end: int) -> list[EncodedBatch]:
-        return read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+        batches = read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
+        access.have_read(range(start, end))
+        return batches
 
     def read_alone(number: int) -> EncodedBatch:
         try:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
-from streamvid.storage.range_cache import FileIdentity, RangeCache
+from streamvid.plan.uses import Uses
+from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import CacheUnusable, DamagedFile, ShardCache
 from streamvid.storage.url import is_local
 
+_LEFT_NS: Final = 3600 * 10**9
+"""After so long without use, files of the cache that are not of this run's dataset go before those that are."""
 _SHARE: Final = 16
 """A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
 
@@ -34,8 +38,43 @@ class ShardAccess:
         self._cache = cache
         self._share = limit_bytes // _SHARE
         self.by_range = by_range
+        self._uses: Uses | None = None
         self._before = {"requests": 0, "bytes_fetched": 0}
         self._before = self.asked()
+
+    def follow(self, uses: Uses) -> None:
+        """Let the cache, where it is full, give up first what is needed latest by the plan. The files of other datasets
+        and runs come before that, an hour after they were last used."""
+        self._uses = uses
+        if self._cache is not None and self.by_range:
+            self._cache.give_up = self._give_up
+
+    def have_read(self, steps: Iterable[int]) -> None:
+        """These steps of the epoch are read."""
+        if self._uses is not None:
+            self._uses.read.update(steps)
+
+    def _give_up(self, wanted: int) -> int:
+        assert self._cache is not None
+        assert self._uses is not None
+        dataset, folder = self._dataset, self._cache.folder
+        there = {path.name for path, _, _ in folder.kept()}
+        own: list[tuple[int, str, FileIdentity]] = []
+        for number in range(len(dataset.shards)):
+            for extension, _, size, sha256 in self._fetched(number):
+                if folder.ranges(sha256, size).name in there:
+                    own.append((number, extension, FileIdentity(sha256, size)))
+        names = {folder.ranges(file.sha256, file.size).name for _, _, file in own}
+        if folder.evict_oldest(wanted, before=time.time_ns() - _LEFT_NS, but=names):
+            return wanted
+        when = self._uses.next()
+        extents = []
+        for number, extension, file in own:
+            rows = dataset.rows(number)
+            starts = dataset.clips.index_offset[rows] if extension == "packets" else dataset.clips.mp4_offset[rows]
+            if rows.stop > rows.start:
+                extents.append(Extents(file, starts, when[rows]))
+        return give_up_latest(folder, extents, wanted)
 
     def asked(self) -> dict[str, Any]:
         """Requests for ranges and whole shards since it was made, and the bytes that they asked for, by the names of

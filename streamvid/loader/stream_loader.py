@@ -32,6 +32,7 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.inputs import DatasetLike, Mix, Subset
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Shuffle
+from streamvid.plan.uses import Uses
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.retry import Retry
@@ -325,6 +326,7 @@ class StreamLoader:
         part_of = source.part_of if len(source.subsets) > 1 else None
         masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
+        self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
         rendered = self._engine.run(epoch)
         try:
             for left in reversed(range(epoch.left)):

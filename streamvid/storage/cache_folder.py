@@ -25,9 +25,11 @@ import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import re
 import time
+from collections.abc import Container
 from io import FileIO
 from pathlib import Path
 from typing import Self
@@ -201,12 +203,15 @@ class CacheFolder:
                 reserved += int(match[2])
         return reserved
 
-    def evict_oldest(self, wanted: int = 1) -> bool:
-        """Evict files of at least so many bytes, least recently used first. False if all are in use."""
+    def evict_oldest(self, wanted: int = 1, *, before: float = math.inf, but: Container[str] = ()) -> bool:
+        """Evict files of at least so many bytes, least recently used first: those last used before a time in ns, but
+        for some names. False if all are in use."""
         freed = 0
-        for path, size, _ in sorted(self.kept(), key=lambda item: item[2]):
-            if freed >= wanted:
+        for path, size, used in sorted(self.kept(), key=lambda item: item[2]):
+            if freed >= wanted or used >= before:
                 break
+            if path.name in but:
+                continue
             if self.evict(path):
                 freed += size
         return freed > 0

@@ -3,28 +3,39 @@
     <sha256>.<bytes>.ranges     the file's blocks of 4 KiB, each in its place, and behind them a byte for each: 1 if it
                                 is there
 
-A block is written before its byte is, and all who write it write the same: any number of processes may, without a lock,
-and a process that is killed leaves nothing to repair. After a power failure a block may be there by its byte alone; and
-programs may write to it. So who reads compares packets with their CRCs, and distrusts the file if they differ. A
+A block is written before its byte is, and all who write it write the same: any number of processes may, under a shared
+lock (flock), and a process that is killed leaves nothing to repair. Blocks are given up under an exclusive one: their
+bytes become 0, and then holes are punched in their place. After a power failure a block may be there by its byte alone;
+and programs may write to it. So who reads compares packets with their CRCs, and distrusts the file if they differ. A
 removed file stays what it was for those that have it open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import UInt8
+from streamvid.arrays import Float64, Int64, UInt8
 from streamvid.storage.byte_range import BLOCK_BYTES as _BLOCK
 from streamvid.storage.byte_range import ByteRange, whole_blocks
-from streamvid.storage.cache_folder import BusyError, touch
+from streamvid.storage.cache_folder import BusyError, CacheFolder, touch
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
+
+_BUSY_SECONDS: Final = 0.2
+"""How long a file that is being read is waited for, to give up a part of it."""
+_PUNCH: Final = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,8 @@ class RangeCache:
                     with lease, open(lease.path, "rb", buffering=0) as file:
                         found.update((n, _read(file, ranges[n].start, ranges[n].end)) for n in numbers)
                 else:
-                    with self._open(known, os.O_RDWR) as file:
+                    with _opened(self._cache.folder, known) as file:
+                        fcntl.flock(file, fcntl.LOCK_SH)
                         touch(file)
                         for n in numbers:
                             one = ranges[n]
@@ -86,19 +98,14 @@ class RangeCache:
                         continue
                     self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes some, too
                     folder.root.mkdir(parents=True, exist_ok=True)
-                    with self._open(known, os.O_RDWR | os.O_CREAT) as file:
+                    with _opened(folder, known, os.O_RDWR | os.O_CREAT) as file:
+                        fcntl.flock(file, fcntl.LOCK_SH)
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))
                         self._cache.write(file, block.data, one.start)
                         first, last = one.start // _BLOCK, -(-one.end // _BLOCK)
                         self._cache.write(file, bytes([1]) * (last - first), _map(known) + first)
         except CacheUnusable as error:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
-
-    @contextlib.contextmanager
-    def _open(self, known: FileIdentity, flags: int) -> Iterator[FileIO]:
-        path = self._cache.folder.ranges(known.sha256, known.size)
-        with open(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b", buffering=0) as file:
-            yield file
 
 
 def _map(known: FileIdentity) -> int:
@@ -109,3 +116,89 @@ def _map(known: FileIdentity) -> int:
 def _read(file: FileIO, start: int, end: int) -> UInt8:
     """Bytes of a file, uint8, fewer where it ends."""
     return np.frombuffer(os.pread(file.fileno(), end - start, start), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Extents:
+    """What the parts of a file are for, to choose those that are given up.
+
+    Attributes:
+        file: the file.
+        starts: int64 [parts], first byte of each, ascending. A part ends where the next one begins.
+        when: float64 [parts], how late each is needed next.
+    """
+
+    file: FileIdentity
+    starts: Int64
+    when: Float64
+
+
+def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int) -> int:
+    """Give up ranges of at least so many bytes, those first that are needed latest.
+
+    Args:
+        folder: of the cache.
+        extents: of different files of it.
+        wanted: bytes.
+
+    Returns:
+        bytes that were given up; 0 if the file system punches no holes.
+    """
+    blocks: list[Int64] = []
+    when: list[Float64] = []
+    for one in extents:
+        there = np.empty(0, dtype=np.int64)
+        with contextlib.suppress(OSError), _opened(folder, one.file) as file:
+            there = np.flatnonzero(_read(file, _map(one.file), _map(one.file) + -(-one.file.size // _BLOCK)))
+        # A block that two parts share is needed as soon as one of them is.
+        parts = [np.searchsorted(one.starts, there * _BLOCK + at, side="right") - 1 for at in (0, _BLOCK - 1)]
+        blocks.append(there)
+        when.append(np.minimum(*(one.when[np.maximum(part, 0)] for part in parts)))
+    every = np.concatenate([np.empty(0), *when])
+    count = min(-(-wanted // _BLOCK), len(every))
+    if not count:
+        return 0
+    latest = np.partition(every, len(every) - count)[len(every) - count]
+    freed = 0
+    for one, own, needed in zip(extents, blocks, when, strict=True):
+        if (needed >= latest).any() and freed < wanted:
+            with contextlib.suppress(OSError, BusyError):
+                freed += _punch(folder, one.file, own[needed >= latest])
+    return freed
+
+
+def _punch(folder: CacheFolder, known: FileIdentity, blocks: Int64) -> int:
+    """Give up blocks of a file, with what killed processes have left beside them; the bytes that are free then."""
+    with _opened(folder, known) as file:
+        end = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise BusyError from None
+                time.sleep(0.002)
+        used = os.fstat(file.fileno()).st_blocks
+        there = _read(file, _map(known), _map(known) + -(-known.size // _BLOCK)).copy()
+        there[blocks[blocks < len(there)]] = 0
+        os.pwrite(file.fileno(), there.data, _map(known))
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], there != 0, [1]])))
+        for first, last in edges.reshape(-1, 2).tolist():
+            _punch_hole(file, first * _BLOCK, (last - first) * _BLOCK)
+        return 512 * (used - os.fstat(file.fileno()).st_blocks)
+
+
+def _punch_hole(file: FileIO, start: int, size: int) -> None:
+    call = ctypes.CDLL(None, use_errno=True).fallocate64
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    while call(file.fileno(), _PUNCH, start, size):
+        if ctypes.get_errno() != errno.EINTR:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextlib.contextmanager
+def _opened(folder: CacheFolder, known: FileIdentity, flags: int = os.O_RDWR) -> Iterator[FileIO]:
+    path = folder.ranges(known.sha256, known.size)
+    with open(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b", buffering=0) as file:
+        yield file

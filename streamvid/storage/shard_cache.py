@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from io import FileIO
 from pathlib import Path
@@ -82,6 +82,8 @@ class ShardCache:
         self._closed = threading.Event()
         self._retry = retry or Retry()
         self._stalled_after = stalled_after
+        self.give_up: Callable[[int], int] = lambda _: 0
+        """Evicts so many bytes of ranges by the plan of a run; gives the bytes that it has evicted."""
         self.remote = RemoteRanges()
         """Fetches files."""
         self._mutex = threading.Lock()  # guards those below
@@ -333,7 +335,7 @@ class ShardCache:
             try:
                 done += os.pwrite(file.fileno(), memoryview(block)[done:], start + done)
             except OSError as error:
-                if error.errno not in _FULL or not self.folder.evict_oldest():
+                if error.errno not in _FULL or not self._evict():
                     raise
                 self.warn(
                     "full",
@@ -354,11 +356,14 @@ class ShardCache:
             self._make_room(self._reserved)
         self._reserved -= size
 
+    def _evict(self, wanted: int = 1) -> bool:
+        """Evict so many bytes: what is not needed by the plan, if there is one, else what was used longest ago."""
+        return self.give_up(wanted) > 0 or self.folder.evict_oldest(wanted)
+
     def _make_room(self, more: int = 0) -> None:
-        """Evict unleased files, least recently used first, until the limit holds with all that is being fetched, and
-        so many bytes more."""
+        """Evict until the limit holds with all that is being fetched, and so many bytes more."""
         while (used := self.folder.reserved() + sum(size for _, size, _ in self.folder.kept()) + more) > self._limit:
-            if not self.folder.evict_oldest(used - self._limit):
+            if not self._evict(used - self._limit):
                 self.warn(
                     "limit",
                     "The cache in %s grows to %d bytes, over its limit of %d, as all files in it are in use; "

@@ -15,6 +15,7 @@ import streamvid as sv
 from streamvid.fetch import fetch_mode
 from streamvid.fetch.fetch_mode import choose_fetch, cost_of_ranges, cost_of_shards
 from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tests.support.clock import Clock
@@ -118,6 +119,28 @@ def test_a_second_epoch_that_fits_asks_for_nothing(s3: FaultyS3, tmp_path: Path)
         s3.requests.clear()
         assert sum(len(batch["key"]) for batch in loader) == CLIPS
     assert not s3.requests
+
+
+def test_what_is_needed_soonest_stays_in_a_cache_that_is_too_small(
+    s3: FaultyS3, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order from shard to shard, of which half fits: by the time of last use, none would be there when it comes."""
+
+    def fetched(folder: str, epochs: int, limit: int) -> tuple[list[Any], int]:
+        options: dict[str, Any] = {"sampling": sv.All(), "batch_size": 1, "shuffle": False, "cache_bytes": limit}
+        with sv.StreamLoader(
+            "s3://bucket/set", device="cpu", num_threads=1, fetch="ranges", cache_dir=tmp_path / folder, **options
+        ) as loader:
+            return [batch["video"] for _ in range(epochs) for batch in loader], loader.stats().bytes_fetched
+
+    _, whole = fetched("whole", 1, 1 << 30)
+    limit = whole // 2
+    videos, planned = fetched("planned", 5, limit)
+    assert sum(path.stat().st_blocks * 512 for path in (tmp_path / "planned").rglob("*.ranges")) <= limit + 64 * 1024
+    monkeypatch.setattr(ShardAccess, "follow", lambda *_: None)
+    others, by_time = fetched("by time", 5, limit)
+    assert all(torch.equal(a, b) for a, b in zip(videos, others, strict=True))
+    assert planned < whole + 4 * 0.7 * whole < by_time, (planned / whole, by_time / whole)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.storage import range_cache
 from streamvid.storage.byte_range import ByteRange
-from streamvid.storage.range_cache import FileIdentity, RangeCache
+from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import ShardCache
 
@@ -201,3 +203,103 @@ def test_no_link_is_followed(reader: Reader, tmp_path: Path) -> None:
     reader.shards.folder.ranges(FILE.sha256, FILE.size).symlink_to(victim)
     reader.read((0, 4096))
     assert victim.read_bytes() == b"precious"
+
+
+def used(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*.ranges"))
+
+
+def extents(starts: list[int], when: list[float]) -> Extents:
+    return Extents(FILE, np.array(starts), np.array(when, dtype=np.float64))
+
+
+def test_what_is_needed_latest_is_given_up_first(reader: Reader, tmp_path: Path) -> None:
+    reader.read((0, 150_001))
+    # Parts of 12 blocks, of which the neighbours share one.
+    some = extents([0, 50_000, 100_000], [5.0, np.inf, 7.0])
+    folder, before = reader.shards.folder, used(tmp_path)
+    freed = give_up_latest(folder, [some], 4096)
+    assert freed == before - used(tmp_path) >= 4096
+    asked = reader.asked
+    reader.read((0, 50_000), (100_000, 150_001))
+    assert reader.asked == asked  # also their blocks at the edges
+    reader.read((60_000, 70_000))
+    assert reader.asked > asked
+    give_up_latest(folder, [some], 1 << 20)
+    assert used(tmp_path) <= 4096  # the map
+    assert give_up_latest(folder, [some], 1 << 20) == 0
+    reader.read((0, 150_001))
+    assert give_up_latest(folder, [extents([0], [np.inf])], 1) > 0
+
+
+def test_no_reader_sees_a_hole(tmp_path: Path) -> None:
+    """Parts are given up while others read and write them: every byte that comes is the file's, at its first read."""
+    readers = [Reader(tmp_path) for _ in range(4)]
+    some = extents(list(range(0, 150_000, 5000)), [float(n * 7 % 30) for n in range(30)])
+    end = threading.Event()
+    freed = []
+
+    def give_up() -> None:
+        while not end.is_set():
+            freed.append(give_up_latest(readers[0].shards.folder, [some], 30_000))
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(60):
+            start = int(rng.integers(0, 140_000))
+            readers[number % 4].read((start, start + int(rng.integers(1, 10_000))))
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    end.set()
+    thread.join()
+    assert sum(freed) > 0
+
+
+GIVES_UP = """
+import sys
+from pathlib import Path
+from tests.storage.test_range_cache import Reader, extents, give_up_latest
+reader = Reader(Path(sys.argv[1]))
+print("begun", flush=True)
+while True:
+    reader.read((0, 150_001))
+    give_up_latest(reader.shards.folder, [extents([0, 75_000], [1.0, 2.0])], 70_000)
+"""
+
+
+def test_killed_while_it_gives_up(tmp_path: Path) -> None:
+    """And what it has left is given up with the next."""
+    for _ in range(3):
+        command = [sys.executable, "-c", GIVES_UP, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            reader = Reader(tmp_path)
+            for start in range(0, 140_000, 3000):
+                reader.read((start, start + 9000))
+            other.send_signal(signal.SIGKILL)
+        for start in range(0, 140_000, 3000):
+            reader.read((start, start + 9000))
+    with kept(tmp_path).open("r+b") as file:  # killed between the bytes and the holes
+        file.seek(-(-len(DATA) // 4096) * 4096)
+        file.write(bytes(20))
+    give_up_latest(reader.shards.folder, [extents([0], [1.0])], 4096)
+    assert used(tmp_path) <= len(DATA) - 20 * 4096
+
+
+def test_where_no_holes_can_be_punched_files_go(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(range_cache, "_punch_hole", refuse)
+    small = Reader(tmp_path, 100_000)
+    small.shards.give_up = lambda wanted: give_up_latest(small.shards.folder, [extents([0], [1.0])], wanted)
+    with small.shards:
+        for start in range(0, 150_000, 10_000):
+            small.read((start, start + 10_000))
+            assert used(tmp_path) <= 100_000 + 3 * 4096
