@@ -78,9 +78,9 @@ def read_manifest(path: str, *, revision: int | None = None, retry_for: float | 
             f"revision {newest.oldest} or a later one"
         )
     file = join(path, revision_file(revision))
-    if not filesystem.exists(file, retry=retry):
+    if (found := filesystem.details(file, retry=retry)) is None:
         raise DatasetError(f"revision {revision} of {shown} is not kept: there is no {revision_file(revision)}")
-    manifest = _parsed(_read(file, retry), file)
+    manifest = _parsed(_read(file, retry, found.size), file)
     if manifest.revision != revision:
         raise DatasetError(f"{redact(file)} is of revision {manifest.revision}: copy it again")
     return manifest
@@ -247,18 +247,17 @@ def _read_newest(path: str, retry: Retry) -> bytes:
     file = join(path, FILE_NAME)
     if is_local(path) and os.path.isfile(local_path(path)):
         raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    if not filesystem.exists(file, retry=retry):
+    if (found := filesystem.details(file, retry=retry)) is None:
         if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
             raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
         raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    return _read(file, retry)
+    return _read(file, retry, found.size)
 
 
-def _read(file: str, retry: Retry) -> bytes:
-    size = filesystem.size(file, retry=retry)
+def _read(file: str, retry: Retry, size: int) -> bytes:
     if size > MAX_BYTES:
         raise DatasetError(f"{redact(file)} has {size} bytes, more than any dataset needs: pack it again")
-    return filesystem.read_bytes(file, retry=retry)
+    return filesystem.read_bytes(file, retry=retry, length=size)
 
 
 _PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"

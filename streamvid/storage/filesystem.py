@@ -40,11 +40,11 @@ from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
-def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None) -> bytes:
+def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, length: int = 0) -> bytes:
     """The whole file. Raises DatasetError or InputError, also if a local one is none, or it has more than `most` bytes
-    (of a remote one, where there is a `retry`)."""
+    (of a remote one, where there is a `retry`). A `length` that is known need not be asked for."""
     if retry is not None and not is_local(path):
-        if (length := size(path, retry=retry)) > most:
+        if (length := length or size(path, retry=retry)) > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
         part = PART_BYTES if has_ranges(path) else max(1, length)
         parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
