@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "streamvid"
 LAYERS = (
-    *("cli", "revising", "inspection", "packing"),
+    *("__main__", "cli", "revising", "inspection", "packing"),
     *("loader", "dali", "transform", "decode", "fetch", "plan", "sampling"),
     *("dataset", "storage", "video", "color", "bitstream", "mp4"),
 )

@@ -43,7 +43,7 @@ def run_demo(videos: Path | None, out: Path, dataset: str, console: Console) -> 
         labels = ["--labels", str(videos / "labels.csv")]
     else:
         labels = []
-    streamvid = [sys.executable, "-m", "streamvid.cli.main"]
+    streamvid = [sys.executable, "-m", "streamvid"]
     _run("Packing", [*streamvid, "pack", str(videos), dataset, *labels, *replace], console)
     _run("Verifying", [*streamvid, "verify", dataset, "--decode"], console)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]

@@ -156,7 +156,3 @@ def _stoppable() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -39,7 +39,7 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ls_into_a_pipe_that_closes(folder: Path) -> None:
-    command = [sys.executable, "-m", "streamvid.cli.main", "ls", str(folder / "ds")]
+    command = [sys.executable, "-m", "streamvid", "ls", str(folder / "ds")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "streamvid.cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
@@ -148,7 +148,7 @@ def test_as_a_process(folder: Path) -> None:
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("streamvid: no dataset at ")
     cut = subprocess.run(
-        f"{sys.executable} -m streamvid.cli.main info {folder / 'ds'} | :; echo ${{PIPESTATUS[0]}}",
+        f"{sys.executable} -m streamvid info {folder / 'ds'} | :; echo ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert cut.stderr == ""
@@ -300,7 +300,7 @@ def test_info_fits_its_terminal(folder: Path, columns: int) -> None:
     process, screen = pty.fork()
     if not process:
         os.environ["COLUMNS"] = str(columns)
-        os.execv(sys.executable, [sys.executable, "-m", "streamvid.cli.main", "info", str(folder / "ds")])
+        os.execv(sys.executable, [sys.executable, "-m", "streamvid", "info", str(folder / "ds")])
     shown = b""
     with contextlib.suppress(OSError):  # the end of a terminal
         while part := os.read(screen, 1 << 16):
@@ -316,7 +316,7 @@ def test_info_fits_its_terminal(folder: Path, columns: int) -> None:
 @pytest.mark.parametrize("closed", ["<&- >&-", "2>&-"])
 def test_with_closed_streams(folder: Path, closed: str) -> None:
     """As some daemons start programs. The next files that are opened must not take their numbers."""
-    command = [sys.executable, "-m", "streamvid.cli.main", "info", str(folder / "ds")]
+    command = [sys.executable, "-m", "streamvid", "info", str(folder / "ds")]
     shell = ["bash", "-c", f'exec "$@" {closed}', "streamvid", *command]
     ended = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -279,7 +279,7 @@ def test_a_killed_index_goes_on(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "streamvid.cli.main",
+        "streamvid",
         "index",
         str(videos),
         str(tmp_path / "killed"),

@@ -412,7 +412,7 @@ def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) ->
     write(SMALL, tmp_path / "in/0.mp4")
     for n in range(1, 5000):
         os.link(tmp_path / "in/0.mp4", tmp_path / f"in/{n}.mp4")
-    command = [sys.executable, "-m", "streamvid.cli.main", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
+    command = [sys.executable, "-m", "streamvid", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
     # A terminal sends its signals to a whole process group.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
