@@ -90,7 +90,9 @@ def page_column(name: str, array: pa.Array, most: int) -> Column:
         return Column(shown, "number", values) if exact else Column(shown, "text", [_text(v, most) for v in values])
     if pa.types.is_boolean(kind):
         return Column(shown, "choice", [None if v is None else int(v) for v in array.to_pylist()], ("False", "True"))
-    if pa.types.is_list(kind):
+    if pa.types.is_fixed_size_list(kind):
+        array = array.cast(pa.list_(kind.value_type))
+    if pa.types.is_list(array.type):
         cut = pc.list_slice(array, 0, _ITEMS).to_pylist()
         lengths = pc.list_value_length(array).to_pylist()
         texts = [_list_text(value, length, most) for value, length in zip(cut, lengths, strict=True)]

@@ -19,7 +19,7 @@ from streamvid.transform.spec import ONLY_VIEW, TAKEN, Layout, Transform, Views,
 if TYPE_CHECKING:
     import torch
 
-_TEXT: Final = 300
+_TEXT: Final = 2000
 """Characters of a value of metadata."""
 
 

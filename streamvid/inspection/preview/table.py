@@ -22,8 +22,8 @@ _ROWS: Final = 10_000
 """Its clips at most; those with strips are among them."""
 _COLUMNS: Final = 2000
 _CELLS: Final = 1_000_000
-_TEXT, _SHORT_TEXT = 300, 30
-"""Characters of a cell, and those where there is no room for so many."""
+_LONG, _TEXT, _SHORT = 2000, 300, 30
+"""Characters of a cell; where there is no room for so many; and where there is none for clips either."""
 _FIELDS: Final = 20_000
 """Values that stand beside all strips together."""
 _OPEN: Final = 6
@@ -76,17 +76,19 @@ def make_table(dataset: Dataset, rows: Int64, strips: Sequence[int], random: np.
         strips: rows of the clips with strips, which are in the table.
         random: draws the others where there is no room for all.
     """
-    names, most = column_names(dataset)[:_COLUMNS], _TEXT
+    names, most = column_names(dataset)[:_COLUMNS], _LONG
     kept = _drawn(rows, strips, min(_ROWS, _CELLS // len(names)), random)
     while True:
         table = _read(dataset, names, kept, most)
         size = len(table.to_json(strips).encode("utf-8", errors="replace"))
         if size <= TABLE_BYTES:
             break
-        if len(kept) > max(1, len(strips)):
+        if most == _LONG:
+            most = _TEXT
+        elif len(kept) > max(1, len(strips)):
             kept = _drawn(kept, strips, min(len(kept) - 1, int(0.9 * len(kept) * TABLE_BYTES / size)), random)
-        elif most > _SHORT_TEXT:
-            most = _SHORT_TEXT
+        elif most == _TEXT:
+            most = _SHORT
         elif len(names) > 1:
             names = names[: len(names) // 2]
         else:
@@ -94,6 +96,7 @@ def make_table(dataset: Dataset, rows: Int64, strips: Sequence[int], random: np.
     left_out = len(column_names(dataset)) - len(names)
     notes = [f"{len(kept):,} of {len(rows):,} clips, drawn at random."] if len(kept) < len(rows) else []
     notes += [f"{left_out:,} columns are left out."] if left_out else []
+    notes += [f"Longer texts are cut after {most} characters, for filters, too."] if most < _LONG else []
     return Table(kept, table.columns, table.own, [*notes, *table.notes])
 
 

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(
 
 LOADED = "[...document.images].every((one) => one.complete && one.naturalWidth > 0)"
 VISIBLE = "[...document.querySelectorAll('.clip')].filter((one) => one.checkVisibility()).length"
-TITLES = "[...document.querySelectorAll('.clip')].filter((e) => !e.hidden).map((e) => e.querySelector('h3').innerText)"
+TITLES = (
+    "[...document.querySelectorAll('.clip')].filter((e) => !e.hidden).map((e) => e.querySelector('h3').textContent)"
+)
 ROWS = "[...document.querySelectorAll('tbody tr')].map((row) => row.cells[0].innerText)"
 CONTRAST = """(() => {
   const style = getComputedStyle(document.body);

@@ -87,7 +87,7 @@ def test_masks_times_labels_and_metadata() -> None:
         "clip": torch.tensor([7, 8, 9]),
         "epoch": torch.tensor([0, 0, 1]),
         "key": ["one", "<two>", "three"],
-        "caption": ["a", "b" * 1000, "\u202ec"],
+        "caption": ["a", "b" * 3000, "\u202ec"],
         "score": torch.tensor([0.5, 1.5, float("nan")]),
         "vector": torch.zeros(3, 8),
     }
@@ -102,7 +102,7 @@ def test_masks_times_labels_and_metadata() -> None:
     html = shown._repr_html_()
     assert "&lt;two&gt;" in html
     assert html.count('class="padding"') == 6
-    assert "b" * 300 + "…" in html
+    assert "b" * 2000 + "…" in html
     assert "\u202e" not in html
     assert html.count("<dt><bdi>caption") == html.count("<dt><bdi>vector") == 3
     assert "Shown(3 strips" in repr(shown)
