@@ -67,6 +67,25 @@ def select_rows(
     return np.flatnonzero(chosen).astype(np.int64)
 
 
+def delivered(
+    dataset: ClipSource,
+    *,
+    where: str | pc.Expression | None = None,
+    keys: Sequence[str] | str | os.PathLike[str] | None = None,
+) -> Int64:
+    """int64 [clips]: the rows of clips that are chosen and not forgotten, ascending.
+
+    Raises:
+        InputError: as from `select_rows`, or a key of a forgotten clip is named.
+    """
+    rows = select_rows(dataset, where=where, keys=keys)
+    gone = np.isin(rows, dataset.forgotten)
+    if keys is not None and gone.any():
+        key = dataset.key(int(rows[gone][0]))
+        raise InputError(f"clip {key!r} is forgotten: the dataset does not deliver it any more; leave its key out")
+    return rows[~gone]
+
+
 def matches(dataset: ClipSource, where: str | pc.Expression) -> Bool:
     """bool [clips]: which clips match a condition; see `select_rows`."""
     if isinstance(where, str):

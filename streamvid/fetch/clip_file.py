@@ -123,15 +123,16 @@ class ClipFile:
 
 
 def _parts(index: FrameIndex) -> Iterator[tuple[int, int]]:
-    """Consecutive packets, as (first, end), of at least `_CHUNK_BYTES`, each but the first from a random access packet
-    on."""
-    ends = np.cumsum(index.size)
+    """Consecutive packets, as (first, end), of about `_CHUNK_BYTES`. Where some have no checksum, each part but the
+    first begins at a random access packet, as they are held against their bitstream then."""
+    begins = np.cumsum(index.size) - index.size
+    cuts = index.starts if (index.crc32c < 0).any() else np.arange(len(index))
     first = 0
-    for start in index.starts.tolist():
-        if start > first and ends[start - 1] - (ends[first - 1] if first else 0) >= _CHUNK_BYTES:
-            yield first, start
-            first = start
-    yield first, len(index)
+    while first < len(index):
+        after = np.searchsorted(begins[cuts], begins[first] + _CHUNK_BYTES)
+        end = int(cuts[after]) if after < len(cuts) else len(index)
+        yield first, end
+        first = end
 
 
 def _all_packets(index: FrameIndex, first: int, end: int) -> PacketSelection:

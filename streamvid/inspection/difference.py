@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Bool, Int64
 from streamvid.dataset.dataset import Dataset
-from streamvid.inspection.listing import delivered
+from streamvid.dataset.selection import delivered
 
 VIDEO: Final = "video"
 """Stands for a clip's bytes among the names of columns."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
-from streamvid.inspection.listing import delivered
+from streamvid.dataset.selection import delivered
 
 _AT_ONCE: Final = 1024
 """Frame indexes that are read together."""

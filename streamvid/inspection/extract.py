@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.selection import delivered
 from streamvid.errors import ClipError, InputError
 from streamvid.fetch.clip_file import ClipFile
-from streamvid.inspection.listing import delivered
 from streamvid.packing.destination import remove_temporaries
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value

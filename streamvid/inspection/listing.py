@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.arrays import Int64
 from streamvid.checks import integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.selection import select_rows
+from streamvid.dataset.selection import delivered
 from streamvid.errors import InputError
 
 SIZE: Final = "mp4_size"
@@ -51,30 +49,14 @@ def list_clips(
     if isinstance(columns, str):
         raise InputError(f"columns must be a list of column names, it is {columns!r}: write [{columns!r}]")
     names = list(_usual(opened) if columns is None else columns)
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"columns must be a list of column names, one of them is {name!r}")
     found = {name: pa.array(opened.clips.mp4_size) if name == SIZE else opened.columns.get(name) for name in names}
     return (
         pa.table({name: column.take(pa.array(rows[first : first + _ROWS])) for name, column in found.items()})
         for first in range(0, len(rows), _ROWS)
     )
-
-
-def delivered(
-    dataset: ClipSource,
-    *,
-    where: str | pc.Expression | None = None,
-    keys: Sequence[str] | str | os.PathLike[str] | None = None,
-) -> Int64:
-    """int64 [clips]: the rows of clips that are chosen and not forgotten, ascending.
-
-    Raises:
-        InputError: as from `streamvid.dataset.selection.select_rows`, or a key of a forgotten clip is named.
-    """
-    rows = select_rows(dataset, where=where, keys=keys)
-    gone = np.isin(rows, dataset.forgotten)
-    if keys is not None and gone.any():
-        key = dataset.key(int(rows[gone][0]))
-        raise InputError(f"clip {key!r} is forgotten: the dataset does not deliver it any more; leave its key out")
-    return rows[~gone]
 
 
 def _usual(dataset: ClipSource) -> Iterator[str]:

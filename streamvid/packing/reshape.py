@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
@@ -15,6 +14,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.revisions import dataset_path
+from streamvid.dataset.selection import delivered
 from streamvid.errors import InputError
 from streamvid.packing.destination import DATASET_EXISTS, read_state
 from streamvid.packing.keys import KEY_MAX, duplicates, longer_keys
@@ -121,6 +121,14 @@ def split(
     integer(seed, "seed", least=0, most=None)
     if sum(rule is not None for rule in (shares, keys, column)) != 1:
         raise InputError("a split is by shares, by keys or by a column: give one of the three")
+    for option, given in {"shares": shares, "keys": keys}.items():
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(
+                f"{option} must be a dict with the name of each part, such as 'train'; it is {given!r}"[:300]
+            )
+    for option, text in {"column": column or "", "group": group}.items():
+        if not isinstance(text, str):
+            raise InputError(f"{option} must be the name of a column; it is {text!r}"[:300])
     opened = _opened(dataset)
     rows = _delivered(opened)
     settings: dict[str, object] = {"command": "split", "column": column}
@@ -200,7 +208,7 @@ def _opened(dataset: Given) -> Dataset:
 
 def _delivered(source: ClipSource) -> Int64:
     """int64 [clips]: the rows that are not forgotten."""
-    rows = np.setdiff1d(np.arange(len(source)), source.forgotten)
+    rows = delivered(source)
     if not len(rows):
         raise InputError(f"all clips of {redact(source.path)} are forgotten: there is nothing to make a dataset of")
     return rows

@@ -365,6 +365,9 @@ def test_split_by_key_and_by_column(made: Path, tmp_path: Path) -> None:
         split(made / "one", tmp_path / "c", column="clas", **QUIET)
     with pytest.raises(InputError, match="give one of the three"):
         split(made / "one", tmp_path / "c", **QUIET)
+    for wrong in ({"shares": [0.9, 0.1]}, {"keys": "test.txt"}, {"column": 3}, {"shares": {"a": 1}, "group": None}):
+        with pytest.raises(InputError, match="must be"):
+            split(made / "one", tmp_path / "c", **(wrong | QUIET))  # type: ignore[arg-type]
     assert not (tmp_path / "c").exists()
 
 

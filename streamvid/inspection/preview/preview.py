@@ -11,7 +11,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import integer
 from streamvid.dataset.dataset import Dataset
-from streamvid.inspection.listing import delivered
+from streamvid.dataset.selection import delivered
 from streamvid.inspection.preview.charts import dataset_charts, svg
 from streamvid.inspection.preview.draw import draw_strips
 from streamvid.inspection.preview.page import (
