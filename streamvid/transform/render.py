@@ -308,8 +308,8 @@ def _rescued(
         return submit(batch).result()
     except VideoError as error:
         cause = error.with_traceback(None)
-    while rescue is not None:
-        before, batch = batch, rescue(batch.number, cause)
+    while True:
+        before, batch = batch, batch if rescue is None else rescue(batch.number, cause)
         try:
             return submit(batch).result()
         except VideoError as error:

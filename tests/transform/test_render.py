@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -170,6 +171,30 @@ def test_a_batch_that_fails_is_rescued_and_then_decoded_otherwise(at: str, failu
         with pytest.raises(VideoError, match="failure 0"):
             next(results)
     assert rescue.log == ([(2, f"failure {failures - 1}", True)] if failures else [])
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 3])
+def test_without_a_rescue_it_is_decoded_again_and_then_otherwise(failures: int) -> None:
+    """on_error="raise" is of clips, not of drivers."""
+    left = failures
+
+    def begin(batch: EncodedBatch, *, sign: int) -> Pending[int]:
+        def result() -> int:
+            nonlocal left
+            if batch.number == 2 and left:
+                left -= 1
+                raise VideoError(f"failure {left}")
+            return sign * batch.bytes_read
+
+        return Pending(result)
+
+    results = decoded_in_order(Numbered(3, read=9), partial(begin, sign=1), None, partial(begin, sign=-1))
+    assert next(results) == 1
+    if failures < 3:
+        assert list(results) == [[2, 2, -2][failures], 3]
+    else:
+        with pytest.raises(VideoError, match="failure 0"):
+            next(results)
 
 
 def test_a_batch_with_a_clip_that_was_found_bad_since_is_made_anew() -> None:
