@@ -183,7 +183,7 @@ def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None
                     found = hashlib.file_digest(file, "sha256").hexdigest()
             elif cache is not None:
                 lease = cache.lease(path, size=overlay.bytes, sha256=overlay.sha256)
-                source, found = str(stack.enter_context(lease).path), overlay.sha256
+                source, found = stack.enter_context(lease).opened, overlay.sha256
             else:
                 source = filesystem.read_bytes(path, most=overlay.bytes, retry=retry)
                 found = hashlib.sha256(source).hexdigest()

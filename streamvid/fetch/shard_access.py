@@ -122,7 +122,7 @@ class ShardAccess:
                     with shard_errors(self._dataset, {url: number}):
                         try:
                             lease = self._cache.lease(url, size=size, sha256=sha256, stop=stop)
-                            cached[number, extension] = str(leases.enter_context(lease).path)
+                            cached[number, extension] = leases.enter_context(lease).opened
                         except CacheUnusable as error:
                             if local:
                                 raise

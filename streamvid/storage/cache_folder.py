@@ -34,6 +34,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
+from streamvid.storage.regular_file import NotAFileError, open_file
+
 _log = logging.getLogger(__name__)
 
 _KEPT = re.compile(r"[0-9a-f]{64}(\.[0-9]{1,20}\.ranges)?", re.ASCII)
@@ -51,6 +53,12 @@ class Lease:
     path: Path
     _file: FileIO = dataclasses.field(repr=False)
     _pid: int = dataclasses.field(default_factory=os.getpid, repr=False)
+
+    @property
+    def opened(self) -> str:
+        """Another name of the file, in this process alone: it is good for as long, even if the file or its folder is
+        removed by another program."""
+        return f"/proc/self/fd/{self._file.fileno()}"
 
     def release(self) -> None:
         """Allow eviction. The path must not be used any more; a second call does nothing."""
@@ -91,9 +99,7 @@ class CacheFolder:
         """A lease on the published file; None if there is none, or it is damaged. Raises BusyError while another
         process is about to remove it."""
         path = self.root / sha256
-        try:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115  the lease closes it
-        except FileNotFoundError:
+        if (file := _open(path)) is None:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -157,8 +163,8 @@ class CacheFolder:
     def kept(self) -> list[tuple[Path, int, int]]:
         """The files that are complete, and those of ranges: path, bytes that it takes, and when it was last used, in
         ns."""
-        found = []
-        with os.scandir(self.root) as entries:
+        found: list[tuple[Path, int, int]] = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
                 if match := _KEPT.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):
@@ -170,10 +176,9 @@ class CacheFolder:
     def evict(self, path: Path) -> bool:
         """Remove a file unless a process holds it. Returns whether it is gone."""
         try:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115  closed below
-        except FileNotFoundError:
-            return True
-        except PermissionError:  # another user's
+            if (file := _open(path)) is None:
+                return True
+        except (PermissionError, IsADirectoryError):  # another user's, and none of ours
             return False
         with file:
             try:
@@ -218,9 +223,13 @@ class CacheFolder:
 
 
 def claim(part: Path) -> FileIO | None:
-    """The part, held by this process; None if another one holds it. What a dead process left of it is taken over."""
-    part.parent.mkdir(parents=True, exist_ok=True)
-    file = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)  # noqa: SIM115
+    """The part, held by this process; None if another one holds it, or the folder has just been removed. What a dead
+    process left of it is taken over."""
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        file = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)  # noqa: SIM115
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -238,6 +247,19 @@ def give_up(part: Path, file: FileIO) -> None:
     with contextlib.suppress(OSError):
         if _is_at(file, part):
             part.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> FileIO | None:
+    """A file, for reading; None if there is none. A link, a pipe or the like that has its name is removed."""
+    try:
+        if not path.is_symlink():
+            return open(open_file(path), "rb", buffering=0)
+    except FileNotFoundError:
+        return None
+    except NotAFileError:
+        pass
+    path.unlink(missing_ok=True)
+    return None
 
 
 def modified(path: Path) -> int:

@@ -66,7 +66,7 @@ class RangeCache:
                 continue
             with contextlib.suppress(OSError, BusyError):
                 if lease := self._cache.folder.pin(known.size, known.sha256):
-                    with lease, open(lease.path, "rb", buffering=0) as file:
+                    with lease, open(lease.opened, "rb", buffering=0) as file:
                         found.update((n, _read(file, ranges[n].start, ranges[n].end)) for n in numbers)
                 else:
                     with _opened(self._cache.folder, known) as file:

@@ -156,7 +156,7 @@ class ShardCache:
         `lease`."""
         try:
             with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self.usable():
-                return lease.path.read_bytes()
+                return Path(lease.opened).read_bytes()
         except CacheUnusable as error:
             self.warn("without", "%s Files are fetched again for every process.", error)
         content = filesystem.read_bytes(url, retry=self._retry.until(stop or self._closed))

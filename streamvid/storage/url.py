@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 from fsspec.implementations.local import make_path_posix
 from fsspec.utils import get_protocol
@@ -66,7 +67,11 @@ def join(base: AnyPath, *parts: str) -> str:
 
 def redact(url: AnyPath) -> str:
     """A URL, or a text with URLs, fit for a message: user names, passwords and secret query parts become `***`."""
-    text = _USERINFO.sub(r"\1***@", os.fspath(url))
+    name = os.fspath(url)
+    if name.startswith("/proc/self/fd/"):
+        with suppress(OSError):
+            name = os.readlink(name)  # of a file that is held open
+    text = _USERINFO.sub(r"\1***@", name)
     return _SECRET_PART.sub(r"\1***", text)
 
 

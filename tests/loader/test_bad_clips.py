@@ -35,6 +35,7 @@ from streamvid.loader.quarantine import OnError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.shard_cache import ShardCache
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support import hostile
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
@@ -650,6 +651,36 @@ def test_a_damaged_shard_in_a_bucket_costs_its_damaged_clips(whole: Path, tmp_pa
         pytest.raises(DatasetError, match="restore the file"),
     ):
         epochs(one)
+
+
+@pytest.mark.parametrize("engine", ["default", "dali"])
+@pytest.mark.parametrize("what", ["the folder", "its files"])
+def test_a_cache_that_is_removed_while_its_files_are_in_use(tmp_path: Path, engine: Any, what: str) -> None:
+    """By a cleaner of temporary folders, at the worst moment: between a file's lease and its opening."""
+    whole = make_dataset(tmp_path, [("vp9", "webm")] * 8)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(whole), f"/{tmp_path.name}", recursive=True)
+    options: dict[str, Any] = {"engine": engine, "batch_size": 2, "transform": sv.Transform(resize=(32, 32))}
+    expected = epochs(loader(whole, tmp_path, **options), 2)
+    cache, leased, removed = tmp_path / "cache", ShardCache.lease, []
+
+    def lease(self: ShardCache, *args: Any, **given: Any) -> Any:
+        found = leased(self, *args, **given)
+        removed.append(Path(found.path).exists())
+        if what == "the folder":
+            shutil.rmtree(cache, ignore_errors=True)
+        else:
+            for file in cache.iterdir():
+                file.unlink(missing_ok=True)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardCache, "lease", lease)
+        given = {**options, "cache_dir": cache, "fetch": "shards", "on_error": "raise"}
+        with loader(f"memory://{tmp_path.name}", tmp_path, **given) as one:
+            assert all(map(same, epochs(one, 2), expected))
+    assert len(removed) > 4
+    assert any(removed)
 
 
 def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:

@@ -714,6 +714,43 @@ def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remed
         assert published(tmp_path / "cache") == [a["sha256"]]
 
 
+@pytest.mark.parametrize("kind", ["a dangling link", "a link", "a folder", "a pipe", "a link to a pipe", "nothing"])
+def test_whatever_is_in_the_place_of_a_cached_file(cache: ShardCache, site: Site, tmp_path: Path, kind: str) -> None:
+    file = site.add("a", data("a"))
+    with cache.lease(**file) as lease:
+        path = lease.path
+        path.unlink()
+        assert Path(lease.opened).read_bytes() == data("a")
+    (tmp_path / "other").write_bytes(data("b"))
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    elif kind != "nothing":
+        path.symlink_to(tmp_path / ("other" if kind == "a link" else "none"))
+    assert cache.read_through(**file) == data("a")
+    assert (tmp_path / "other").read_bytes() == data("b")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
+def test_whatever_is_in_the_place_of_the_folder(
+    cache: ShardCache, site: Site, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, root = site.add("a", data("a")), tmp_path / "cache"
+    cache.lease(**file).release()
+    root.rename(tmp_path / "moved")
+    if kind == "a file":
+        root.write_text("a file")
+    else:
+        root.symlink_to(tmp_path / ("moved" if kind == "a link" else "none"))
+    assert cache.read_through(**file) == data("a")
+    assert ("cannot be used" in caplog.text) == (kind != "a link")
+    assert site.gets == {"a": 1 if kind == "a link" else 2}
+
+
 def test_a_folder_that_is_removed_meanwhile_is_made_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
     a, b = (site.add(name, data(name)) for name in "ab")
     cache.read_through(**a)
