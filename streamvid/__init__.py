@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamvid.dataset.dataset import Dataset as Dataset
+    from streamvid.dataset.picked import Pick as Pick
     from streamvid.errors import ClipError as ClipError
     from streamvid.errors import DatasetError as DatasetError
     from streamvid.errors import InputError as InputError
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from streamvid.revising.annotate import annotate as annotate
     from streamvid.revising.forget import ForgetReport as ForgetReport
     from streamvid.revising.forget import forget as forget
+    from streamvid.revising.ledger import Seen as Seen
+    from streamvid.revising.ledger import ledger as ledger
     from streamvid.sampling.base import ClipTimes as ClipTimes
     from streamvid.sampling.base import FrameSampler as FrameSampler
     from streamvid.sampling.explicit import ByClip as ByClip
@@ -84,8 +87,10 @@ _MODULE_OF = {
     "Mix": "plan.inputs",
     "MultiRate": "sampling.windows",
     "PackOptions": "packing.options",
+    "Pick": "dataset.picked",
     "RandomFrames": "sampling.spread",
     "Scenes": "packing.options",
+    "Seen": "revising.ledger",
     "StreamLoader": "loader.stream_loader",
     "StreamvidError": "errors",
     "Subset": "plan.inputs",
@@ -102,6 +107,7 @@ _MODULE_OF = {
     "extract": "inspection.extract",
     "forget": "revising.forget",
     "index": "packing.index",
+    "ledger": "revising.ledger",
     "list_clips": "inspection.listing",
     "merge": "packing.reshape",
     "pack": "packing.pack",

@@ -1,8 +1,10 @@
-"""`streamvid forget` and `annotate`: a dataset that exists is changed, which makes a revision."""
+"""`streamvid forget`, `annotate` and `ledger`: a dataset is changed; the steps in which a clip was seen."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 
 from streamvid.cli.output import add_roots, console
 from streamvid.text import format_count, printable
@@ -12,6 +14,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the commands and their options."""
     _add_forget(commands)
     _add_annotate(commands)
+    _add_ledger(commands)
 
 
 def _add_forget(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,6 +43,16 @@ def _add_annotate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.add_argument("table", metavar="TABLE", help=".parquet, .csv or .jsonl with a column key, and others")
     add_roots(command)
     command.set_defaults(run=_annotate)
+
+
+def _add_ledger(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "say in which steps of a run a clip was seen"
+    command = commands.add_parser("ledger", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("state", metavar="RUN", help="a file with a StreamLoader's state: JSON, or of torch.save")
+    command.add_argument("key", metavar="KEY", help="of the clip")
+    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_roots(command)
+    command.set_defaults(run=_ledger)
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
@@ -77,4 +90,20 @@ def _annotate(arguments: argparse.Namespace) -> int:
     console().print(printable(f"{what} of {format_count(report.clips, 'clip')}; revision {report.revision}"))
     if report.purged:
         console().print(f"{format_count(report.purged, 'row')} of purged clips left out")
+    return 0
+
+
+def _ledger(arguments: argparse.Namespace) -> int:
+    from streamvid.revising.ledger import ledger
+
+    seen = ledger(arguments.state, arguments.key, roots=arguments.roots)
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in seen], indent=1))
+        return 0
+    out = console()
+    out.print(f"seen {format_count(len(seen), 'time')}")
+    for one in seen:
+        more = ("" if one.sample == 0 else f", sample {one.sample}") + ("" if one.valid else ", not valid")
+        place = f"rank {one.rank} place {one.place}{more}"
+        out.print(f"epoch {one.epoch} step {one.step} (of the run {one.run_step}) {place}")
     return 0

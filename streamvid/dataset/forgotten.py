@@ -27,13 +27,14 @@ SCHEMA: Final = pa.schema(
     [
         pa.field("shard", pa.string(), nullable=False),
         pa.field("row", pa.int32(), nullable=False),
+        pa.field("revision", pa.int64()),
         pa.field("forgotten", pa.timestamp("ms", "UTC")),
         pa.field("purged", pa.timestamp("ms", "UTC")),
         pa.field("key_sha256", pa.string()),
     ]
 )
-"""Of each forgotten clip its shard, the row in that, when it was forgotten and its bytes purged, and the SHA-256 of its
-key: what went and when, without its name."""
+"""Of each forgotten clip its shard, the row in that, since which revision and when it is forgotten, when its bytes were
+purged, and the SHA-256 of its key: what went and when, without its name."""
 _NEEDED: Final = 2
 """Columns that a table must have, the first ones."""
 
@@ -115,12 +116,14 @@ def write_forgotten(rows: pa.Table, revision: int) -> tuple[Forgotten, bytes]:
 
     Args:
         rows: columns of `SCHEMA`, all or some, each clip once.
-        revision: of the dataset that forgets them.
+        revision: in which those are forgotten that have no revision.
     """
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
         for field in SCHEMA
     ]
+    since = SCHEMA.names.index("revision")
+    columns[since] = pc.fill_null(columns[since], revision)
     table = pa.table(columns, schema=SCHEMA).sort_by([("shard", "ascending"), ("row", "ascending")])
     stream = io.BytesIO()
     pq.write_table(table, stream, compression="zstd")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
@@ -11,7 +11,8 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.members import Values
-from streamvid.fetch.encoded_batch import labels_of
+from streamvid.dataset.picked import Pick
+from streamvid.fetch.encoded_batch import EncodedBatch, labels_of
 from streamvid.loader.quarantine import BadClip
 from streamvid.transform.render import RenderedBatch
 
@@ -93,7 +94,7 @@ class LoaderStats:
 def make_batch(
     one: RenderedBatch,
     dataset: ClipSource,
-    columns: Sequence[str],
+    columns: Sequence[str | Pick],
     part_of: Callable[[Int64], Int64] | None = None,
     *,
     masked: bool = False,
@@ -116,17 +117,34 @@ def make_batch(
     batch["key"] = [dataset.key(row) for row in rows.tolist()]
     if part_of is not None:
         batch["dataset"] = torch.from_numpy(part_of(rows)).to(device)
-    for name in columns:
-        values: Any = one.encoded.members.get(name)
-        if values is None:
-            values = dataset.columns.batch(name, rows)
-        elif masked:
-            values = without_absent(values, one.encoded.absent)
+    for name, values in column_values(dataset, columns, rows, one.encoded):
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values).to(device)
         else:
             batch[name] = [torch.from_numpy(one).to(device) if isinstance(one, np.ndarray) else one for one in values]
     return cast(Batch, batch)
+
+
+def column_values(
+    dataset: ClipSource, columns: Sequence[str | Pick], rows: Int64, encoded: EncodedBatch
+) -> Iterator[tuple[str, Any]]:
+    """The metadata of a batch's clips, by name.
+
+    Args:
+        dataset: where they come from.
+        columns: which metadata.
+        rows: int64 [batch], the clips; of absent ones that are masked their own, not those that were decoded instead.
+        encoded: the batch. The last of its random numbers are for picks, in their order.
+    """
+    picks = [one for one in columns if isinstance(one, Pick)]
+    for one in columns:
+        if isinstance(one, Pick):
+            yield one.column, one.values(dataset.columns, rows, encoded.random[:, picks.index(one) - len(picks)])
+        elif (values := encoded.members.get(one)) is not None:
+            same = rows is encoded.clips or np.array_equal(rows, encoded.clips)
+            yield one, values if same else without_absent(values, encoded.absent)
+        else:
+            yield one, dataset.columns.batch(one, rows)
 
 
 def without_absent(values: Values, absent: Int64) -> Values:

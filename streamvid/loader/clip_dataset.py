@@ -15,10 +15,11 @@ import torch.utils.data
 from streamvid.arrays import Int64
 from streamvid.checks import boolean, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.picked import Pick
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
-from streamvid.loader.batch import mask_absent, without_absent
+from streamvid.loader.batch import column_values, mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
@@ -81,7 +82,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         *,
         sampling: FrameSampler | None = None,
         transform: Transform | Views | Mapping[str, Transform] | None = None,
-        columns: Sequence[str] = (),
+        columns: Sequence[str | Pick] = (),
         seed: int = 0,
         isolate: bool = False,
         checksum: Checksum | None = "crc32c",
@@ -310,8 +311,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self._clip_transform
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the metadata in samples."""
+    def columns(self) -> tuple[str | Pick, ...]:
+        """The metadata in samples."""
         return self._columns
 
     @property
@@ -353,12 +354,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             (row,) = mask_absent({name: one.unsqueeze(0) for name, one in tensors.items()}, batch.absent, self.dataset)
         sample: dict[str, Any] = dict(tensors)
         sample["key"] = self.dataset.key(int(row))
-        for name in self._columns:
-            values: Any = batch.members.get(name)
-            if values is None:
-                values = self.dataset.columns.batch(name, [row])
-            elif row != batch.clips[0]:
-                values = without_absent(values, batch.absent)
+        for name, values in column_values(self.dataset, self._columns, np.array([row]), batch):
             array = isinstance(values, np.ndarray) or isinstance(values[0], np.ndarray)
             sample[name] = torch.as_tensor(values[0]) if array else values[0]
         return sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from streamvid.checks import is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import find_member
+from streamvid.dataset.picked import Pick
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import CHECKSUMS, Checksum, SampleSpec
 from streamvid.loader.quarantine import ErrorPolicy
@@ -17,8 +19,11 @@ from streamvid.mp4.boxes import MIRRORED
 from streamvid.plan.inputs import DatasetLike, Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.sampling.base import FrameSampler, check_sampler
 from streamvid.sampling.padding import has_black_frames
+from streamvid.storage.url import redact
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.spec import ONLY_VIEW, TAKEN, Transform, Views, by_view
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class SampleSet:
         pools: the sample ids of each of them.
         spec: how samples are drawn from clips.
         transform: what is done to their frames.
-        columns: names of the metadata in batches.
+        columns: names of the metadata in batches, and those of which one value is picked.
         policy: what bad clips do, where the clips are of a `ClipDataset`, which says it.
     """
 
@@ -38,7 +43,7 @@ class SampleSet:
     pools: Pools
     spec: SampleSpec
     transform: Transform | Views
-    columns: tuple[str, ...]
+    columns: tuple[str | Pick, ...]
     policy: ErrorPolicy | None = None
 
     @classmethod
@@ -48,7 +53,7 @@ class SampleSet:
         *,
         sampling: FrameSampler,
         transform: Transform | Views | Mapping[str, Transform] | None,
-        columns: Sequence[str],
+        columns: Sequence[str | Pick],
         seed: int,
         checksum: Checksum | None = "crc32c",
         open_dataset: Callable[[str], Dataset] = Dataset.open,
@@ -74,9 +79,11 @@ class SampleSet:
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
             raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
-        names = () if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
-        if (not names and columns) or not all(isinstance(name, str) for name in names):
+        given = () if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
+        if (not given and columns) or not all(isinstance(one, str | Pick) for one in given):
             raise InputError(f"columns must be a list of names; it is {columns!r}")
+        picks = [one for one in given if isinstance(one, Pick)]
+        names = [one.column if isinstance(one, Pick) else one for one in given]
         if not is_integer(seed):
             raise InputError(f"seed must be a whole number; it is {seed!r}")
         if checksum is not None:
@@ -87,9 +94,15 @@ class SampleSet:
         for name in names:
             if name in taken:
                 raise InputError(f"batches have {name!r} already: leave it out of columns")
-        members = tuple(one for name in names if (one := find_member(source.dataset, name)) is not None)
-        spec = SampleSpec(sampling, int(seed), transform.num_random, checksum, members)
-        return cls(source, make_pools(source, sampling), spec, transform, names)
+        for part in source.datasets:
+            log.info("Revision %d of %s is read.", part.manifest.revision, redact(part.path))
+        for pick in picks:
+            pick.check(source.dataset.columns)
+        plain = (one for one in given if not isinstance(one, Pick))
+        members = tuple(one for name in plain if (one := find_member(source.dataset, name)) is not None)
+        # Behind the transform's numbers, so that these stay what they are without picks.
+        spec = SampleSpec(sampling, int(seed), transform.num_random + len(picks), checksum, members)
+        return cls(source, make_pools(source, sampling), spec, transform, given)
 
     @property
     def dataset(self) -> ClipSource:

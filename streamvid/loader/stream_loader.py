@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
+from streamvid.arrays import Int64
 from streamvid.checks import integer, one_of, suggest_keywords
+from streamvid.dataset.picked import Pick
 from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import FETCHES, Fetch
@@ -24,14 +26,16 @@ from streamvid.loader.opener import Opener
 from streamvid.loader.options import bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
+from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch import LastBatch
 from streamvid.plan.epoch_plan import Plan
-from streamvid.plan.inputs import DatasetLike, Mix, Subset
+from streamvid.plan.inputs import DatasetLike, Mix, Source, Subset
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Shuffle
+from streamvid.plan.run_log import RunLog
 from streamvid.plan.uses import Uses
 from streamvid.plan.world import find_cores, find_device, find_world
 from streamvid.sampling.base import FrameSampler
@@ -46,9 +50,6 @@ if TYPE_CHECKING:
     from streamvid.loader.clip_dataset import ClipDataset
 
 log = logging.getLogger(__name__)
-
-_BLOCK_SHARDS: Final = 16
-"""Shards whose clips are shuffled together with shuffle="block"."""
 
 
 class StreamLoader:
@@ -65,7 +66,7 @@ class StreamLoader:
             `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
         transform: what is done to the frames; default: nothing, uint8 THWC. Several by name make several views of
             each clip: `batch[name]` instead of `batch["video"]`.
-        columns: metadata to put into batches: numbers as tensors, text as lists.
+        columns: metadata to put into batches: numbers as tensors, text as lists, of `Pick`s one of several values.
         seed: of order, random frames and augmentation.
         batch_fn: your own function of a finished batch: the loop gets what it returns. It runs in the loop's thread.
         shuffle: another order every epoch: of all clips (True or "full"), or of shards, and then of the clips of 16
@@ -124,7 +125,7 @@ class StreamLoader:
         batch_size: int,
         sampling: FrameSampler | None = None,
         transform: Transform | Views | Mapping[str, Transform] | None = None,
-        columns: Sequence[str] = (),
+        columns: Sequence[str | Pick] = (),
         seed: int = 0,
         batch_fn: Callable[[Batch], Batch] | None = None,
         shuffle: bool | Shuffle = True,
@@ -188,7 +189,7 @@ class StreamLoader:
         rows = samples.pools.rows()
         check_output_sizes(samples.transform, self.dataset.clips, rows)
         plan = Plan(
-            SampleStream(samples.pools.pools, samples.source.weights, samples.spec.seed, order, _BLOCK_SHARDS),
+            SampleStream(samples.pools.pools, samples.source.weights, samples.spec.seed, order, BLOCK_SHARDS),
             batch_size,
             world,
             last,
@@ -219,6 +220,8 @@ class StreamLoader:
             isolate=isolate,
         )
         self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
+        revisions = [part.manifest.revision for part in samples.source.datasets]
+        self._log = RunLog(run_about(samples.source, self._schedule), revisions)
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats = LoaderStats(fetch=fetched)
@@ -270,11 +273,12 @@ class StreamLoader:
         state is the beginning of the next one, as the next iteration is. But while an exception that ended the loop is
         handled (`except`, `finally`), it is still the position in the epoch.
 
-        The same on every rank at the same step; JSON-safe, of about 300 bytes. It follows the protocol of torchdata's
+        The same on every rank at the same step; JSON-safe, of about 700 bytes: with the revisions that are read, and
+        what `streamvid ledger` needs to tell in which steps a clip was seen. It follows the protocol of torchdata's
         stateful loaders.
         """
         self._meet_world()
-        return self._position.to_save().state()
+        return self._position.to_save().state() | self._log.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume from a state, on any number of ranks and nodes, with any batch size.
@@ -288,8 +292,14 @@ class StreamLoader:
         Raises:
             InputError: the state belongs to another dataset, sampling, seed or order, or is no state.
         """
-        self._position.put(self._schedule.resume(state), restored=True)
+        cursor = self._schedule.resume(state)
+        self._log.load(state, cursor.position)
+        self._position.put(cursor, restored=True)
         self._restored = dict(state)
+
+    def planned(self) -> tuple[Source, Int64, RunSchedule]:
+        """What `sv.ledger` asks a loader for: the datasets, rows that are not delivered, and the schedule."""
+        return self._samples.source, self._samples.pools.excluded, self._schedule
 
     def stats(self) -> LoaderStats:
         """Counts and times so far, and the clips that were found bad."""
@@ -339,7 +349,9 @@ class StreamLoader:
                     batch = self._batch_fn(batch)
                     if batch is None:
                         raise InputError(f"batch_fn {self._batch_fn!r} returned None: let it return the batch")
-                cursor = cursor.advanced()
+                before, cursor = cursor, cursor.advanced()
+                here = before.schedule
+                self._log.add(before.position, cursor.position, here.plan.topology, len(here.checksums))
                 yield Delivery(batch, cursor, following, last=not left)
             # The engine's own end, with which its decoder stays for the next epoch.
             next(rendered, None)

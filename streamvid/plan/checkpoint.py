@@ -100,7 +100,7 @@ class RunSchedule:
         _check_parts(state, len(self.plan.stream.pools))
         shards = state.get("shards")
         if is_integer(shards) and 0 < shards < len(self.checksums) and state.get("dataset") != self.identity.dataset:
-            schedule = self._before_append(shards, state)
+            schedule = self.before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not _is_plausible(position, schedule.plan):
             raise InputError(_DAMAGED)
@@ -123,7 +123,7 @@ class RunSchedule:
             content.hexdigest()[:16], _digest(self.sampling), _digest(order), len(self.checksums), len(stream.pools)
         )
 
-    def _before_append(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
+    def before_append(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
         """The schedule as it was when the dataset had only its first `shards` shards."""
         stream = self.plan.stream
         pool = stream.pools[0]
@@ -200,7 +200,7 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
             raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
-        history = tuple(_topology_run(*numbers) for numbers in state["segments"])
+        history = topology_runs(state["segments"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(_DAMAGED) from error
     return Position(epoch, first, size, history)
@@ -227,6 +227,16 @@ _LARGER: Final = 1 << 12
 _RUNS: Final = 1000
 _PARTITIONS: Final = 1 << 17
 """Topologies of one epoch, and partitions of all of them, at most: time is proportional to both."""
+
+
+def position_numbers(position: Position) -> list[Any]:
+    """A position as JSON: epoch, first, size, and the topologies of its history as in a state."""
+    return [position.epoch, position.first, position.size, [*map(_numbers, position.history)]]
+
+
+def topology_runs(numbers: Any) -> tuple[TopologyRun, ...]:
+    """The topologies of a position's history, as in a state. Raises TypeError or ValueError if they are damaged."""
+    return tuple(_topology_run(*run) for run in numbers)
 
 
 def _numbers(run: TopologyRun) -> list[int]:

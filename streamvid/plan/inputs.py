@@ -91,6 +91,11 @@ class Source:
     first: Int64
     weights: tuple[int, ...]
 
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The parts."""
+        return (self.dataset,) if isinstance(self.dataset, Dataset) else self.dataset.datasets
+
     def checksums(self) -> list[str]:
         """SHA-256 of every shard, in order."""
         return [entry.identity for entry in self.dataset.shards]

@@ -112,7 +112,8 @@ def _rows(dataset: Dataset, table: pa.Table, keys: Sequence[str] | str | os.Path
 def _tombstones(dataset: Dataset, rows: Int64) -> pa.Table:
     shards, places = zip(*map(dataset.place_in_shard, rows.tolist()), strict=True)
     now = datetime.now(UTC)
-    columns = [shards, places, [now] * len(rows), [None] * len(rows), [digest(dataset.key(r)) for r in rows.tolist()]]
+    none = [None] * len(rows)
+    columns = [shards, places, none, [now] * len(rows), none, [digest(dataset.key(r)) for r in rows.tolist()]]
     return pa.table([pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 

@@ -1,0 +1,111 @@
+"""What a run has done so far, small enough for its state: from it and the plan follows in which steps a clip was seen.
+
+A run is legs: steps made one after the other in one topology and of one revision. A leg has the position at which it
+began, so that the plan can be replayed from there; epochs that went alike are one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Final
+
+from streamvid.checks import is_integer
+from streamvid.errors import InputError
+from streamvid.plan.checkpoint import position_numbers, topology_runs
+from streamvid.plan.epoch import Topology
+from streamvid.plan.epoch_plan import Position
+
+_MOST: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Steps of a run, made one after the other.
+
+    Attributes:
+        start: where it began; its epoch is the first of `epochs` that went alike, each from its beginning.
+        topology: how the ranks shared a step.
+        steps: how many it made, in each of the epochs.
+        revisions: of the datasets.
+        shards: how many of their shards took part: fewer than there are in an epoch that began before an append.
+        epochs: how many.
+    """
+
+    start: Position
+    topology: Topology
+    steps: int
+    revisions: tuple[int, ...]
+    shards: int
+    epochs: int = 1
+
+    def at(self, epoch: int) -> Position:
+        """Where the n-th of its epochs began, from 0."""
+        return replace(self.start, epoch=self.start.epoch + epoch, first=self.start.first + epoch * self.start.size)
+
+    def joined(self, following: Leg) -> Leg | None:
+        """One entry for both, if the next one did the same with the following epoch; None otherwise."""
+        whole = not self.start.history and following.epochs == 1 and following.start == self.at(self.epochs)
+        alike = replace(following, start=self.start, epochs=self.epochs) == self
+        return replace(self, epochs=self.epochs + 1) if whole and alike else None
+
+
+class RunLog:
+    """The legs of a run.
+
+    Args:
+        about: what the plan is made of, as JSON: see `streamvid.loader.run_about.run_about`.
+        revisions: of the datasets that are read.
+    """
+
+    def __init__(self, about: Mapping[str, Any], revisions: Sequence[int]) -> None:
+        self._about, self._revisions = about, tuple(revisions)
+        self.legs: tuple[Leg, ...] = ()
+        self._end: Position | None = None
+        """Where the last leg ended."""
+
+    def add(self, before: Position, after: Position, topology: Topology, shards: int) -> None:
+        """A step was made."""
+        last = self.legs[-1] if self.legs else None
+        goes_on = last is not None and before.history and before == self._end
+        if last is not None and goes_on and (last.topology, last.revisions) == (topology, self._revisions):
+            self.legs = (*self.legs[:-1], replace(last, steps=last.steps + 1))
+        else:
+            joined = self.legs[-2].joined(self.legs[-1]) if len(self.legs) > 1 else None
+            done = self.legs if joined is None else (*self.legs[:-2], joined)
+            self.legs = (*done, Leg(before, topology, 1, self._revisions, shards))
+        self._end = after
+
+    def state(self) -> dict[str, Any]:
+        """For a state: `run`, what the plan is made of, and `legs`."""
+        return {"run": dict(self._about), "revisions": [*self._revisions], "legs": [*map(_numbers, self.legs)]}
+
+    def load(self, state: Mapping[str, Any], position: Position) -> None:
+        """Go on from a state, which stands at that position. One that has no legs has lost what was before."""
+        self.legs = legs_of(state)
+        self._end = position if position.history else None
+
+
+def legs_of(state: Mapping[str, Any]) -> tuple[Leg, ...]:
+    """The legs in a state. Raises InputError if they are damaged."""
+    legs = state.get("legs", [])
+    try:
+        if not isinstance(legs, list) or len(legs) > _MOST:
+            raise ValueError
+        return tuple(_leg(*leg) for leg in legs)
+    except (TypeError, ValueError, InputError) as error:
+        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+
+
+def _numbers(leg: Leg) -> list[Any]:
+    return [position_numbers(leg.start), *astuple(leg.topology), leg.steps, [*leg.revisions], leg.shards, leg.epochs]
+
+
+def _leg(start: Any, *numbers: Any) -> Leg:
+    partitions, ranks, batch, bucket, steps, revisions, shards, epochs = numbers
+    epoch, first, size, history = start
+    counts = (partitions, ranks, batch, bucket, steps, shards, epochs, epoch, first, size, *revisions)
+    if not all(is_integer(one) and 0 <= one < 1 << 62 for one in counts) or min(counts[:3]) < 1:
+        raise ValueError
+    position = Position(epoch, first, size, topology_runs(history))
+    return Leg(position, Topology(partitions, ranks, batch, bucket), steps, tuple(revisions), shards, epochs)

@@ -1,0 +1,200 @@
+"""`streamvid ledger`: in which steps of a run a clip was seen, from the run's state and the plan alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from streamvid.arrays import Int64
+from streamvid.checks import suggest_keywords
+from streamvid.dataset.forgotten import forgotten_rows, purged_name, read_table
+from streamvid.errors import InputError
+from streamvid.loader.run_about import replan
+from streamvid.plan.absent import AbsentRows
+from streamvid.plan.checkpoint import RunSchedule, position_from
+from streamvid.plan.epoch import Epoch
+from streamvid.plan.inputs import Source
+from streamvid.plan.run_log import Leg, legs_of
+from streamvid.plan.sample_id import rows_of, sample_of
+from streamvid.plan.world import World
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.url import given_path, local_path
+
+if TYPE_CHECKING:
+    from streamvid.loader.stream_loader import StreamLoader
+
+_DEPTH: Final = 8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A place in which a clip was seen.
+
+    Attributes:
+        epoch, step: of the run; steps are counted from the epoch's beginning, from 0.
+        run_step: the same, counted from the run's first step.
+        rank, place: whose batch, and where in it.
+        sample: which of the clip's samples.
+        valid: False if it only filled the batch, or stood for a clip that was forgotten or excluded.
+    """
+
+    epoch: int
+    step: int
+    run_step: int
+    rank: int
+    place: int
+    sample: int
+    valid: bool
+
+
+@suggest_keywords
+def ledger(
+    run: Mapping[str, Any] | str | os.PathLike[str],
+    key: str,
+    *,
+    loader: StreamLoader | None = None,
+    roots: Sequence[str | os.PathLike[str]] = (),
+) -> list[Seen]:
+    """In which steps of a run a clip was seen. Nothing is read of shards, and nothing decoded.
+
+    Args:
+        run: the state of a StreamLoader, or a file that holds it: JSON, or what torch.save wrote.
+        key: of the clip; also of one that was purged since.
+        loader: made as that of the run, where its state does not say enough (docs/revisions.md).
+        roots: as of `Dataset.open`.
+
+    Raises:
+        InputError: this is no state; there is no such clip; the datasets are not those of the run any more.
+    """
+    state = run if isinstance(run, Mapping) else _read(run)
+    if "segments" not in state:
+        raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
+    if "legs" not in state or "run" not in state:
+        raise InputError("the state does not say what the run has done: it was saved by an older streamvid")
+    legs = legs_of(state)
+    if loader is not None:
+        source, excluded, schedule = loader.planned()
+    else:
+        if not isinstance(state["run"], Mapping):
+            raise InputError("the state is damaged: give what state_dict() returned, unchanged")
+        source, pools, schedule = replan(state["run"], roots=roots)
+        excluded = pools.excluded
+    schedules = {leg.shards: _of(schedule, leg.shards, state) for leg in legs}
+    _check(schedule, state)
+    row = _row(source, key)
+    own = np.setdiff1d(excluded, source.dataset.forgotten)
+    return list(_seen(source, schedules, legs, row, own))
+
+
+def _of(schedule: RunSchedule, shards: int, state: Mapping[str, Any]) -> RunSchedule:
+    """The schedule of a dataset's first shards."""
+    if shards > len(schedule.checksums):
+        raise InputError("the dataset has fewer shards than the run saw: it is another one")
+    return schedule if shards == len(schedule.checksums) else schedule.before_append(shards, state)
+
+
+def _check(schedule: RunSchedule, state: Mapping[str, Any]) -> None:
+    """Raises InputError if the schedule is not that of the state."""
+    shards = state.get("shards")
+    if isinstance(shards, int) and 0 < shards < len(schedule.checksums):
+        schedule = schedule.before_append(shards, state)
+    position_from(state, schedule.identity)
+
+
+def _row(source: Source, key: str) -> int:
+    try:
+        return source.dataset.row(key)
+    except KeyError as error:
+        try:
+            return source.dataset.row(purged_name(key))
+        except KeyError:
+            raise InputError(str(error.args[0])) from None
+
+
+def _seen(
+    source: Source, schedules: Mapping[int, RunSchedule], legs: Sequence[Leg], row: int, excluded: Int64
+) -> Iterator[Seen]:
+    run_step = 0
+    before: tuple[int, int] = (-1, 0)  # the epoch of the leg before, and the steps of it so far
+    for leg in legs:
+        plan, topology = schedules[leg.shards].plan, leg.topology
+        absent = AbsentRows(np.concatenate([excluded, _forgotten(source, leg.revisions)]))
+        world = World(0, topology.partitions * topology.ranks, topology.partitions)
+        plan = replace(plan, batch_size=topology.batch, world=world, bucket_steps=topology.bucket_steps)
+        for n in range(leg.epochs):
+            start = leg.at(n)
+            done = before[1] if start.history and before[0] == start.epoch else 0
+            epoch = replace(plan.epoch(start), absent=absent)
+            for number, rank, place, sample, valid in _in_epoch(epoch, row, range(epoch.done, epoch.done + leg.steps)):
+                step = number - epoch.done
+                yield Seen(start.epoch, done + step, run_step + step, rank, place, sample, valid)
+            run_step += leg.steps
+            before = (start.epoch, done + leg.steps)
+
+
+def _in_epoch(epoch: Epoch, row: int, steps: range) -> Iterator[tuple[int, int, int, int, bool]]:
+    """Step, rank, place in its batch, sample and validity, of each time that a clip comes in these steps."""
+    share, batch = epoch.topology.share, epoch.topology.batch
+    for number, partition in enumerate(epoch.partitions):
+        rows = rows_of(partition.sample_ids[steps.start * share : steps.stop * share])
+        wanted = np.flatnonzero((rows == row) | epoch.absent.among(rows, steps.stop)) + steps.start * share
+        full = len(partition) // share
+        whole = {(at // share, at % share // batch) for at in wanted.tolist() if at // share < full}
+        # The last step of an epoch is divided in another way, and may be filled up.
+        last = {(step, rank) for step in steps if step >= full for rank in range(epoch.topology.ranks)}
+        for step, rank in sorted(whole | last):
+            mine = _rank(epoch, number, rank).step(step)
+            for place in np.flatnonzero(rows_of(mine.sample_ids) == row).tolist():
+                sample = sample_of(int(mine.sample_ids[place]))
+                yield step, number * epoch.topology.ranks + rank, place, sample, bool(mine.valid[place])
+
+
+def _rank(epoch: Epoch, partition: int, rank: int) -> Epoch:
+    return replace(epoch, partition=partition, rank=rank)
+
+
+def _forgotten(source: Source, revisions: Sequence[int]) -> Int64:
+    """int64: the rows that were forgotten in these revisions of the datasets, also in those that a purge has ended."""
+    found = [np.empty(0, dtype=np.int64)]
+    for first, dataset, revision in zip(source.first.tolist(), source.datasets, revisions, strict=False):
+        table = read_table(dataset.path, dataset.manifest, Retry.of(COMMAND_SECONDS))
+        since = pc.fill_null(table["revision"], 0).to_numpy()
+        found.append(first + forgotten_rows(table, dataset.manifest)[since <= revision])
+    return np.concatenate(found)
+
+
+def _read(run: object) -> Mapping[str, Any]:
+    """The state in a file."""
+    path = Path(local_path(given_path(run, "run")))
+    try:
+        data = path.read_bytes()
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            import torch
+
+            document = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:
+        raise InputError(f"{path} is neither JSON nor a checkpoint of torch.save with plain values") from error
+    found = _state_in(document, _DEPTH)
+    if found is None:
+        raise InputError(f"{path} holds no state of a StreamLoader: save what its state_dict() returns")
+    return found
+
+
+def _state_in(document: object, depth: int) -> Mapping[str, Any] | None:
+    """The first state that a checkpoint holds, however deep."""
+    if isinstance(document, Mapping) and "segments" in document and "legs" in document:
+        return document
+    inner = document.values() if isinstance(document, Mapping) else document if isinstance(document, list) else ()
+    found = (_state_in(one, depth - 1) for one in inner if depth)
+    return next((one for one in found if one is not None), None)
