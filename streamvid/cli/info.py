@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.calls import sampler_of
 from streamvid.cli.output import SHOWN, add_revision, add_roots, console
 from streamvid.errors import InputError
+from streamvid.loader.calls import sampler_of
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.calls import sampler_of, transform_of
 from streamvid.cli.output import add_choice, add_revision, add_roots, console
+from streamvid.loader.calls import sampler_of, transform_of
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, printable
 

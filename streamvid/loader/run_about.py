@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
+from streamvid.loader.calls import sampler_of
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import RunSchedule
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.inputs import Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.world import World
-from streamvid.sampling.named import sampler_of
 from streamvid.storage.url import is_local, local_path, redact
 
 BLOCK_SHARDS: Final = 16

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import streamvid as sv
-from streamvid.cli.calls import sampler_of
 from streamvid.cli.main import main
 from streamvid.errors import InputError
+from streamvid.loader.calls import sampler_of
 from tests.support.bad_clips import make_dataset
 from tests.support.packed import packing_inline
 

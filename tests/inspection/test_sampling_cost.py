@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import streamvid as sv
-from streamvid.cli.calls import sampler_of
 from streamvid.cli.main import main
 from streamvid.inspection.sampling_cost import epoch_cost
+from streamvid.loader.calls import sampler_of
 from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
