@@ -113,10 +113,10 @@ def test_a_table_of_urls(tmp_path: Path, site: Site) -> None:
 
 
 def test_tables_take_few_bytes_of_a_long_video(tmp_path: Path, site: Site) -> None:
-    params = (("nal-hrd", "cbr"), ("bitrate", "3000"), ("vbv-maxrate", "3000"), ("vbv-bufsize", "600"), ("filler", "1"))
+    params = (("nal-hrd", "cbr"), ("bitrate", "350"), ("vbv-maxrate", "350"), ("vbv-bufsize", "350"), ("filler", "1"))
     minute = replace(CLIP, width=64, height=64, frames=1800, gop=60, crf=None, params=params)
     site.files["/long.mp4"] = encoded(minute, tmp_path)
-    assert len(site.files["/long.mp4"]) > 20 << 20
+    assert len(site.files["/long.mp4"]) < 2.7e6  # 0.36 Mbit/s: the tables are most of it
     index(f"{site.url}/long.mp4", tmp_path / "indexed", fast=True, progress=False)
     assert site.sent < 0.01 * len(site.files["/long.mp4"])
 
