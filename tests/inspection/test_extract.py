@@ -42,7 +42,8 @@ def played(path: Path, dataset: Dataset, key: str) -> list[Any]:
     return [np.rot90(one, -int(clips.rotation[row]) // 90) for one in shown]
 
 
-def test_a_player_shows_the_frames_of_the_clip(places: Path, tmp_path: Path) -> None:
+def test_a_player_shows_the_frames_of_the_clip(places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip_file, "_CHUNK_BYTES", 1500)
     for name in ("packed", "indexed", "fast"):
         dataset = Dataset.open(places / name)
         report = extract(dataset, tmp_path / name, progress=False)

@@ -31,6 +31,7 @@ from streamvid.packing.reshape import merge, reshard, split
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.sampling.spread import All
 from streamvid.storage import filesystem
+from streamvid.storage.folder_lock import lock_folder
 from streamvid.workers import WorkerCrashError
 from tests.support.clips import write
 from tests.support.dying import die_before_change
@@ -372,6 +373,16 @@ def test_split_by_key_and_by_column(made: Path, tmp_path: Path) -> None:
 
 
 # Kills, full disks, buckets
+
+
+def test_two_at_once(made: Path, tmp_path: Path) -> None:
+    with lock_folder(str(tmp_path / "new"), make=True), pytest.raises(InputError, match="another process"):
+        merge([made / "one"], tmp_path / "new", **QUIET)
+    assert merge([made / "one"], tmp_path / "new", **QUIET).clips == 6
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/unfinished.txt").write_text("fingerprint: 0123456789abcdef0123-0-0-0\n")
+    with pytest.raises(InputError, match="running or was broken off"):
+        reshard(made / "two", tmp_path / "other", **QUIET)
 
 
 def test_killed_before_any_of_its_changes(made: Path, indexed: Path, tmp_path: Path) -> None:
