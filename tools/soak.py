@@ -118,7 +118,7 @@ def sample(*, trim: bool = False) -> Sample:
         libc.malloc_trim(0)
     libc.mallinfo2.restype = _MallInfo
     info = libc.mallinfo2()
-    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
     processes = list(_processes(os.getpid()))
     memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
     memory |= {"gpu": total - free, "arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
@@ -207,9 +207,15 @@ def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
     return good
 
 
-def make(folder: Path) -> None:
-    """Clips of many sizes and lengths, for fragmentation; H.264 alone; and VP9, which DALI decodes on a CPU."""
-    for name, codecs in (("set", ("h264", "hevc", "vp9")), ("h264", ("h264",)), ("vp9", ("vp9",))):
+SETS: Final = {"cpu": {"set": ("h264", "hevc", "vp9"), "vp9": ("vp9",)}, "cuda": {"h264": ("h264",)}}
+"""Datasets and their codecs. VP9 is what DALI decodes on a CPU."""
+
+
+def make(folder: Path, device: str) -> None:
+    """Clips of many sizes and lengths, for fragmentation."""
+    for name, codecs in SETS[device].items():
+        if (folder / name).exists():
+            continue
         (folder / f"{name}-clips").mkdir()
         for n in range(24):
             size, codec = 128 + 64 * (n % 5), codecs[n % len(codecs)]
@@ -229,8 +235,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)
-        if not (folder / "vp9").exists():
-            make(folder)
+        make(folder, options.device)
         if len(options.kinds) != 1:
             same = ["--data", str(folder), "--minutes", str(options.minutes), "--made", str(options.made)]
             same += ["--device", options.device, *(["--trim"] if options.trim else [])]
