@@ -4,7 +4,7 @@ are made and dropped.
     python -m tools.soak --minutes 60                 each kind of loader in a process of its own, all at once
     python -m tools.soak --minutes 5 stream           one kind
     python -m tools.soak --made 200 --minutes 0       made and dropped alone
-    python -m tools.soak --minutes 8 --device cuda    H.264 on a GPU, one kind after another
+    python -m tools.soak --minutes 8 --device cuda    H.264 on a GPU; made and dropped, one kind after another
 
 Memory is the proportional set size (PSS) of a process and its children, without mapped files, of which a process has
 the larger a share the fewer others there are; beside it what is in use by malloc
@@ -242,7 +242,7 @@ def main() -> int:
             commands = [
                 [sys.executable, "-m", "tools.soak", *same, kind] for kind in options.kinds or KINDS[options.device]
             ]
-            if options.device == "cuda":  # whose memory is that of all processes
+            if options.device == "cuda" and options.made:  # its memory is that of all processes
                 return max(subprocess.run(command, check=False).returncode for command in commands)
             return max(run.wait() for run in [subprocess.Popen(command) for command in commands])
         kind, good, look = options.kinds[0], True, partial(sample, trim=options.trim)
