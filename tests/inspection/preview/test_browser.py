@@ -12,6 +12,7 @@ import streamvid as sv
 from streamvid.inspection.preview.preview import preview
 from tests.support.browser import PROGRAMS, Browser, Tab, chromium, find_chromium
 from tests.support.previews import HOSTILE, SCRIPT, hostile_dataset, multiplied
+from tests.support.tables import dataset_of
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None, reason="there is no Chromium: apt-get install chromium-headless-shell"
@@ -85,6 +86,25 @@ def test_ten_clips_of_hostile_text(tab: Tab, page: Path, tmp_path: Path) -> None
     assert (tmp_path / "page.png").stat().st_size > 20_000
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("data:")] == [page.as_uri()]
+
+
+def test_hostile_keys(tab: Tab, tmp_path: Path) -> None:
+    """A dataset refuses them, and a page does not rely on that. All clips are bad: there is no shard."""
+    keys = [text for text in HOSTILE if text and len(text) < 100]
+    classes = [f"{SCRIPT}{n}" for n in range(2)]
+    dataset = dataset_of(
+        [{SCRIPT: SCRIPT}] * len(keys), keys=keys, labels=[0] * len(keys), classes=classes, name=SCRIPT
+    )
+    report = preview(dataset, tmp_path / "page.html", sampling=sv.Uniform(2))
+    assert report.bad == len(keys)
+    tab.open(tmp_path / "page.html")
+    assert tab.run("document.title") == f"{SCRIPT}: streamvid preview"
+    assert tab.run("document.querySelector('h1').textContent") == SCRIPT
+    assert SCRIPT in tab.run(TITLES)
+    assert SCRIPT in tab.run(ROWS)
+    assert tab.run("document.querySelectorAll('script').length") == 2
+    assert tab.run("document.querySelectorAll('.bad').length") == len(keys)
+    assert tab.complaints == []
 
 
 def test_padding_is_dark_and_times_are_below(tab: Tab, ten: Path, page: Path) -> None:
