@@ -6,6 +6,7 @@ import _thread
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from streamvid import __version__
+from streamvid.checks import did_you_mean
 from streamvid.cli import clips, doctor, index, info, pack, preview, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
 from streamvid.errors import StreamvidError
@@ -33,10 +35,14 @@ class _Terminated(SystemExit):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option in one sentence, without the usage. Subcommands get parsers of the same class."""
+    """Reports a wrong option in one sentence, without the usage, with what was probably meant. Subcommands get parsers
+    of the same class."""
 
     def error(self, message: str) -> NoReturn:
-        sys.exit(fail(f"{message}; see {self.prog} --help", UNUSABLE))
+        wrong = re.match(r"(?:unrecognized arguments: (--)|argument COMMAND: invalid choice: ')([\w-]+)", message)
+        known = re.findall(r"--([\w-]+)" if wrong and wrong[1] else r"(?m)^    ([\w-]+)", self.format_help())
+        meant = did_you_mean(wrong[2], known) if wrong else ""
+        sys.exit(fail("; ".join(filter(None, (message, meant, f"see {self.prog} --help"))), UNUSABLE))
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

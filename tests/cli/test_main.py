@@ -138,6 +138,12 @@ def test_whatever_happens_it_is_one_sentence(
     assert err.count("\n") == 1
 
 
+def test_a_command_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verfy", "ds"])
+    assert capsys.readouterr().err.endswith("did you mean 'verify'?; see streamvid --help\n")
+
+
 def test_as_a_process(folder: Path) -> None:
     """Piped, without a terminal, and cut off by whoever reads it."""
     shown = run("info", folder / "ds")
@@ -215,6 +221,7 @@ def test_usage() -> None:
         ([], "the following arguments are required: COMMAND; see streamvid --help"),
         (["pack", "one"], "the following arguments are required: DATASET; see streamvid pack --help"),
         (["pack", "in", "out", "--nope", "1"], "unrecognized arguments: --nope 1; see streamvid pack --help"),
+        (["preview", "ds", "--sample=All"], "unrecognized arguments: --sample=All; did you mean 'sampling'?; see "),
         (["pack", "in", "out", "--engine", "x"], "argument --engine: invalid choice: 'x'"),
         (["pack", "in", "out", "--clip", "x"], "argument --clip: 'x' is not a length; write 10s"),
         (["nope"], "argument COMMAND: invalid choice: 'nope'"),
