@@ -7,7 +7,6 @@ parameter sets and size are the same, a decoder goes from one slice to the next 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +18,7 @@ from streamvid.bitstream.packet_info import classifier
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
 from streamvid.forks import in_children, keep
-from streamvid.mp4.sample_entry import BIT_RATE_BOX
+from streamvid.mp4.sample_entry import without_bit_rate
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -162,11 +161,6 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
             loads[lightest] += int(packets[number])
         groups += [sorted(one) for one in bins]
     return groups
-
-
-def without_bit_rate(stsd: bytes) -> bytes:
-    """A sample description to compare with others; its box sizes are wrong then."""
-    return re.sub(BIT_RATE_BOX.encode(), b"", stsd)
 
 
 def _max_streams(encoded: EncodedSlice, packets: float) -> int:

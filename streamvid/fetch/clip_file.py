@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checksum import crc32c
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError, DatasetError
 from streamvid.fetch.encoded_batch import read_slices
@@ -41,14 +42,16 @@ class ClipFile:
         self._source, self._row = source, row
         self.sha256 = source.sha256(row) if sha256 is None else sha256
         self.stored = bool(self.sha256)
+        self._crc32c: Int64 | None = None
 
-    @cached_property
+    @property
     def index(self) -> FrameIndex:
-        """Its packets, with their positions in this file."""
+        """Its packets, with their positions in this file. Once it has been read, all of them have checksums."""
         found = self._source.index(self._row)
         if self.stored:
             return found
-        return replace(found, offset=len(self.head) + np.cumsum(found.size) - found.size)
+        crc32c = found.crc32c if self._crc32c is None else self._crc32c
+        return replace(found, offset=len(self.head) + np.cumsum(found.size) - found.size, crc32c=crc32c)
 
     @cached_property
     def head(self) -> bytes:
@@ -108,12 +111,18 @@ class ClipFile:
     def _read_packets(self) -> Iterator[memoryview | bytes]:
         source, row, index = self._source, self._row, self._source.index(self._row)
         yield self.head
+        crcs = index.crc32c.copy()
         for first, end in _parts(index):
             packets = _all_packets(index, first, end)
             frames = np.zeros(0, dtype=np.int64)
             nothing = Selection(frames, frames.astype(bool), frames.astype(np.float64))
             sample = SamplePlan(row, 0, True, nothing, np.empty(0), packets, byte_ranges(packets))
-            yield read_slices(source, [sample], source.reader, source.shard_path)[0].data.data
+            data = read_slices(source, [sample], source.reader, source.shard_path)[0].data.data
+            ends = np.cumsum(packets.sizes)
+            for n in np.flatnonzero(packets.crc32c < 0).tolist():
+                crcs[first + n] = crc32c(data[ends[n] - packets.sizes[n] : ends[n]])
+            yield data
+        self._crc32c = crcs
 
     def _error(self, what: str) -> ClipError:
         source, row = self._source, self._row

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from streamvid.arrays import Bool, Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
+from streamvid.inspection.duplicates import description
 
 VIDEO: Final = "video"
 """Stands for a clip's bytes among the names of columns."""
@@ -160,7 +161,7 @@ def _by_packets(one: Dataset, two: Dataset, first: Int64, second: Int64) -> list
     for a, b, p, q in zip(first.tolist(), second.tolist(), *indexes, strict=True):
         ticks = [(data.clips.time_base_num[row], data.clips.time_base_den[row]) for data, row in ((one, a), (two, b))]
         times = p.pts * ticks[0][0] * ticks[1][1], q.pts * ticks[1][0] * ticks[0][1]
-        stsds = [data.clips.stsds[data.clips.stsd_id[row]] for data, row in ((one, a), (two, b))]
+        stsds = [description(data, row) for data, row in ((one, a), (two, b))]
         if not (np.array_equal(p.size, q.size) and np.array_equal(*times) and stsds[0] == stsds[1]):
             verdicts.append(False)
             continue

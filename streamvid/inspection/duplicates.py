@@ -14,6 +14,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
+from streamvid.mp4.sample_entry import ENTRY_START, without_bit_rate
 
 _AT_ONCE: Final = 1024
 """Frame indexes that are read together."""
@@ -71,6 +72,12 @@ def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
     )
 
 
+def description(dataset: Dataset, row: int) -> bytes:
+    """A clip's sample description, but for the bit rates in it, which are the writer's."""
+    clips = dataset.clips
+    return without_bit_rate(clips.stsds[clips.stsd_id[row]])[ENTRY_START + 4 :]
+
+
 def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], bool]]:
     """What tells the video of each clip from others, and whether it is of its bytes."""
     sums = dataset.checksums(rows)
@@ -81,8 +88,8 @@ def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], 
         if known:
             found.append(((known,), True))
             continue
-        index, clips = indexes[row], dataset.clips
-        digest = hashlib.sha256(clips.stsds[clips.stsd_id[row]])
+        index = indexes[row]
+        digest = hashlib.sha256(description(dataset, row))
         for column in (index.pts, index.size, index.flags, index.crc32c):
             digest.update(column.tobytes())
         found.append((("", digest.hexdigest()), bool((index.crc32c >= 0).all())))

@@ -6,6 +6,7 @@ Sample descriptions are copied whole from source to clip to slice, so nothing he
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,11 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
                 raise ValueError(f"the {name.decode()} box is too short")
             return stsd[payload:end]
     raise ValueError(f"no {name.decode()} box in the sample description")
+
+
+def without_bit_rate(stsd: bytes) -> bytes:
+    """A sample description to compare with others; its box sizes are wrong then."""
+    return re.sub(BIT_RATE_BOX.encode(), b"", stsd)
 
 
 def coded_size(stsd: bytes) -> tuple[int, int]:

@@ -160,6 +160,16 @@ def test_reshard_packs_what_is_in_place(made: Path, indexed: Path, tmp_path: Pat
         assert np.array_equal(frames(tmp_path / "packed", key), frames(made / "two", key))
 
 
+def test_what_was_indexed_by_tables_gets_checksums(made: Path, tmp_path: Path) -> None:
+    index(made / "in", tmp_path / "fast", fast=True, **QUIET)
+    assert min(int(Dataset.open(tmp_path / "fast").index(row).crc32c.min()) for row in range(6)) < 0
+    reshard(tmp_path / "fast", tmp_path / "packed", **QUIET)
+    whole(tmp_path / "packed")
+    found = diff(made / "one", tmp_path / "packed")
+    assert not any("video" in names for _, names in found.changed)
+    assert found.unknown == ()
+
+
 def test_a_damaged_clip_ends_it(made: Path, tmp_path: Path) -> None:
     """A clip is not left out silently; nothing is published, and another run goes on once it is mended."""
     shutil.copytree(made / "one", tmp_path / "old")

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.decode.dali import without_bit_rate
 from streamvid.decode.dali_cache_guard import CacheKey, cache_key, misses_cache
+from streamvid.mp4.sample_entry import without_bit_rate
 from streamvid.video.stored_clip import StoredClip
 
 _SCRIPT = """
