@@ -7,6 +7,7 @@ for something else: so its end does not depend on them.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import logging
@@ -70,12 +71,13 @@ def _probe(device_id: int) -> tuple[ctypes.CDLL, torch.cuda.Event]:
 
 
 def raise_if_lost(device_id: int | None, error: BaseException) -> None:
-    """After an error, which may be due to it: whether this process has lost the GPU.
+    """After an error, which may be due to it: whether this process has lost the GPU, which then ends.
 
     Raises:
         GpuLostError: it has.
     """
     if device_id is not None and not isinstance(error, GpuLostError) and (cause := lost(device_id)) is not None:
+        _ENDING.begin(device_id, cause)
         raise GpuLostError(f"GPU {device_id} fails in all that this process does ({cause})") from error
 
 
@@ -89,9 +91,13 @@ class GpuWatch:
     """
 
     def __init__(self, device_id: int | None, where: Callable[[], str]) -> None:
-        self._device_id, self._where = device_id, weakref.WeakMethod(where)
+        self.device_id, self._where = device_id, weakref.WeakMethod(where)
         self._stop: threading.Event | None = None
-        self._told = threading.Lock()
+
+    @property
+    def place(self) -> str:
+        """Where the run stands."""
+        return "" if (where := self._where()) is None else f"; the run stands {where()}"
 
     def over(self, batches: Iterator[T]) -> Iterator[T]:
         """Those of an iteration.
@@ -99,50 +105,87 @@ class GpuWatch:
         Raises:
             GpuLostError: with the position of the run, for any error that is due to the loss of the GPU.
         """
-        return batches if self._device_id is None else self._over(batches, self._device_id)
+        return batches if self.device_id is None else self._over(batches, self.device_id)
 
     def close(self) -> None:
         """Look no more."""
         if self._stop is not None:
             self._stop.set()
             self._stop = None
+            _ENDING.watches.discard(self)
 
     def _over(self, batches: Iterator[T], device_id: int) -> Iterator[T]:
         if self._stop is None:
             self._stop = threading.Event()
             weakref.finalize(self, self._stop.set).atexit = False
-            looks = (device_id, self._where, self._stop, self._told)
-            threading.Thread(target=_look, args=looks, name="streamvid-gpu-watch", daemon=True).start()
+            _ENDING.watches.add(self)
+            _ENDING.catch_terminate()
+            threading.Thread(
+                target=_look, args=(device_id, self._stop), name="streamvid-gpu-watch", daemon=True
+            ).start()
         try:
             yield from batches
         except Exception as error:
             cause = str(error) if isinstance(error, GpuLostError) else lost(device_id)
             if cause is None:
                 raise
-            raise GpuLostError(_end(device_id, cause, self._where, self._told)) from error
+            _ENDING.begin(device_id, cause)
+            raise GpuLostError(f"GPU {device_id} is lost to this process, which ends ({cause}){self.place}") from error
 
 
-Where = weakref.WeakMethod[Callable[[], str]]
-
-
-def _look(device_id: int, where: Where, stop: threading.Event, told: threading.Lock) -> None:
+def _look(device_id: int, stop: threading.Event) -> None:
     while not stop.wait(_TICK_S):
         if (cause := lost(device_id)) is not None:
-            _end(device_id, cause, where, told)
+            _ENDING.begin(device_id, cause)
             return
 
 
-def _end(device_id: int, cause: str, where: Where, told: threading.Lock) -> str:
-    """End the process in `_END_S`, however little of it still works, and say so. The first call alone does it.
+class _Ending:
+    """The end of this process: as global as the GPU's context, which all loaders share.
 
-    Returns:
-        the message: the cause, and where the run stands.
+    Attributes:
+        watches: of all loaders that are at work.
     """
-    place = "" if (found := where()) is None else f"; the run stands {found()}"
-    message = f"GPU {device_id} is lost to this process, which ends ({cause}){place}: go on from the last state saved"
-    if told.acquire(blocking=False):
-        log.critical("%s", message)
+
+    def __init__(self) -> None:
+        self.watches: weakref.WeakSet[GpuWatch] = weakref.WeakSet()
+        self._told = threading.Lock()
+        self._handler: object = None
+
+    def begin(self, device_id: int, cause: str) -> None:
+        """End the process in `_END_S`, however little of it still works, and say so. The first call alone does it."""
+        if not self._told.acquire(blocking=False):
+            return
         # In C, without Python's lock; behind Python's end, by the kernel.
         faulthandler.dump_traceback_later(_END_S, exit=True, file=_STDERR)
         signal.setitimer(signal.ITIMER_REAL, _END_S + 1)
-    return message
+        places = "".join(watch.place for watch in self.watches if watch.device_id == device_id)
+        log.critical(
+            "GPU %d is lost to this process, which ends (%s)%s: go on from the last state saved",
+            device_id, cause, places,
+        )  # fmt: skip
+
+    def catch_terminate(self) -> None:
+        """Have `begin` called before C++ aborts: DALI throws in destructors when the GPU is lost."""
+        if self._handler is not None:
+            return
+        kind = ctypes.CFUNCTYPE(None)
+        try:
+            set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+        except (OSError, AttributeError):
+            return
+        set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+        def terminate() -> None:
+            for device_id in {watch.device_id for watch in self.watches}:
+                if device_id is not None and (cause := lost(device_id)) is not None:
+                    self.begin(device_id, cause)
+            kind(before)()
+
+        self._handler = kind(terminate)
+        before = set_terminate(ctypes.cast(self._handler, ctypes.c_void_p))
+        # Python code cannot run any more when Python has ended.
+        atexit.register(set_terminate, before)
+
+
+_ENDING: Final = _Ending()

@@ -37,6 +37,12 @@ def batches():
     if how == "lock":
         time.sleep(1)
         libc.sleep(300)
+    if how == "terminate":
+        # As a thread of DALI does, which has never seen Python.
+        cxx = ctypes.CDLL("libstdc++.so.6")
+        thread, start = ctypes.c_ulong(), ctypes.cast(cxx._ZSt9terminatev, ctypes.c_void_p)
+        ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, start, None)
+        time.sleep(300)
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 if how == "destructors":
@@ -57,7 +63,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("how", ["raised", "caught", "stuck", "elsewhere", "lock", "destructors"])
+@pytest.mark.parametrize("how", ["raised", "caught", "stuck", "elsewhere", "lock", "destructors", "terminate"])
 def test_the_process_ends_and_says_where(how: str) -> None:
     root = str(Path(streamvid.__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -66,16 +72,19 @@ def test_the_process_ends_and_says_where(how: str) -> None:
         capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.stdout == "batch 0\n"
-    assert done.returncode == (-14 if how == "destructors" else 1), done.stderr
+    assert done.returncode == {"destructors": -14, "terminate": -6}.get(how, 1), done.stderr
     told = "GPU 0 is lost to this process, which ends (CUDA_ERROR_ILLEGAL_ADDRESS, 700); the run stands in epoch 3"
     assert told in done.stderr
+    assert done.stderr.count("go on from the last state saved") == 1
     assert ("GpuLostError: GPU 0 is lost" in done.stderr) == (how in ("raised", "destructors"))
     # Where each thread was.
-    assert ("Timeout" in done.stderr) == (how not in ("raised", "destructors"))
+    assert ("Timeout" in done.stderr) == (how not in ("raised", "destructors", "terminate"))
 
 
 def test_an_error_that_has_another_cause_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     state: list[str | None] = [None]
+    begun: list[str] = []
+    monkeypatch.setattr(lost_gpu._Ending, "begin", lambda _, device, cause: begun.append(cause))
     monkeypatch.setattr(lost_gpu, "lost", lambda device: state[0])
     error = VideoError("damaged")
     raise_if_lost(0, error)
@@ -86,6 +95,7 @@ def test_an_error_that_has_another_cause_stays_what_it_is(monkeypatch: pytest.Mo
         raise_if_lost(2, error)
     assert raised.value.__cause__ is error
     raise_if_lost(2, raised.value)
+    assert len(begun) == 1
 
 
 class Run:
