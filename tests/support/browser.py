@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ class Tab:
         self._session = browser.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         self.complaints: list[str] = []
         self.requests: list[str] = []
+        self.loaded: set[str] = set()
         browser.tabs[self._session] = self
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
+        self.send("Page.setLifecycleEventsEnabled", {"enabled": True})
 
     def send(self, method: str, parameters: dict[str, Any] | None = None) -> Any:
         return self._browser.send(method, parameters or {}, self._session)
@@ -52,8 +54,8 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", {"features": [scheme]})
         self.send("Emulation.setScriptExecutionDisabled", {"value": not script})
-        self.send("Page.navigate", {"url": path.resolve().as_uri()})
-        self._browser.wait(self._session, "Page.loadEventFired")
+        loader = self.send("Page.navigate", {"url": path.resolve().as_uri()})["loaderId"]
+        self._browser.wait(lambda: loader in self.loaded)
         return self
 
     def run(self, expression: str) -> Any:
@@ -103,6 +105,8 @@ class Tab:
             self.complaints.append(str(parameters["args"]))
         elif method == "Log.entryAdded":
             self.complaints.append(parameters["entry"]["text"])
+        elif method == "Page.lifecycleEvent" and parameters["name"] == "load":
+            self.loaded.add(parameters["loaderId"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
 
@@ -114,7 +118,6 @@ class Browser:
         self._into, self._out = into, out
         self._buffer = b""
         self._number = 0
-        self._events: list[tuple[str, str]] = []
         self.tabs: dict[str, Tab] = {}
 
     def send(self, method: str, parameters: dict[str, Any], session: str = "") -> Any:
@@ -129,11 +132,10 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def wait(self, session: str, method: str) -> None:
-        """Wait for an event."""
-        while (session, method) not in self._events:
+    def wait(self, happened: Callable[[], bool]) -> None:
+        """Wait until a tab has heard of something."""
+        while not happened():
             self._receive()
-        self._events.remove((session, method))
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -143,10 +145,9 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         if "method" in message:
-            session = message.get("sessionId", "")
-            self._events.append((session, message["method"]))
-            if session in self.tabs:
-                self.tabs[session].hear(message)
+            tab = self.tabs.get(message.get("sessionId", ""))
+            if tab is not None:
+                tab.hear(message)
         return message
 
 

@@ -38,6 +38,8 @@ from streamvid.transform.spec import Transform
 
 STRIP_BYTES: Final = 24 << 20
 """Bytes of the strips' pictures: from there on no more clips are drawn."""
+_NAMED: Final = 20
+"""Bad clips at most that are named above the strips."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,14 @@ def preview(
         replace(strip, facts=(*_facts(dataset, strip.row), *strip.facts), fields=own, more_fields=others)
         for strip, (own, others) in zip(strips, table.beside(shown_rows), strict=True)
     ]
-    bad = sum(bool(strip.bad) for strip in strips)
+    bad = [strip.title for strip in strips if strip.bad]
     shown = f"{len(strips):,} of {format_count(len(rows), 'clip')}, drawn at random with seed {seed}: {sampling!r}"
     notes = [shown if transform is None else f"{shown}, {transform!r}"]
     if full:
         notes.append("More clips would make this page too large.")
     if bad:
-        notes.append(f"{format_count(bad, 'clip')} of these {'is' if bad == 1 else 'are'} bad.")
+        keys = ", ".join(bad[:_NAMED]) + (" …" if len(bad) > _NAMED else "")
+        notes.append(f"{format_count(len(bad), 'clip')} of these {'is' if len(bad) == 1 else 'are'} bad: {keys}")
     body = fill(
         asset("preview.html"),
         name=escaped(dataset.manifest.name),
@@ -121,7 +124,7 @@ def preview(
     )
     data = table.to_json(shown_rows)
     size = write_page(out, page(f"{dataset.manifest.name}: streamvid preview", body, data))
-    return PreviewReport(size, len(rows), len(strips), bad, full)
+    return PreviewReport(size, len(rows), len(strips), len(bad), full)
 
 
 def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, progress: bool) -> tuple[list[Strip], bool]:

@@ -141,7 +141,7 @@ def test_bad_clips_are_shown_as_bad(packed: Path, tmp_path: Path) -> None:
         assert ("<img" in card) == (row not in lost | {1, 4})
     assert "CRC-32C" in cards[4]
     assert "00000000.tar" in cards[0]
-    assert f"{report.bad} clips of these are bad" in text
+    assert f"{report.bad} clips of these are bad: 00, 01, " in text
 
 
 def test_a_clip_that_crashes_the_decoder_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
