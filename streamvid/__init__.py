@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from streamvid.revising.forget import forget as forget
     from streamvid.revising.ledger import Seen as Seen
     from streamvid.revising.ledger import ledger as ledger
+    from streamvid.revising.repair import RepairReport as RepairReport
+    from streamvid.revising.repair import repair as repair
     from streamvid.sampling.base import ClipTimes as ClipTimes
     from streamvid.sampling.base import FrameSampler as FrameSampler
     from streamvid.sampling.explicit import ByClip as ByClip
@@ -89,6 +91,7 @@ _MODULE_OF = {
     "PackOptions": "packing.options",
     "Pick": "dataset.picked",
     "RandomFrames": "sampling.spread",
+    "RepairReport": "revising.repair",
     "Scenes": "packing.options",
     "Seen": "revising.ledger",
     "StreamLoader": "loader.stream_loader",
@@ -113,6 +116,7 @@ _MODULE_OF = {
     "pack": "packing.pack",
     "reshard": "packing.reshape",
     "show": "inspection.preview.show",
+    "repair": "revising.repair",
     "slice": "video.packet_selection",
     "split": "packing.reshape",
     "verify": "inspection.verify",

@@ -1,4 +1,4 @@
-"""`streamvid forget`, `annotate` and `ledger`: a dataset is changed; the steps in which a clip was seen."""
+"""`streamvid forget`, `annotate`, `repair` and `ledger`: a dataset is changed; the steps in which a clip was seen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from streamvid.cli.output import add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, add_roots, console
 from streamvid.text import format_count, printable
 
 
@@ -14,6 +14,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the commands and their options."""
     _add_forget(commands)
     _add_annotate(commands)
+    _add_repair(commands)
     _add_ledger(commands)
 
 
@@ -43,6 +44,24 @@ def _add_annotate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.add_argument("table", metavar="TABLE", help=".parquet, .csv or .jsonl with a column key, and others")
     add_roots(command)
     command.set_defaults(run=_annotate)
+
+
+def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    what = "put sound clips in the place of bad ones"
+    command = commands.add_parser("repair", help=what, description=f"{what.capitalize()}.")
+    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="folder, file, 'glob' or list of the videos it was packed from",
+    )
+    command.add_argument(
+        "--quarantine", required=True, metavar="FILE", help="of a run, or its folder: which clips are bad"
+    )
+    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    add_roots(command)
+    command.set_defaults(run=_repair)
 
 
 def _add_ledger(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -91,6 +110,29 @@ def _annotate(arguments: argparse.Namespace) -> int:
     if report.purged:
         console().print(f"{format_count(report.purged, 'row')} of purged clips left out")
     return 0
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    from streamvid.revising.repair import repair
+
+    report = repair(
+        arguments.dataset,
+        arguments.sources,
+        quarantine=arguments.quarantine,
+        workers=arguments.workers,
+        roots=arguments.roots,
+    )
+    out = console()
+    shards = format_count(report.shards, "shard")
+    out.print(f"{format_count(len(report.repaired), 'clip')} repaired in {shards}; revision {report.revision}")
+    for key in report.missing[:SHOWN]:
+        out.print(printable(f"{key}: its video is not among the sources"))
+    for key, why in list(report.bad.items())[:SHOWN]:
+        out.print(printable(f"{key}: {why}"))
+    left = len(report.missing) + len(report.bad)
+    if left > SHOWN:
+        out.print(f"{format_count(left, 'clip')} are not repaired")
+    return FAILED if left else 0
 
 
 def _ledger(arguments: argparse.Namespace) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from streamvid.checks import is_integer
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import InputError
-from streamvid.loader.quarantine import entries
+from streamvid.loader.quarantine import entries, of_shard
 
 Rows = list[tuple[int, ...]]
 """For each shard the numbers of clips in it, rising."""
@@ -36,15 +37,15 @@ def quarantined(manifest: Manifest, file: Path) -> Rows:
     """
     if not file.exists():
         raise InputError(f"there is no {file}: name a file of a run's quarantine, such as quarantine/0.jsonl")
-    named: dict[str, set[int]] = {}
+    named: dict[str, list[dict[str, Any]]] = {}
     for one in sorted(file.glob("*.jsonl")) if file.is_dir() else [file]:
         for line in entries(one):
             if isinstance(line.get("packets_sha256"), str) and is_integer(line.get("number")):
-                named.setdefault(line["packets_sha256"], set()).add(line["number"])
-    rows = [
-        tuple(sorted(number for number in named.get(shard.packets_sha256, ()) if 0 <= number < shard.clips))
-        for shard in manifest.shards
-    ]
+                named.setdefault(line["packets_sha256"], []).append(line)
+    rows = []
+    for shard in manifest.shards:
+        lines = (line for line in named.get(shard.packets_sha256, ()) if of_shard(line, shard))
+        rows.append(tuple(sorted({line["number"] for line in lines if 0 <= line["number"] < shard.clips})))
     if not any(rows):
         raise InputError(f"{file} names no clip of this dataset: name the quarantine of a run over it")
     return rows

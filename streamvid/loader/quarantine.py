@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import integer, is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.manifest import ShardEntry
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
@@ -247,12 +248,20 @@ def entries(file: Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
+def of_shard(entry: Mapping[str, Any], shard: ShardEntry) -> bool:
+    """Whether a line, whose checksum is the shard's, is of it. One that was written anew has the indexes of the one
+    before, if a bad clip was repaired of the same video."""
+    return not shard.origin or entry.get("shard") == shard.name
+
+
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
     """The clip that a line is of, by the checksum of its shard's indexes and its place there; the key must fit, too."""
     sha256, number, key = (entry.get(name) for name in ("packets_sha256", "number", "key"))
     if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
         return
     for shard in shards.get(sha256, ()):
+        if not of_shard(entry, dataset.shards[shard]):
+            continue
         rows = dataset.rows(shard)
         if 0 <= number < rows.stop - rows.start:
             # In a concatenated dataset, a key that two parts have has the part's name before it.

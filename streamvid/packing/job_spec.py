@@ -161,7 +161,7 @@ def plan_job(
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cuts))
         found -= uncut
     if options.in_place:
-        sources = _with_details(sources, places)
+        sources = with_details(sources, places)
     changed = {} if base is None or not options.in_place else changed_sources(sources, base)
     if base is not None:
         sources = new_sources(sources, base, changed)
@@ -173,7 +173,7 @@ def plan_job(
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
     if not options.in_place:
-        sources = _with_details(sources, places)
+        sources = with_details(sources, places)
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
     groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
     if name is None:
@@ -207,7 +207,7 @@ def plan_job(
     )
 
 
-def _with_details(sources: list[SourceVideo], places: Places | None) -> list[SourceVideo]:
+def with_details(sources: list[SourceVideo], places: Places | None) -> list[SourceVideo]:
     """The sources with their sizes and versions."""
     hosts = None if places is None else places.hosts
     details = iter(source_details([source.path for source in sources if not source.problem], hosts))

@@ -22,7 +22,8 @@ from streamvid.storage import filesystem
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import is_local, join
 from streamvid.video.frame_index import RANDOM_ACCESS
-from streamvid.video.index_file import encode_index
+from streamvid.video.index_file import EncodedIndex, encode_index
+from streamvid.video.stored_clip import StoredClip
 
 _CLIP_COLUMNS: Final = (
     "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
@@ -79,16 +80,8 @@ class RowWriter:
                 "source": source,
                 "label": prepared.label if isinstance(prepared.label, int) else None,
                 "meta": self._metadata.json(prepared.rows, prepared.span),
-                **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
-                "time_base_num": clip.time_base[0],
-                "time_base_den": clip.time_base[1],
-                "frames": len(clip.index.visible),
-                "packets": len(clip.index),
-                "random_access": int(np.count_nonzero(clip.index.flags & RANDOM_ACCESS)),
+                **clip_columns(clip, index),
                 "index_offset": index_offset,
-                "index_size": len(index.data),
-                "index_blocks": index.blocks,
-                "index_crc32c": index.crc32c,
                 **place,
             }
         )
@@ -160,25 +153,44 @@ class PlaceWriter(RowWriter):
         if prepared.place is not None:
             self._add_row(key, prepared.source, prepared, dict(prepared.place))
             return
-        offset, size = source.part or (0, source.size)
-        local = is_local(source.path)
-        place: Row = {
-            "mp4_offset": offset,
-            "mp4_size": size,
-            "json_offset": 0,
-            "json_size": 0,
-            "sha256": "",
-            "root": self._roots[source.root],
-            "file": source.file,
-            "file_size": source.file_bytes or source.size,
-            "file_mtime_ns": int(source.mark) if local else None,
-            "file_etag": None if local else source.mark,
-        }
-        self._add_row(key, source.name, prepared, place)
+        self._add_row(key, source.name, prepared, place_columns(source, self._roots[source.root]))
 
     def commit(self, destination: str) -> ShardEntry:
         """Finish the shard and move its files to `destination`; errors as of `streamvid.storage.filesystem`."""
         return self._commit(destination, ())[1]
+
+
+def clip_columns(clip: StoredClip, index: EncodedIndex) -> Row:
+    """The columns of a row that follow from the video."""
+    return {
+        **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
+        "time_base_num": clip.time_base[0],
+        "time_base_den": clip.time_base[1],
+        "frames": len(clip.index.visible),
+        "packets": len(clip.index),
+        "random_access": int(np.count_nonzero(clip.index.flags & RANDOM_ACCESS)),
+        "index_size": len(index.data),
+        "index_blocks": index.blocks,
+        "index_crc32c": index.crc32c,
+    }
+
+
+def place_columns(source: SourceVideo, root: int) -> Row:
+    """The columns of a row that say where a video stays; `root` is the number of its root."""
+    offset, size = source.part or (0, source.size)
+    local = is_local(source.path)
+    return {
+        "mp4_offset": offset,
+        "mp4_size": size,
+        "json_offset": 0,
+        "json_size": 0,
+        "sha256": "",
+        "root": root,
+        "file": source.file,
+        "file_size": source.file_bytes or source.size,
+        "file_mtime_ns": int(source.mark) if local else None,
+        "file_etag": None if local else source.mark,
+    }
 
 
 def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.Schema = SCHEMA) -> None:

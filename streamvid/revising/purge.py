@@ -19,7 +19,7 @@ from streamvid.arrays import Int64
 from streamvid.dataset import consolidated
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import write_forgotten
-from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
+from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay, ShardEntry
 from streamvid.dataset.overlays import LABEL, cache_key, local_table
 from streamvid.dataset.revisions import (
     Base,
@@ -104,11 +104,7 @@ def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, 
                 written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
                 made[entry.name] = rewrite_shard(base, entry, dict.fromkeys(here.tolist()), number, work)
             overlays, tables = _without(base, rows, work)
-            names = pa.array(list(made), pa.string())
-            new_names = pa.array([entry.name for entry in made.values()], pa.string())
-            shard = pc.coalesce(new_names.take(pc.index_in(forgotten["shard"], value_set=names)), forgotten["shard"])
-            forgotten = forgotten.set_column(0, forgotten.schema.field(0), shard)
-            named, data = write_forgotten(forgotten, base.manifest.revision + 1)
+            named, data = write_forgotten(renamed(forgotten, made), base.manifest.revision + 1)
             manifest = replace(
                 base.manifest,
                 shards=replaced(base.manifest, made),
@@ -124,6 +120,14 @@ def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, 
         raise
     sweep(base.path, published, caches)
     return published, len(made)
+
+
+def renamed(forgotten: pa.Table, made: Mapping[str, ShardEntry]) -> pa.Table:
+    """The table of forgotten clips with the names of shards that were written anew."""
+    names = pa.array([*made, ""], pa.string())
+    new = pa.array([*(entry.name for entry in made.values()), ""], pa.string())
+    shard = pc.coalesce(new.take(pc.index_in(forgotten["shard"], value_set=names)), forgotten["shard"])
+    return forgotten.set_column(0, forgotten.schema.field(0), shard)
 
 
 def with_tables(base: Base, manifest: Manifest, written: list[str]) -> Manifest:

@@ -1,0 +1,208 @@
+"""`streamvid repair`: sound clips in the place of bad ones, in shards that are written anew."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from streamvid.checks import suggest_keywords
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.forgotten import read_table, write_forgotten
+from streamvid.dataset.grants import grant
+from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER
+from streamvid.dataset.revisions import change, changing, publish_revision, rewritten_numbers
+from streamvid.errors import InputError, StreamvidError
+from streamvid.inspection.chosen import quarantined
+from streamvid.packing.destination import remove_temporaries, work_folder
+from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.job_spec import with_details
+from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.options import Cut, PackOptions, PreparedClip
+from streamvid.packing.pack import Path as AnyPath
+from streamvid.packing.pack import given_paths
+from streamvid.packing.places import Places, root_name
+from streamvid.packing.process_source import process_source
+from streamvid.packing.row_writer import clip_columns, place_columns
+from streamvid.progress import Progress
+from streamvid.revising.purge import renamed, take_back, with_tables
+from streamvid.revising.rewrite import Clip, replaced, rewrite_shard
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.video.index_file import encode_index
+from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """The result of `repair`.
+
+    Attributes:
+        revision: of the dataset now.
+        repaired: keys of the clips that are sound now.
+        missing: keys of bad clips whose videos are not among the sources.
+        bad: keys of bad clips whose videos are no better, and why.
+        shards: how many shards were written anew.
+    """
+
+    revision: int
+    repaired: tuple[str, ...]
+    missing: tuple[str, ...]
+    bad: dict[str, str]
+    shards: int
+
+
+@suggest_keywords
+def repair(
+    dataset: str | os.PathLike[str],
+    sources: AnyPath | Sequence[AnyPath],
+    *,
+    quarantine: str | os.PathLike[str],
+    options: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
+    workers: int | None = None,
+    roots: Sequence[str | os.PathLike[str]] = (),
+    progress: bool = True,
+) -> RepairReport:
+    """Put sound clips in the place of bad ones. They keep their rows, keys, labels and columns, and so their places in
+    the order of a run. docs/revisions.md has the details.
+
+    Args:
+        dataset: a folder or URL.
+        sources: files, folders, globs and lists of videos, or one of these; those that the clips were made of, by name.
+        quarantine: a file of a run's quarantine, or its folder: which clips are bad.
+        options: how the clips were packed: their transcoding. Every frame must decode.
+        workers: processes that read videos; default: one per core.
+        roots: as of `Dataset.open`.
+        progress: show a progress bar if stderr is a terminal.
+
+    Raises:
+        InputError: none of the clips can be repaired; another process changes the dataset, or has changed it meanwhile.
+        DatasetError: another clip of a shard is damaged, too, or a shard cannot be written. In all these cases the
+            dataset is as it was.
+    """
+    paths = given_paths(sources, "sources")
+    with changing(dataset) as base:
+        remove_temporaries(base.path)
+        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
+        if opened.manifest != base.manifest:
+            raise InputError(f"another process has changed {dataset} meanwhile: run this again")
+        gone = set(opened.forgotten.tolist())
+        named = quarantined(base.manifest, Path(quarantine))
+        rows = [opened.rows(s).start + n for s, numbers in enumerate(named) for n in numbers]
+        rows = [row for row in rows if row not in gone]
+        written: list[str] = []
+        with work_folder(base.path) as work:
+            wanted = _sources(opened, rows, paths, base.path)
+            made, bad = _made(opened, wanted, options, work, workers, progress)
+            missing = tuple(opened.key(row) for row in rows if row not in wanted)
+            if not made:
+                why = next(iter(bad.values()), f"there is no video {opened.clips.source[rows[0]]!r}" if rows else "")
+                raise InputError(f"none of the {len(rows)} clips can be repaired: {why}")
+            kept = dict.fromkeys((*base.manifest.roots, *(s.root for s in wanted.values() if s.file)))
+            clips: dict[int, dict[int, Clip | None]] = defaultdict(dict)
+            for row, prepared in made.items():
+                s = int(opened.clips.shard[row])
+                clips[s][row - opened.rows(s).start] = _clip(prepared, wanted[row], list(kept))
+            try:
+                numbers, shards = rewritten_numbers(base.path, base.manifest), {}
+                for s, some in clips.items():
+                    entry, number = base.manifest.shards[s], next(numbers)
+                    written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
+                    shards[entry.name] = rewrite_shard(base, entry, some, number, work, damaged=True, roots=tuple(kept))
+                seconds = [p.clip.duration * p.clip.time_base[0] / p.clip.time_base[1] for p in made.values()]
+                before = opened.clips.seconds[list(made)].sum()
+                manifest = replace(
+                    base.manifest,
+                    seconds=round(base.manifest.seconds - float(before) + sum(seconds), 6),
+                    shards=replaced(base.manifest, shards),
+                    roots=tuple(kept),
+                    change=change("repair", len(made)),
+                )
+                tables = {}
+                if manifest.forgotten is not None:
+                    table = read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
+                    forgotten, data = write_forgotten(renamed(table, shards), base.manifest.revision + 1)
+                    manifest, tables = replace(manifest, forgotten=forgotten), {forgotten.file: data}
+                published = publish_revision(base, with_tables(base, manifest, written), tables)
+            except BaseException:
+                take_back(base, written)
+                raise
+        grant(base.path, [source.root for source in wanted.values() if source.file])
+    return RepairReport(published.revision, tuple(map(opened.key, made)), missing, bad, len(shards))
+
+
+def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str) -> dict[int, SourceVideo]:
+    """The video of each row that has one, with the cut that its clip is."""
+    in_place = {row for row in rows if not dataset.shards[int(dataset.clips.shard[row])].has_tar}
+    found: dict[bool, dict[str, SourceVideo]] = {}
+    for placed in {row in in_place for row in rows}:
+        places = Places(tuple(paths), destination=path) if placed else None
+        videos = find_sources(paths, MetadataLists(), places=places)
+        needed = {dataset.clips.source[row] for row in rows if (row in in_place) == placed}
+        found[placed] = {one.name: one for one in with_details([v for v in videos if v.name in needed], places)}
+    wanted = {}
+    spans = {
+        name: dataset.columns.meta_column(name) if name in dataset.meta.names else None
+        for name in ("start_frame", "end_frame")
+    }
+    for row in rows:
+        source = found[row in in_place].get(dataset.clips.source[row])
+        if source is None:
+            continue
+        first, end = (None if column is None else column[row].as_py() for column in spans.values())
+        if first is not None and end is not None:
+            source = replace(source, cuts=(Cut(first, end, "frames", frames=end - first),))
+        if row in in_place:
+            source = replace(source, root=root_name(source.root, path))
+        wanted[row] = source
+    return wanted
+
+
+def _made(
+    dataset: Dataset,
+    wanted: dict[int, SourceVideo],
+    options: PackOptions,
+    work: Path,
+    workers: int | None,
+    progress: bool,
+) -> tuple[dict[int, PreparedClip], dict[str, str]]:
+    """The new clips by row, and what is wrong with the others by key."""
+    made, bad = {}, {}
+    count = min(workers or len(os.sched_getaffinity(0)), max(1, len(wanted)))
+    with Workers(count) as pool, Progress("repairing", len(wanted), enabled=progress) as bar:
+        futures = {}
+        for row, source in wanted.items():
+            how = replace(options, decode="all", cutting=None, in_place="packets" if source.file else None)
+            futures[row] = pool.submit(process_source, source, work / f"clip-{row}", how)
+        for row, future in futures.items():
+            try:
+                outcome = future.result()
+            except (StreamvidError, WorkerCrashError, WorkerStuckError) as error:
+                outcome = []
+                bad[dataset.key(row)] = str(error)
+            for one in outcome:
+                if isinstance(one, PreparedClip):
+                    made[row] = one
+                else:
+                    bad[dataset.key(row)] = one.reason
+            bar.advance(1)
+    return made, bad
+
+
+def _clip(prepared: PreparedClip, source: SourceVideo, roots: list[str]) -> Clip:
+    """What `rewrite_shard` puts in the place of a clip."""
+    clip = prepared.clip
+    index = encode_index(clip.index)
+    columns = clip_columns(clip, index)
+    if source.file:
+        place = place_columns(source, roots.index(source.root)) if prepared.place is None else dict(prepared.place)
+        return {**columns, **place}, lambda: iter(()), index.data
+    checksum = hashlib.sha256()
+    for chunk in () if clip.sha256 else clip.read_mp4():
+        checksum.update(chunk)
+    columns |= {"mp4_size": clip.mp4_bytes, "sha256": clip.sha256 or checksum.hexdigest()}
+    return columns, lambda: map(bytes, clip.read_mp4()), index.data

@@ -1,0 +1,201 @@
+"""Sound clips in the place of bad ones: they keep their rows, and all others stay as they were."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid as sv
+from streamvid.cli.main import main
+from streamvid.dataset.revisions import read_manifest
+from streamvid.errors import DatasetError, InputError
+from streamvid.packing.options import FixedLength, PackOptions
+from streamvid.packing.pack import pack
+from streamvid.revising import repair as repairing
+from streamvid.storage import filesystem
+from tests.packing.test_resume import die_before_change
+from tests.revising.conftest import CLIPS, digests
+from tests.support.packed import InlineWorkers, packing_inline
+
+BAD = ("clip1", "clip4")
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "Workers", InlineWorkers)
+
+
+@pytest.fixture
+def videos(packed: Path) -> Path:
+    return packed.parent / "in"
+
+
+def spoil(folder: Path, keys: tuple[str, ...] = BAD) -> None:
+    """Damage the last packet of clips."""
+    dataset = sv.Dataset.open(folder)
+    for key in keys:
+        row = dataset.row(key)
+        with open(dataset.location(row), "r+b") as file:
+            file.seek(int(dataset.clips.mp4_offset[row]) + int(dataset.clips.mp4_size[row]) - 20)
+            file.write(bytes(20))
+
+
+def run(folder: Path | str, quarantine: Path, **options: Any) -> sv.StreamLoader:
+    options = {"batch_size": 2, "sampling": sv.All(), "device": "cpu", "quarantine": quarantine, **options}
+    return sv.StreamLoader(folder, **options)
+
+
+def found_bad(folder: Path | str, quarantine: Path, **options: Any) -> set[str]:
+    loader = run(folder, quarantine, **options)
+    list(loader)
+    return {bad.key for bad in loader.stats().bad}
+
+
+def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp_path: Path) -> None:
+    quarantine = tmp_path / "quarantine"
+    sound = [batch["video"] for batch in run(packed, tmp_path / "none", shuffle=False)]
+    spoil(folder)
+    assert found_bad(folder, quarantine) == set(BAD)
+    first = run(folder, quarantine)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    before = sv.Dataset.open(folder)
+    report = sv.repair(folder, videos, quarantine=quarantine, progress=False)
+    assert (report.revision, set(report.repaired), report.missing, report.bad) == (1, set(BAD), (), {})
+    assert report.shards == 2
+    after = sv.Dataset.open(folder)
+    assert after.clips.key[:] == before.clips.key[:]
+    assert after.to_arrow().equals(before.to_arrow())
+    assert after.manifest.seconds == before.manifest.seconds
+    with packing_inline():
+        assert sv.verify(folder, decode=True, progress=False).problems == ()
+    # The quarantine of before knows nothing of the new shards.
+    assert found_bad(folder, quarantine) == set()
+    again = [batch["video"] for batch in run(folder, quarantine, shuffle=False)]
+    assert all((a == b).all() for a, b in zip(sound, again, strict=True))
+    assert {key for batch in run(folder, quarantine) for key in batch["key"]} == set(after.clips.key)
+    resumed = run(folder, quarantine)
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == len(resumed) - 1
+    with pytest.raises(InputError, match="names no clip of this dataset"):
+        sv.repair(folder, videos, quarantine=quarantine, progress=False)
+    assert found_bad(folder, tmp_path / "other", revision=0) == set(BAD)
+
+
+def test_clips_that_were_cut(videos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    with packing_inline():
+        pack([videos], folder, options=PackOptions(cutting=FixedLength(3, "frames")), progress=False)
+    sums = [sv.Dataset.open(folder).sha256(row) for row in range(2 * CLIPS)]
+    spoil(folder, ("clip2_000001", "clip5_000000"))
+    assert found_bad(folder, tmp_path / "q") == {"clip2_000001", "clip5_000000"}
+    assert len(sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False).repaired) == 2
+    assert [sv.Dataset.open(folder).sha256(row) for row in range(2 * CLIPS)] == sums
+    with packing_inline():
+        assert sv.verify(folder, decode=True, progress=False).ok
+
+
+def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path) -> None:
+    places = Path(shutil.copytree(videos, tmp_path / "in"))
+    folder = tmp_path / "ds"
+    with packing_inline():
+        sv.index([places], folder, progress=False)
+    data = bytearray((places / "clip3.mp4").read_bytes())
+    data[-20:] = bytes(20)
+    (places / "clip3.mp4").write_bytes(data)
+    assert found_bad(folder, tmp_path / "q") == {"clip3"}
+    report = sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)  # the copy elsewhere is sound
+    assert report.repaired == ("clip3",)
+    assert found_bad(folder, tmp_path / "q2") == set()
+    assert read_manifest(str(folder)).roots != read_manifest(str(folder), revision=0).roots
+
+
+def test_what_cannot_be_repaired(
+    folder: Path, videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(folder, ("clip0", "clip1", "clip2"))
+    assert len(found_bad(folder, tmp_path / "q")) == 3
+    sources = tmp_path / "in"
+    sources.mkdir()
+    (sources / "clip0.mp4").write_bytes(b"no video")
+    before = digests(folder)
+    with pytest.raises(InputError, match="none of the 3 clips can be repaired"):
+        sv.repair(folder, sources, quarantine=tmp_path / "q", progress=False)
+    assert digests(folder) == before
+    shutil.copy(videos / "clip1.mp4", sources / "clip1.mp4")
+    assert main(["repair", str(folder), str(sources), "--quarantine", str(tmp_path / "q")]) == 1
+    out = capsys.readouterr().out
+    assert "1 clip repaired in 1 shard; revision 1" in out
+    assert "clip2: its video is not among the sources" in out
+    assert "clip0: " in out
+    with pytest.raises(InputError, match="name a file of a run's quarantine"):
+        sv.repair(folder, sources, quarantine=tmp_path / "nothing", progress=False)
+    with pytest.raises(InputError, match="no video"):
+        sv.repair(folder, tmp_path / "q", quarantine=tmp_path / "q", progress=False)
+
+
+def test_another_clip_of_the_shard_is_damaged_too(folder: Path, videos: Path, tmp_path: Path) -> None:
+    dataset = sv.Dataset.open(folder)
+    together = [dataset.key(row) for row in range(CLIPS) if dataset.clips.shard[row] == dataset.clips.shard[CLIPS - 1]]
+    spoil(folder, (together[0],))
+    assert found_bad(folder, tmp_path / "q") == {together[0]}
+    spoil(folder, (together[1],))
+    before = digests(folder)
+    with pytest.raises(DatasetError, match=f"clip '{together[1]}', which was to stay as it is, is damaged"):
+        sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)
+    left = digests(folder)
+    left.pop("revisions/00000000.json", None)
+    assert left == before
+
+
+def test_forgotten_clips_and_columns_stay(folder: Path, videos: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    spoil(folder)
+    assert found_bad(folder, tmp_path / "q") == set(BAD)
+    sv.forget(folder, ["clip0", "clip4"], purge=False)
+    sv.annotate(folder, pa.table({"key": ["clip1"], "note": ["mended"]}))
+    assert sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False).repaired == ("clip1",)
+    dataset = sv.Dataset.open(folder)
+    assert dataset.forgotten.tolist() == [0, 4]
+    assert dataset.columns.get("note").to_pylist()[1] == "mended"
+    assert dataset.manifest.revision == 3
+
+
+def test_killed_anywhere(folder: Path, videos: Path, tmp_path: Path) -> None:
+    spoil(folder, ("clip1",))
+    assert found_bad(folder, tmp_path / "q") == {"clip1"}
+    destination = tmp_path / "killed" / "ds"
+    for at in range(1, 100):
+        shutil.rmtree(destination.parent, ignore_errors=True)
+        shutil.copytree(folder, destination)
+
+        def call() -> None:
+            sv.repair(destination, videos, quarantine=tmp_path / "q", progress=False)
+
+        code = die_before_change(at, destination, call)
+        assert code in (0, 9)
+        done = read_manifest(str(destination)).revision == 1
+        assert found_bad(destination, tmp_path / f"q{at}") == (set() if done else {"clip1"})
+        if not done:
+            call()
+        assert found_bad(destination, tmp_path / f"r{at}") == set()
+        if code == 0:
+            return
+    pytest.fail("it never finished")
+
+
+def test_on_s3(folder: Path, videos: Path, tmp_path: Path, s3_bucket: str) -> None:
+    spoil(folder)
+    path = f"s3://{s3_bucket}/repair"
+    for file in folder.rglob("*"):
+        if file.is_file():
+            filesystem.put_file(file, f"{path}/{file.relative_to(folder)}")
+    cache = {"cache_dir": tmp_path / "cache"}
+    assert found_bad(path, tmp_path / "q", fetch="ranges", **cache) == set(BAD)
+    assert set(sv.repair(path, videos, quarantine=tmp_path / "q", progress=False).repaired) == set(BAD)
+    assert found_bad(path, tmp_path / "q2", fetch="ranges", **cache) == set()
