@@ -104,6 +104,14 @@ def read_moov(source: Path) -> bytes:
     return b""
 
 
+def lacks_moov(source: Path) -> bool:
+    """Whether a file begins as an MP4 or MOV does, and has no `moov`. Raises OSError if it cannot be opened."""
+    with source.open("rb") as file:
+        boxes = islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES)
+        kinds = [kind for kind, _, _ in boxes]
+    return kinds[:1] == [b"ftyp"] and b"moov" not in kinds
+
+
 def children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
     """Where the payloads of the boxes in data[start:end] begin and end, by type; of several alike, the last."""
     return {kind: (payload, stop) for kind, payload, stop in iter_boxes(data, start, end)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -259,6 +260,46 @@ def test_what_cannot_be_read_where_it_lies_is_listed_or_packed(tmp_path: Path, v
     pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
     assert same(frames(tmp_path / "both"), frames(tmp_path / "packed"))
     assert index(videos, tmp_path / "both", copy_others=True, progress=False).was_there
+
+
+def test_what_has_no_tables_or_no_order_is_listed_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "v").mkdir()
+    good = write(CLIP, tmp_path / "v" / "good.mp4").read_bytes()
+    (tmp_path / "v" / "broken_off.mp4").write_bytes(good[: good.index(b"moov") - 4])
+    at = good.index(b"stts") + 16  # all frames at the same time
+    (tmp_path / "v" / "times.mp4").write_bytes(good[:at] + bytes(4) + good[at + 4 :])
+    for fast in (False, True):
+        report = index(tmp_path / "v", tmp_path / f"indexed-{fast}", fast=fast, progress=False)
+        reasons = {one.source: one.reason for one in report.rejected}
+        assert reasons.keys() == {"broken_off.mp4", "times.mp4"}
+        assert "without its moov box" in reasons["broken_off.mp4"]
+        assert "shown at the same time" in reasons["times.mp4"]
+
+
+def test_an_order_that_tables_get_wrong_is_found_out(tmp_path: Path) -> None:
+    """B-frames, and times in decode order: packing follows the bitstream, tables cannot."""
+    data = bytearray(write(CLIP, tmp_path / "clip.mp4").read_bytes())
+    at = data.index(b"ctts") + 8
+    (runs,) = struct.unpack_from(">I", data, at)
+    for run in range(runs):
+        struct.pack_into(">I", data, at + 8 + 8 * run, 0)
+    (tmp_path / "clip.mp4").write_bytes(data)
+    index(tmp_path / "clip.mp4", tmp_path / "full", progress=False)
+    pack(tmp_path / "clip.mp4", tmp_path / "packed", options=PackOptions("any"), progress=False)
+    assert same(frames(tmp_path / "full"), frames(tmp_path / "packed"))
+    index(tmp_path / "clip.mp4", tmp_path / "fast", fast=True, progress=False)
+    with pytest.raises(ClipError, match="in another order than that of their times"):
+        ClipDataset(str(tmp_path / "fast")).get("clip", frames=range(10))
+
+
+def test_an_empty_place(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    write_tar(tmp_path / "tars" / "none.tar", [])
+    write_lerobot(tmp_path / "robot", [])
+    for place, said in (("none", "no videos in"), ("tars", "it holds no videos"), ("robot", "no episodes with videos")):
+        with pytest.raises(InputError, match=said):
+            index(tmp_path / place, tmp_path / "indexed", progress=False)
+        assert not (tmp_path / "indexed" / "dataset.json").exists()
 
 
 def test_only_what_must_be_copied(tmp_path: Path) -> None:
