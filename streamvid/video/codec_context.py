@@ -79,9 +79,9 @@ class ReusableCodecContext(threading.local):
 
 def _has_history(context: VideoCodecContext) -> bool:
     """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
-    H.264 in 4:4:4 the version of x264."""
+    H.264 in 4:4:4 the version of x264, of VP8 what a damaged key frame is filled with."""
     name = context.codec.canonical_name
-    return name == "mpeg4" or (name == "h264" and "444" in (context.pix_fmt or ""))
+    return name in ("mpeg4", "vp8") or (name == "h264" and "444" in (context.pix_fmt or ""))
 
 
 def reorder_depth(display_order: Int64 | Sequence[int]) -> int:

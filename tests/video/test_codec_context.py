@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from dataclasses import replace
@@ -18,6 +19,7 @@ from streamvid.errors import VideoError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.pack import pack
 from streamvid.video.codec_context import ReusableCodecContext, reorder_depth
+from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -174,3 +176,23 @@ def test_a_cut_that_depends_on_a_damaged_frame_is_not_encoded(tmp_path: Path) ->
         dict(decode_frames(slice_of(cut, [0])))
     with pytest.raises(VideoError, match="is damaged or missing"):
         transcode(cut, tmp_path / "encoded.mp4", TranscodeOptions())
+
+
+def test_a_damaged_key_frame_of_vp8_shows_nothing_of_what_was_decoded_before(tmp_path: Path) -> None:
+    """FFmpeg fills it with what it has; in every window, and behind every other clip, it must be the same."""
+    recipe = Recipe(codec="vp8", container="webm", width=96, height=64, gop=6, frames=12)
+    clip = store_clip(write(recipe, tmp_path / "a.webm"), tmp_path)
+    good = slice_of(clip, list(range(12)))
+    data = good.data.copy()
+    data[1] ^= 1 << 5  # of the size of its first partition
+    damaged, context = replace(good, data=data), ReusableCodecContext()
+    alone = _digests(damaged, ReusableCodecContext())
+    assert len(alone) == 12
+    _digests(good, context)
+    assert _digests(damaged, context) == alone
+
+
+def _digests(encoded: EncodedSlice, context: ReusableCodecContext) -> list[str]:
+    return [
+        hashlib.sha256(frame.to_ndarray().tobytes()).hexdigest() for _, frame in decode_frames(encoded, context=context)
+    ]
