@@ -65,7 +65,7 @@ def test_groups_stay_together(keys: list[str], wanted: dict[str, Any], seed: int
     assert all(found.get(key) == alone.get(key) for key, one in zip(keys, source, strict=True) if one is None)
 
 
-@given(st.integers(0, 3))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_shares_are_about_what_was_asked_for(seed: int) -> None:
     keys = [f"clip-{n}" for n in range(4000)]
     found = split(clips(key=keys), keys, {"a": 0.7, "b": "0.2", "c": 0.1}, seed=seed, group="key")
