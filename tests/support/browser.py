@@ -36,8 +36,9 @@ class Tab:
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
-        target = browser.send("Target.createTarget", {"url": "about:blank"})["targetId"]
-        self._session = browser.send("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        self._target = browser.send("Target.createTarget", {"url": "about:blank"})["targetId"]
+        attached = browser.send("Target.attachToTarget", {"targetId": self._target, "flatten": True})
+        self._session = attached["sessionId"]
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.loaded: set[str] = set()
@@ -48,6 +49,10 @@ class Tab:
 
     def send(self, method: str, parameters: dict[str, Any] | None = None) -> Any:
         return self._browser.send(method, parameters or {}, self._session)
+
+    def close(self) -> None:
+        """Close it: pages in the background take time, too."""
+        self._browser.send("Target.closeTarget", {"targetId": self._target})
 
     def open(self, path: Path, *, dark: bool = False, script: bool = True) -> Tab:
         """Open a file, and wait until it is loaded."""

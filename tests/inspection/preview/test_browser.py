@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,8 +57,9 @@ def page(ten: Path) -> Path:
 
 
 @pytest.fixture
-def tab(browser: Browser) -> Tab:
-    return Tab(browser)
+def tab(browser: Browser) -> Iterator[Tab]:
+    with contextlib.closing(Tab(browser)) as opened:
+        yield opened
 
 
 def legend(name: str) -> str:
