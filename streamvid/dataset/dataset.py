@@ -32,6 +32,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.table_bounds import JointLimit
 from streamvid.storage.url import is_local, local_path, redact
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ def _read_blocks(
     local = is_local(path)
     threads = max(1, min(len(shards), len(os.sched_getaffinity(0)) if local else _THREADS, _THREADS))
 
-    stop = threading.Event()
+    stop, joint = threading.Event(), JointLimit()
 
     def read(some: Sequence[ShardFiles], table: TableEntry | None) -> list[RowBlock]:
         entries = [shard.entry for shard in some]
@@ -201,7 +202,7 @@ def _read_blocks(
                 raise
             except DatasetError as error:
                 log.warning("%s; the Parquet files of its %d shards are read instead", error, len(some))
-        tables = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop) for shard in some]
+        tables = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop, joint=joint) for shard in some]
         return row_blocks(tables, entries)
 
     with ThreadPoolExecutor(threads) as pool:

@@ -23,6 +23,7 @@ from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.table_bounds import JointLimit, TooLargeError
 from streamvid.storage.url import is_local, join, local_path, redact
 
 TABLE_COLUMNS: Final = pa.schema([field for field in SCHEMA if field.name != "sha256"])
@@ -60,16 +61,19 @@ class ShardFiles:
                 return stat.st_size, stat.st_mtime_ns
         return 0, 0
 
-    def read_scalars(self, *, check_sha256: bool, retry: Retry, stop: threading.Event) -> pa.Table:
+    def read_scalars(
+        self, *, check_sha256: bool, retry: Retry, stop: threading.Event, joint: JointLimit | None = None
+    ) -> pa.Table:
         """The columns with one value per clip: see `streamvid.dataset.shard_rows.read_scalars`.
 
         Args:
             check_sha256: compare a remote file with its checksum in dataset.json.
             retry: for how long a storage that does not answer is asked again.
             stop: gives up waiting for it.
+            joint: counts what the tables take together.
 
         Raises:
-            DatasetError: it cannot be read, or has another checksum.
+            DatasetError: it cannot be read, has another checksum, or is too large together with others.
         """
         source = self._parquet(retry, stop)
         found = hashlib.sha256(source).hexdigest() if check_sha256 and not isinstance(source, str) else None
@@ -78,7 +82,13 @@ class ShardFiles:
                 f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
                 "copy it again or run streamvid verify"
             )
-        return read_scalars(source, self.entry)
+        table = read_scalars(source, self.entry)
+        if joint is not None:
+            try:
+                joint.take(table, os.stat(source).st_size if isinstance(source, str) else source.size)
+            except TooLargeError as error:
+                raise DatasetError(f"shard {self.entry.name}.parquet cannot be read: {error}") from error
+        return table
 
     def read_checksums(self, retry: Retry) -> StringColumn:
         """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""

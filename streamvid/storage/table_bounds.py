@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import threading
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,8 @@ BASE_BYTES: Final = 64 << 20
 ROW_BYTES: Final = 4 << 10
 RATIO: Final = 32
 MAX_COLUMNS: Final = 20_000
+_JOINT_BYTES: Final = 512 << 20
+_JOINT_ROW_BYTES: Final = 64 << 10
 _LEAST_ROW: Final = 8
 """Bytes of a file that a row is expected to take at least: fewer rows than its number says count for the limit then."""
 _MAX_DEPTH: Final = 64
@@ -29,6 +32,26 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 class TooLargeError(ValueError):
     """A table would take more memory than one of its size may. The message says what of it."""
+
+
+class JointLimit:
+    """What the tables of a dataset may take together, so that many small files do not stand for what one may not:
+    `_JOINT_BYTES`, and of each row and byte much more than a dataset takes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken, self._limit = 0, _JOINT_BYTES
+
+    def take(self, table: pa.Table, size: int) -> None:
+        """Count a table that was read from a file of so many bytes. Raises TooLargeError."""
+        with self._lock:
+            self._taken += table.nbytes
+            self._limit += _JOINT_ROW_BYTES * min(table.num_rows, size // _LEAST_ROW) + RATIO * size
+            if self._taken > self._limit:
+                raise TooLargeError(
+                    f"it and the files before it stand for {self._taken >> 20} MiB, where {self._limit >> 20} MiB are "
+                    "the most for their rows and bytes"
+                )
 
 
 def memory_limit(rows: int, size: int) -> int:

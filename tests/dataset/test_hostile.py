@@ -20,6 +20,7 @@ from streamvid.dataset.manifest import MAX_BYTES, Manifest
 from streamvid.errors import DatasetError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.storage import table_bounds
 from tests.support.bounded import outcomes
 from tests.support.clips import write
 from tests.support.packed import SMALL, packing_inline
@@ -144,6 +145,33 @@ def bombs(table: pa.Table, folder: Path) -> dict[str, tuple[bytes, int]]:
         deep = pa.list_(deep)
     add("90 lists in each other", with_column(table, "meta_deep", pa.nulls(len(table), deep)))
     return made
+
+
+def test_many_files_that_each_stand_for_little_enough(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_bounds, "_JOINT_BYTES", 32 << 20)  # of 512 MiB
+    document = json.loads((packed / "dataset.json").read_text())
+    path = Path(shutil.copytree(packed, tmp_path / "ds"))
+    rows = pq.read_table(packed / f"{SHARD}.parquet")
+    (entry,), at = document["shards"], rows.schema.get_field_index("meta")
+    document["shards"] = []
+    for n in range(6):
+        name = f"{n:08}"
+        keys = pa.array([f"{key}{n}" for key in rows["key"].to_pylist()])
+        text = pa.array(["x" * 4_000_000] * len(rows))
+        table = rows.set_column(rows.schema.get_field_index("key"), "key", keys).set_column(at, "meta", text)
+        pq.write_table(table, path / f"shards/{name}.parquet", compression="zstd", use_dictionary=False)
+        for kind in ("tar", "idx", "packets") if n else ():
+            shutil.copy(path / f"{SHARD}.{kind}", path / f"shards/{name}.{kind}")
+        document["shards"].append(entry | {"name": name})
+        for total in ("clips", "frames", "bytes"):
+            document[total] = entry[total] * (n + 1)
+        (path / "dataset.json").write_text(json.dumps(document))
+        if n < 2:
+            assert len(Dataset.open(path)) == document["clips"]
+    with pytest.raises(DatasetError, match=r"0000000\d\.parquet cannot be read: it and the files before it stand for"):
+        Dataset.open(path)
 
 
 def test_parquet_that_stands_for_gigabytes(packed: Path, tmp_path: Path) -> None:

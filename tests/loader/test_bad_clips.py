@@ -683,6 +683,22 @@ def test_a_cache_that_is_removed_while_its_files_are_in_use(tmp_path: Path, engi
     assert any(removed)
 
 
+def test_a_row_that_claims_an_enormous_picture(whole: Path, tmp_path: Path) -> None:
+    """Nothing is allocated for it: it is held against what it decodes to."""
+    path = Path(shutil.copytree(whole, tmp_path / "set"))
+    opened = sv.Dataset.open(path)
+    for row in (0, 1, 3):
+        s = int(opened.clips.shard[row])
+        at = row - opened.rows(s).start
+        edit_parquet(Path(opened.shard_path(s, "parquet")), at, width=32768, height=32768)
+    reseal(path)
+    options: dict[str, Any] = {"transform": sv.Transform(resize=(32, 32)), "sampling": sv.All()}
+    expected = samples(epochs(loader(whole, tmp_path, **options)))
+    with loader(path, tmp_path, **options) as one:
+        assert_good_ones(samples(epochs(one)), expected, {0, 1, 3})
+    assert all("not of 32768x32768" in entry["reason"] for entry in entries(tmp_path))
+
+
 def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:
     """A shard that is gone ends the run as ever, and no clip is called bad."""
     shutil.copytree(whole, tmp_path / "set")
