@@ -44,9 +44,8 @@ from streamvid.storage import ranged_file
 from tests.support.foreign import CAMERA, write_lerobot
 from tests.support.packed import packing_inline
 from tests.support.s3_server import s3_environment
+from tools.bench.object_store import ceph, make_video
 from tools.bench.report import Check, Report, Row, arguments, finish
-from tools.bench.store_data import make_video
-from tools.bench.store_server import ceph
 from tools.clips import Recipe, write
 
 FRAMES: Final = 16

@@ -1,6 +1,6 @@
 """Streaming from a bucket far away: byte ranges, whole shards, local files, and other libraries' readers.
 
-    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 400 24] [--latency 0 20 50 200] [--rate 100 50]
+    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 1200 24] [--latency 0 20 50 200] [--rate 100 50]
                                        [--ways ranges shards …] [--peers PYTHON]
 
 It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limits each connection
@@ -11,7 +11,8 @@ slice; at 50 ms once more to the tensor. Requests and bytes are those that the p
 out; `--peers` names the Python of an environment that has others' packages, and this one's.
 
 Others' readers fetch whole samples: `webdataset` by a pipe of curl, `litdata` and `mosaicml` from their own formats, of
-the same files, `dali` by its reader of files; `lance` takes the bytes of the same packets out of a column of blobs.
+some of the same files, `dali` by its reader of files; `lance` takes the bytes of the same packets out of a column of
+blobs.
 `objects` is our own client that fetches whole videos.
 """
 
@@ -138,7 +139,7 @@ def checks_of(found: Found) -> list[Check]:
 def main() -> int:
     """See the module."""
     parser = arguments(__doc__)
-    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (400 24)")
+    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (1200 24)")
     parser.add_argument("--latency", type=float, nargs="+", metavar="MS", help="of a request (0 20 50 200)")
     parser.add_argument("--rate", type=float, nargs="+", metavar="MB/S", help="of a connection (100 50)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
@@ -149,7 +150,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=17490)
     options = parser.parse_args()
     quick = options.quick
-    options.clips = options.clips or ((64, 6) if quick else (400, 24))
+    options.clips = options.clips or ((256, 12) if quick else (1200, 24))
     options.latency = options.latency or ([LATENCY] if quick else [0.0, 20.0, LATENCY, 200.0])
     options.rate = options.rate or ([RATE] if quick else [RATE, 50.0])
     options.limit = options.limit or (3.0 if quick else 10.0)
