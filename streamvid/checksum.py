@@ -1,8 +1,10 @@
-"""CRC-32C, the checksum of packets and frame indexes (RFC 3720, 12.1): by the processor's own instructions."""
+"""CRC-32C, the checksum of packets and frame indexes (RFC 3720, 12.1), by the processor's own instructions; SHA-256."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 from pathlib import Path
 from typing import Final, Protocol, cast
 
@@ -59,3 +61,9 @@ def _installed() -> Checksum:
 
 crc32c = _installed()
 """The CRC-32C of some bytes, which are not copied."""
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a local file, in lower-case hexadecimal. Raises OSError if it cannot be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

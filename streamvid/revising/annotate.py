@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.checks import suggest_keywords
+from streamvid.checksum import file_sha256
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import digest, read_table
 from streamvid.dataset.manifest import Overlay
@@ -25,7 +26,6 @@ from streamvid.errors import InputError
 from streamvid.packing.destination import remove_temporaries, work_folder
 from streamvid.packing.lists import label_column, read_list
 from streamvid.packing.typed_columns import column_type, is_text, large_type, to_type
-from streamvid.revising.rewrite import file_sha256
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import given_path, is_local, local_path, redact

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,10 @@ from streamvid.dataset.revisions import Base, change, changing, publish_revision
 from streamvid.dataset.selection import given_keys, select_rows
 from streamvid.errors import InputError
 from streamvid.packing.destination import remove_temporaries
-from streamvid.revising.purge import Caches, purge_clips, sweep
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
+
+if TYPE_CHECKING:
+    from streamvid.revising.purge import Caches
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def forget(
         if len(new):
             table = pa.concat_tables([table, _tombstones(opened, new)])
         if purge:
+            from streamvid.revising.purge import Caches, sweep  # imported here, as it takes a while
+
             caches = Caches.of(base, cache_dir)
             chosen = opened.forgotten if keys is None else rows
             there = np.union1d(chosen, new)
@@ -122,6 +127,8 @@ def _purge(base: Base, dataset: Dataset, table: pa.Table, rows: Int64, new: int,
     field = SCHEMA.field("purged")
     purged = pc.if_else(pa.array(np.isin(at, rows)), pa.scalar(datetime.now(UTC), field.type), table["purged"])
     table = table.set_column(SCHEMA.names.index("purged"), field, purged)
+    from streamvid.revising.purge import purge_clips
+
     published, shards = purge_clips(base, dataset, table, rows, caches)
     foreign = sum(not dataset.shards[s].has_tar for s in dataset.clips.shard[rows].tolist())
     return ForgetReport(published.revision, new, len(table), len(rows), shards, foreign)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
+from streamvid.checksum import file_sha256
 from streamvid.dataset import consolidated
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import write_forgotten
@@ -34,7 +35,7 @@ from streamvid.dataset.revisions import (
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
 from streamvid.packing.tables import write_tables
-from streamvid.revising.rewrite import file_sha256, replaced, rewrite_shard
+from streamvid.revising.rewrite import replaced, rewrite_shard
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.threads import map_in_threads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamvid.checksum import file_sha256
 from streamvid.dataset.forgotten import purged_name
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.revisions import Base
@@ -171,12 +171,6 @@ def _local(dataset: str, entry: ShardEntry, extension: str, work: Path, *, check
     if checked and found != entry.checksums[extension]:
         raise DatasetError(f"{redact(path)} is damaged: its SHA-256 is not the one in dataset.json; restore it first")
     return local
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a local file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _range(path: Path, start: int, size: int) -> Iterator[bytes]:
