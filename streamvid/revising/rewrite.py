@@ -76,8 +76,8 @@ def rewrite_shard(
     packets = HashingFile(new["packets"].open("wb", buffering=_COPY_BYTES))
     for number_here, row in enumerate(rows):
         given = clips.get(number_here, ())
-        if given is None:
-            rows[number_here] = row = _emptied(row, has_tar=entry.has_tar)
+        if given is None or not row["mp4_size"]:  # now, or purged before
+            rows[number_here] = row = _emptied(row, has_tar=entry.has_tar) if row["mp4_size"] else row
             row["index_offset"] = packets.written
             continue
         index = _range(old["packets"], row["index_offset"], row["index_size"])

@@ -291,3 +291,13 @@ def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         filesystem.get_file(file, target)
     assert leftovers(folder, wanted) == []
+
+
+def test_a_shard_is_purged_twice(folder: Path) -> None:
+    shards = sv.Dataset.open(folder).clips.shard.tolist()
+    both = [f"clip{n}" for n in range(CLIPS) if shards[n] == shards[-1]]
+    for key in both:
+        sv.forget(folder, [key], purge=True)
+    with packing_inline():
+        assert sv.verify(folder, progress=False).ok
+    assert len([valid for _, valid in order(loader(folder)) if valid]) == CLIPS - len(both)
