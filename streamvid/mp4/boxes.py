@@ -18,6 +18,7 @@ import numpy.typing as npt
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
+NO_MOOV: Final = "it cannot be read without its moov box: it is cut off, or its recording was"
 _MAX_BOXES: Final = 1 << 16
 """Top-level boxes that are looked at."""
 MAX_HEAD_BYTES: Final = 1 << 26

@@ -22,7 +22,7 @@ import av
 from streamvid.bitstream import jpeg, packet_info
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.errors import VideoError
-from streamvid.mp4.boxes import box, lacks_moov, rotation_of_matrix
+from streamvid.mp4.boxes import NO_MOOV, box, lacks_moov, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
@@ -105,12 +105,9 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:
         kind = kind_of_refused(source)
         if not kind and isinstance(error, av.error.InvalidDataError):
-            if lacks_moov(source):
-                raise ValueError(
-                    "it cannot be read without its moov box: it is cut off, or its recording was"
-                ) from error
-            raise
-        # FFmpeg's "invalid argument" is a format that is not on the list.
+            if not lacks_moov(source):
+                raise
+            raise ValueError(NO_MOOV) from error
         what = f"it is {kind}" if kind else "it is of no video format that is read (docs/packing.md lists them)"
         raise ValueError(f"{what}: convert it to one video file, such as an MP4, first") from error
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import DatasetError
-from streamvid.storage import range_reader
+from streamvid.storage import byte_range, range_reader
 from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, join
 from streamvid.storage.range_reader import RangeReader
 
@@ -210,7 +210,8 @@ def test_neighbours_are_joined_the_closest_first() -> None:
 def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
-    monkeypatch.setattr(range_reader, "PART_BYTES", 100)
+    for module in (byte_range, range_reader):
+        monkeypatch.setattr(module, "PART_BYTES", 100)
     data = np.random.default_rng(0).bytes(1000)
     fsspec.filesystem("memory").pipe_file("/parts", data)
     asked = []

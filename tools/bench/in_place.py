@@ -44,15 +44,15 @@ from streamvid.storage import ranged_file
 from tests.support.foreign import CAMERA, write_lerobot
 from tests.support.packed import packing_inline
 from tests.support.s3_server import s3_environment
-from tools.bench.object_store import ceph, make_video
 from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench.store_data import make_video
+from tools.bench.store_server import BUCKET, ceph
 from tools.clips import Recipe, write
 
 FRAMES: Final = 16
 CLIP: Final = Recipe(width=640, height=360, frames=1800, fps=Fraction(30), gop=60, b_frames=2, crf=16, style="texture")
 """A minute, of about 1 Mbit/s."""
 PORT: Final = 7493
-BUCKET: Final = "bench"
 OPTIONS: Final[dict[str, Any]] = {"batch_size": 8, "sampling": sv.Window(FRAMES, start="first"), "device": "cpu"}
 FIRST: Final = """
 import sys, time
@@ -206,7 +206,6 @@ def s3(folder: Path, mp4s: int, tars: int) -> tuple[list[Row], list[Check]]:
     checks: list[Check] = []
     with ceph(folder / "ceph", PORT) as server, s3_environment(server):
         storage = server.filesystem()
-        storage.call_s3("create_bucket", Bucket=BUCKET)
 
         def put_video(n: int) -> None:
             storage.pipe_file(f"{BUCKET}/mp4s/{n // 100:03d}/{n:06d}.mp4", videos[n % 4])
