@@ -224,10 +224,16 @@ def decode_with_pyav(encoded: EncodedSlice) -> UInt8:
 
 
 class _FullSizeSink:
-    """Keeps the frames as decoded: uint8 [frames, height, width, 3]."""
+    """Keeps the frames as decoded: uint8 [frames, height, width, 3]. Raises DamagedClipError if they do not fit into
+    memory: a row may claim any size."""
 
     def __init__(self, encoded: EncodedSlice) -> None:
-        self.frames: UInt8 = np.empty((len(encoded.frames), encoded.height, encoded.width, 3), dtype=np.uint8)
+        shape = (len(encoded.frames), encoded.height, encoded.width, 3)
+        try:
+            self.frames: UInt8 = np.empty(shape, dtype=np.uint8)
+        except MemoryError:
+            what = f"{shape[0]} frames of {encoded.width}x{encoded.height} do not fit into memory"
+            raise undecodable(DamagedClipError, encoded, what) from None
 
     def write(self, row: int, planes: Planes) -> None:
         """See `streamvid.decode.base.FrameSink`."""
