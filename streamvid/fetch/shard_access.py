@@ -79,7 +79,7 @@ class ShardAccess:
     def asked(self) -> dict[str, Any]:
         """Requests for ranges and whole shards since it was made, and the bytes that they asked for, by the names of
         `LoaderStats`."""
-        links = [self._dataset.reader.remote.link, *([] if self._cache is None else [self._cache.remote.link])]
+        links = [self._dataset.reader.remote.link, *([] if self._cache is None else [self._cache.link])]
         requests = sum(link.requests + link.hedged for link in links)
         size = sum(link.bytes + link.hedged_bytes for link in links)
         before = self._before

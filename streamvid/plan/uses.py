@@ -34,18 +34,18 @@ class Uses:
 
     @cached_property
     def _following(self) -> Int64:
-        return self._of_node(self.find_following())[0]
+        return self.of_node(self.find_following())[0]
 
     def next(self) -> Float64:
         """float64 [rows]: how many samples come before each clip is needed; infinity if it is in neither epoch."""
         when = np.full(self.rows, np.inf)
-        rows, steps = self._of_node(self.epoch)
+        rows, steps = self.of_node(self.epoch)
         now = rows[(steps >= self.epoch.done) & ~np.isin(steps, list(self.read))]
         for some, before in ((self._following, len(now)), (now, 0)):
             when[some[::-1]] = before + np.arange(len(some))[::-1]  # the first place of a row is written last
         return when
 
-    def _of_node(self, epoch: Epoch) -> tuple[Int64, Int64]:
+    def of_node(self, epoch: Epoch) -> tuple[Int64, Int64]:
         """The rows that the node takes in an epoch, in order, and in which steps; both int64 [samples]."""
         rows: Int64 = rows_of(epoch.partitions[epoch.partition].sample_ids)
         steps, place = np.divmod(np.arange(len(rows)), epoch.topology.share)

@@ -33,7 +33,7 @@ from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
-from streamvid.storage.ranges import mark_of_info, read_ranges
+from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.upload import Upload
@@ -44,11 +44,12 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
     """The whole file. Raises DatasetError or InputError, also if a local one is none, or it has more than `most` bytes
     (of a remote one, where there is a `retry`). A `length` that is known need not be asked for."""
     if retry is not None and not is_local(path):
-        if (length := length or size(path, retry=retry)) > most:
+        length, mark = (length, "") if length else size_now(path, retry=retry)
+        if length > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
         part = PART_BYTES if has_ranges(path) else max(1, length)
         parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
-        return b"".join(read_ranges(parts, retry=retry))
+        return b"".join(RemoteRanges(expected={path: mark} if mark else None).read(parts, retry=retry))
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
@@ -57,13 +58,19 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
 def size(path: AnyPath, *, retry: Retry | None = None) -> int:
     """The file's size in bytes. Raises InputError or DatasetError, also if it is a folder or has no known size."""
 
-    def ask() -> int:
+    return size_now(path, retry=retry)[0]
+
+
+def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int, str]:
+    """The file's size, and a mark of its version, as of `Details`; errors as of `size`."""
+
+    def ask() -> tuple[int, str]:
         info = _info(path, patient=retry is not None)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not isinstance(info.get("size"), int):
             raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
-        return cast(int, info["size"])
+        return info["size"], mark_of_info(info)
 
     return asked(path, ask, retry)
 

@@ -13,7 +13,7 @@ from fsspec.asyn import sync
 from streamvid.errors import DatasetError
 from streamvid.storage import http_ranges
 from streamvid.storage.byte_range import FileVersion
-from streamvid.storage.client import is_s3, locate, renew_credentials
+from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
 from streamvid.storage.retry import Retry, Trouble
@@ -33,13 +33,18 @@ class RemoteRanges:
 
     Thread-safe; usable in forked children.
 
+    Args:
+        link: the way to the storage, as others have measured it.
+        expected: marks of files as their storage gave them, by path: of objects in S3, ranges are asked for with it.
+
     Attributes:
         link: the way to the storage.
     """
 
-    def __init__(self) -> None:
-        self.link = Link()
-        self._etags: dict[str, str] = {}
+    def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
+        self.link = link or Link()
+        given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
+        self._etags: dict[str, str] = {locate(path, patient=True)[1]: mark for path, mark in given.items()}
         self._s3 = S3Ranges()
 
     def read(

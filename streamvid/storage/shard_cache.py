@@ -27,6 +27,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.link import Link
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
@@ -84,8 +85,8 @@ class ShardCache:
         self._stalled_after = stalled_after
         self.give_up: Callable[[int], int] = lambda _: 0
         """Evicts so many bytes of ranges by the plan of a run; gives the bytes that it has evicted."""
-        self.remote = RemoteRanges()
-        """Fetches files."""
+        self.link = Link()
+        """The way that files come."""
         self._mutex = threading.Lock()  # guards those below
         self._pool: ThreadPoolExecutor | None = None
         self._prefetches: dict[str, Future[None]] = {}
@@ -286,14 +287,14 @@ class ShardCache:
                 return retry.sleep(seconds)
 
             patient = dataclasses.replace(retry, sleep=sleep)
-            actual = filesystem.size(url, retry=patient)
-            self.remote.link.count(1, 0)
+            actual, mark = filesystem.size_now(url, retry=patient)
+            self.link.count(1, 0)
             # A file larger than the dataset says would fill the disk beyond its reservation.
             if actual != size:
                 raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
             self._make_room()
             for attempt in range(_CORRUPT_ATTEMPTS):
-                self._download(url, file, size, patient)
+                self._download(url, file, size, mark, patient)
                 file.seek(0)
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found == sha256:
@@ -308,7 +309,7 @@ class ShardCache:
             if lease is None or not lease.is_of(file):
                 file.close()
 
-    def _download(self, url: str, file: FileIO, size: int, retry: Retry) -> None:
+    def _download(self, url: str, file: FileIO, size: int, mark: str, retry: Retry) -> None:
         """Fetch `url` into the file, in ranges that are tried again one by one where its storage gives ranges."""
         _log.info("Fetching %s (%d bytes).", redact(url), size)
         os.truncate(file.fileno(), 0)
@@ -320,7 +321,7 @@ class ShardCache:
                     raise error.__cause__ from None
                 raise
             return
-        remote = self.remote
+        remote = RemoteRanges(self.link, {url: mark})
         window = _RANGE_BYTES * _RANGES_AT_ONCE
         for first in range(0, size, window):
             last = min(first + window, size)

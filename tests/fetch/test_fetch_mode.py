@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from streamvid.fetch.fetch_mode import choose_fetch, cost_of_ranges, cost_of_sha
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
+from streamvid.storage import link
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
@@ -119,6 +121,32 @@ def test_a_second_epoch_that_fits_asks_for_nothing(s3: FaultyS3, tmp_path: Path)
         s3.requests.clear()
         assert sum(len(batch["key"]) for batch in loader) == CLIPS
     assert not s3.requests
+
+
+def test_connections_threads_and_memory_are_bounded(
+    s3: FaultyS3, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a run reads: as docs/training.md says."""
+    most = {"sockets": 0, "threads": 0}
+    before = {thread.name for thread in threading.enumerate()}
+    port = int(s3.endpoint.rpartition(":")[2])
+
+    def count(*_: Any) -> None:
+        own = [thread for thread in threading.enumerate() if thread.name.startswith("streamvid-fetch")]
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        connected = sum(line.split()[2].endswith(f":{port:04X}") and line.split()[3] == "01" for line in lines)
+        most["threads"], most["sockets"] = max(most["threads"], len(own)), max(most["sockets"], connected)
+
+    monkeypatch.setattr(link, "MOST_REQUESTS", 4)
+    monkeypatch.setattr(link, "_FEWEST_REQUESTS", 4)
+    s3.fault = count
+    s3.most_at_once = 0
+    run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path, sampling=sv.Uniform(12), batch_size=1)
+    assert 1 <= most["threads"] <= 8
+    assert 1 <= s3.most_at_once <= 4
+    assert most["sockets"] <= 4 + 2  # s3fs's own, for sizes
+    left = [thread.name for thread in threading.enumerate() if thread.name not in before]
+    assert not [name for name in left if name.startswith("streamvid")]
 
 
 def test_what_is_needed_soonest_stays_in_a_cache_that_is_too_small(

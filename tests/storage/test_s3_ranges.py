@@ -1,0 +1,221 @@
+"""One chain of credentials, endpoint, addressing, CA bundle and proxy for reading, listing and writing: botocore's."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.storage import filesystem
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.retry import Retry
+from tests.support.s3_server import forget_s3_connections
+
+DATA = bytes(range(256)) * 40
+_KEY = re.compile(r"Credential=([A-Z0-9]+)(?:/|%2F)")
+
+
+@dataclass
+class Bucket:
+    """A server of one object that notes of each request: method, target, Host, and the key that signed it."""
+
+    port: int = 0
+    seen: list[tuple[str, str, str, str]] = field(default_factory=list)
+    accepted: Callable[[str], bool] = lambda _: True
+    """Whether a key may read."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    bucket: Bucket
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        found = _KEY.search(self.headers.get("Authorization", "") + self.path)
+        key = found[1] if found else ""
+        self.bucket.seen.append((self.command, self.path, self.headers["Host"], key))
+        status, body, more = 200, DATA, {"ETag": '"1"'}
+        if not self.bucket.accepted(key):
+            status, body = 403, b"<Error><Code>ExpiredToken</Code></Error>"
+        elif "list-type" in self.path:
+            entry = f"<Contents><Key>folder/object</Key><Size>{len(DATA)}</Size></Contents>"
+            body = f"<ListBucketResult><KeyCount>1</KeyCount>{entry}</ListBucketResult>".encode()
+        elif self.command == "PUT":
+            body, more = b"", {"ETag": f'"{hashlib.md5(sent).hexdigest()}"'}
+        elif span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            status, body = 206, DATA[int(span[1]) : int(span[2]) + 1]
+            more["Content-Range"] = f"bytes {span[1]}-{span[2]}/{len(DATA)}"
+        self.send_response(status)
+        for name, value in {**more, "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _served(bucket: Bucket, certificate: Path | None) -> http.server.ThreadingHTTPServer:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("_Own", (_Handler,), {"bucket": bucket}))
+    server.daemon_threads = True
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    bucket.port = server.server_address[1]
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The server, by TLS with a certificate of its own where a test asks for it; nothing of S3 in the environment."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower() in ("http_proxy", "https_proxy", "no_proxy", "requests_ca_bundle"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    certificate = None
+    if getattr(request, "param", "") == "tls":
+        if shutil.which("openssl") is None:
+            pytest.skip("no openssl to make a certificate with")
+        certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        files = ["-keyout", str(key), "-out", str(certificate)]
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+        subprocess.run(command, check=True, capture_output=True)
+        (tmp_path / "server.pem").write_text(key.read_text() + certificate.read_text())
+        certificate = tmp_path / "server.pem"
+    found = Bucket()
+    server = _served(found, certificate)
+    forget_s3_connections()
+    yield found
+    forget_s3_connections()
+    server.shutdown()
+    server.server_close()
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
+    """A profile of this name, the one that is meant."""
+    (folder / "config").write_text("\n".join(["[profile lab]", "region = us-east-1", *lines, ""]))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+
+
+def use(name: str = "lab-bucket") -> None:
+    """Read a range, ask for a size, list, and write."""
+    (block,) = RangeReader(Retry(0)).read([ByteRange(f"s3://{name}/folder/object", 100, 300)])
+    assert block.tobytes() == DATA[100:300]
+    assert filesystem.read_bytes(f"s3://{name}/folder/object", retry=Retry(0)) == DATA
+    assert filesystem.list_files(f"s3://{name}/folder") == [f"s3://{name}/folder/object"]
+    filesystem.write_bytes(f"s3://{name}/folder/new", b"new")
+
+
+def kinds(bucket: Bucket) -> set[str]:
+    return {"LIST" if "list-type" in target else method for method, target, _, _ in bucket.seen}
+
+
+KEYS = ("aws_access_key_id = AKPROFILE", "aws_secret_access_key = hunter2")
+
+
+def test_a_profile_has_keys_endpoint_and_path_style(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(
+        monkeypatch,
+        tmp_path,
+        *KEYS,
+        f"endpoint_url = http://localhost:{bucket.port}",
+        "s3 =",
+        "  addressing_style = path",
+    )
+    use()
+    assert kinds(bucket) == {"GET", "HEAD", "LIST", "PUT"}
+    assert {key for *_, key in bucket.seen} == {"AKPROFILE"}
+    assert {host for _, _, host, _ in bucket.seen} == {f"localhost:{bucket.port}"}
+    assert all(target.startswith("/lab-bucket") for _, target, _, _ in bucket.seen)
+
+
+def test_a_proxy_is_used_for_all(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name that nobody but the proxy knows; buckets are in the host's name, as by default."""
+    configure(
+        monkeypatch, tmp_path, *KEYS, "endpoint_url = http://storage.invalid", "s3 =", "  addressing_style = virtual"
+    )
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{bucket.port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{bucket.port}")
+    use()
+    assert kinds(bucket) == {"GET", "HEAD", "LIST", "PUT"}
+    assert all(target.startswith("http://lab-bucket.storage.invalid/") for _, target, _, _ in bucket.seen)
+
+
+@pytest.mark.parametrize("bucket", ["tls"], indirect=True)
+@pytest.mark.parametrize("by", ["variable", "profile"])
+def test_a_bundle_of_certificates_is_used_for_all(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    lines = [*KEYS, f"endpoint_url = https://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
+    configure(monkeypatch, tmp_path, *lines)
+    with pytest.raises(Exception, match=r"(?i)certificate|cannot be reached"):
+        use()
+    assert not bucket.seen  # nothing is sent to a server that nobody vouches for
+    forget_s3_connections()
+    if by == "variable":
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
+    else:
+        configure(monkeypatch, tmp_path, f"ca_bundle = {tmp_path / 'certificate.pem'}", *lines)
+    use()
+    assert kinds(bucket) == {"GET", "HEAD", "LIST", "PUT"}
+
+
+def test_credentials_that_expire_are_refreshed_for_all(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that gives temporary credentials, as SSO and instance roles do; those of before are refused."""
+    count, script = tmp_path / "count", tmp_path / "give.py"
+    count.write_text("0")
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    script.write_text(
+        f"import json, pathlib\npath = pathlib.Path({str(count)!r})\nn = int(path.read_text()) + 1\n"
+        f"path.write_text(str(n))\nprint(json.dumps(dict(Version=1, AccessKeyId=f'AKTEMP{{n}}', "
+        f"SecretAccessKey='hunter2', SessionToken='token', Expiration={soon!r})))\n"
+    )
+    lines = [f"credential_process = {sys.executable} {script}", f"endpoint_url = http://localhost:{bucket.port}"]
+    configure(monkeypatch, tmp_path, *lines, "s3 =", "  addressing_style = path")
+    reader = RangeReader(Retry(30, sleep=lambda _: False))
+    wanted = [ByteRange("s3://lab-bucket/folder/object", 0, 100)]
+    reader.read(wanted)
+    (first,) = {key for *_, key in bucket.seen}
+    bucket.accepted = lambda key: key != first  # expired
+    bucket.seen.clear()
+    assert reader.read(wanted)[0].tobytes() == DATA[:100]
+    assert {key for *_, key in bucket.seen} > {first}
+    bucket.seen.clear()
+    use()
+    later: Any = {key for *_, key in bucket.seen}
+    assert first not in later
