@@ -142,7 +142,8 @@ class Rescuer:
                 path, at = self._dataset.location(one.row), int(self._dataset.clips.mp4_offset[one.row])
                 short = self._dataset.clip_error(one.row, "its file ends before it", path, offset=at, suspect="shard")
                 errors.setdefault(one.row, short)
-        tried = {sample: one for sample, one in read.items() if decode and named in (None, one[1].name)}
+        suspects = {sample for sample, (_, encoded) in read.items() if encoded.name == named} or set(read)
+        tried = {sample: one for sample, one in read.items() if decode and sample in suspects}
         good.update((sample, one) for sample, one in read.items() if sample not in tried)
         outcomes = decode_isolated([encoded for _, encoded in tried.values()], processes=self._processes)
         for (sample, (plan, encoded)), failure in zip(tried.items(), outcomes, strict=True):

@@ -81,8 +81,8 @@ def _frame(one: EncodedSlice) -> int:
         if key in kernel.current.process.quarantined:
             raise Failure(f"clip {key} is decoded again, and is in quarantine")
         if key in kernel.bad:
-            error = DamagedClipError(f"clip {key} does not decode")
-            error.clip, error.reason = key, "it does not decode"
+            error = DamagedClipError(f"clip {one.name} does not decode")
+            error.clip, error.reason = one.name, "it does not decode"
             raise error
     return frame
 
