@@ -27,7 +27,9 @@ _HEDGED_SHARE: Final = 0.02
 """Share of requests, and of bytes, that may be asked for twice."""
 _SHORTEST_LATE: Final = 0.005
 _FEWEST_TIMES: Final = 32
-"""Requests of a size class whose times are known before one counts as late."""
+"""Requests of a size class whose times are known before these say when one is late."""
+_UNKNOWN_LATE: Final = 2.0
+"""Seconds after which one is late until then, on top of what its bytes take."""
 
 T = TypeVar("T")
 
@@ -126,16 +128,17 @@ class Link:
         asked = {first}
         try:
             times = self._times.get(size.bit_length(), ())
+            late, share = _UNKNOWN_LATE + size / _EXPECTED_BANDWIDTH, _HEDGED_SHARE
             if len(times) >= _FEWEST_TIMES:
                 ordered = sorted(times)
                 late = max(ordered[int(_QUANTILE * len(times))], 2 * ordered[len(times) // 2], _SHORTEST_LATE)
                 share = _HEDGED_SHARE / 2  # the other half is for those that are much too late
-                while await asyncio.wait(asked, timeout=late) and not (first.done() or self._may_hedge(size, share)):
-                    late, share = 2 * late, _HEDGED_SHARE
-                if not first.done():
-                    self.hedged += 1
-                    self.hedged_bytes += size
-                    asked = {first, asyncio.ensure_future(ask())}
+            while await asyncio.wait(asked, timeout=late) and not (first.done() or self._may_hedge(size, share)):
+                late, share = 2 * late, _HEDGED_SHARE
+            if not first.done():
+                self.hedged += 1
+                self.hedged_bytes += size
+                asked = {first, asyncio.ensure_future(ask())}
             left = asked
             while True:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -147,5 +150,7 @@ class Link:
                 one.cancel()
 
     def _may_hedge(self, size: int, share: float) -> bool:
+        if not self.hedged:  # a share of few requests is less than one
+            return True
         within = self.hedged_bytes + size <= share * self.bytes
         return within and self.hedged + 1 <= share * self.requests

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from streamvid.storage import link as link_module
 from streamvid.storage.link import MOST_REQUESTS, Link
 
 
@@ -81,6 +82,19 @@ def test_a_request_that_does_not_come_is_made_again_and_the_loser_cancelled() ->
     assert link.requests == 300
     assert 2 <= link.hedged <= 6
     assert storage.asked == 300 + link.hedged
+
+
+def test_one_of_the_first_that_does_not_come_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is known how long they take."""
+    monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 0.01)
+    storage, link = Storage({3}), Link()
+
+    async def run() -> None:
+        for _ in range(10):
+            await link.fetch(1000, storage.ask)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert link.hedged == 1
 
 
 def test_stalls_of_one_percent_hold_nobody_up() -> None:
