@@ -19,6 +19,7 @@ from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, spans_to_read, with_parts
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.revisions import ended_by
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
@@ -178,11 +179,10 @@ class ClipSource:
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
-        restore = (
-            ""
-            if isinstance(error, StorageUnavailable | AccessRefused)
-            else "restore it (streamvid verify checks all), and "
-        )
+        away = isinstance(error, StorageUnavailable | AccessRefused)
+        if not away and (ended := ended_by(self.shard_files[s].dataset, self.shards[s])):
+            return type(error)(ended)
+        restore = "" if away else "restore it (streamvid verify checks all), and "
         return type(error)(
             f"shard {self.shards[s].name} of the dataset {redact(self.shard_files[s].dataset)} cannot be read: "
             f"{str(error).rstrip('.')}; {restore}go on from the last checkpoint"

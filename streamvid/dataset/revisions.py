@@ -28,6 +28,7 @@ from streamvid.dataset.manifest import (
     UNFINISHED_FILE,
     Change,
     Manifest,
+    ShardEntry,
 )
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
@@ -115,6 +116,25 @@ def table_files(path: str) -> list[str]:
 def table_name(kind: str, revision: int, sha256: str) -> str:
     """The name of a table that a revision adds; no other content has it, so that two writers never share a file."""
     return f"{kind}-{revision}-{sha256[:8]}.parquet"
+
+
+def ended_by(path: str, shard: ShardEntry) -> str:
+    """What ended a revision that is read, if its shard was purged since; "" if not, or nobody can tell.
+
+    Args:
+        path: of the dataset.
+        shard: one that cannot be read.
+    """
+    try:
+        newest = read_manifest(path, retry_for=0.0)
+    except StreamvidError:
+        return ""
+    if not newest.oldest or shard in newest.shards:
+        return ""
+    return (
+        f"shard {shard.name} of the dataset {redact(path)} is gone: revision {newest.oldest}, in which clips were "
+        "purged, ended the one that is read; begin again, and go on from the last checkpoint"
+    )
 
 
 FIRST_REWRITTEN: Final = 50_000_000

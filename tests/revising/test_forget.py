@@ -301,3 +301,11 @@ def test_a_shard_is_purged_twice(folder: Path) -> None:
     with packing_inline():
         assert sv.verify(folder, progress=False).ok
     assert len([valid for _, valid in order(loader(folder)) if valid]) == CLIPS - len(both)
+
+
+def test_a_run_whose_revision_a_purge_ends_says_so(folder: Path) -> None:
+    run = loader(folder)
+    sv.forget(folder, list(GONE), purge=True)
+    with pytest.raises(DatasetError, match=r"is gone: revision 1, in which clips were purged, ended the one") as found:
+        order(run)
+    assert "\n" not in str(found.value)
