@@ -160,9 +160,9 @@ def test_a_clip_that_cannot_be_read_does_not_end_the_check(
 ) -> None:
     """Its frame index is damaged: that, too, is told where it is streamed."""
 
-    def damaged(self: Dataset, rows: Sequence[int], **_: Any) -> Any:
+    def damaged(self: Dataset, rows: Sequence[int], *_: Any, **__: Any) -> Any:
         raise ClipError("its frame index is damaged", row=rows[0], key=self.key(rows[0]))
 
-    monkeypatch.setattr(Dataset, "indexes", damaged)
+    monkeypatch.setattr(Dataset, "use_indexes", damaged)
     assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
     assert "at an unknown rate" in caplog.records[-1].getMessage()
