@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
@@ -47,6 +48,14 @@ def exact(value: float | Fraction) -> Fraction:
 def decimal(number: float) -> Fraction:
     """A number as it is written: 0.1 is 1/10, not the nearest binary fraction."""
     return Fraction(str(number))
+
+
+def fraction(text: str) -> Fraction:
+    """A number as text, exactly: 24, 29.97, 1e-3 or 30000/1001. Raises ValueError and ZeroDivisionError for what is
+    none, and for exponents of four digits and more: to write 1e999999999 out takes for ever."""
+    if re.search(r"[eE][+-]?[0_]*[1-9][0-9_]{3}", text):
+        raise ValueError(f"{text[:40]!r} is out of range")
+    return Fraction(text)
 
 
 def boolean(value: object, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.checks import plain
+from streamvid.checks import fraction, plain
 from tests.support.clips import write
 from tests.support.packed import digests
 from tools.clips import Recipe
@@ -123,3 +124,15 @@ def test_what_is_no_whole_number(wrong: Any, videos: Path, tmp_path: Path) -> No
     for options in ({"batch_size": wrong}, {"batch_size": 1, "seed": wrong}):
         with pytest.raises(sv.InputError, match="whole number"):
             sv.StreamLoader(tmp_path / "set", sampling=sv.Window(2), **options)
+
+
+@pytest.mark.parametrize("text", ["1e99999999999999", "1E-99999999999", "1e0099999999", "1e1_0_0_0_0_0_0_0_0", "x", ""])
+def test_numbers_that_are_none_or_take_for_ever_to_write_out(text: str) -> None:
+    with pytest.raises(ValueError, match=r"out of range|Invalid literal"):
+        fraction(text)
+
+
+def test_numbers_as_text() -> None:
+    assert [fraction(text) for text in ("30000/1001", "29.97", "1e3", "2E-3")] == [
+        Fraction(30000, 1001), Fraction(2997, 100), 1000, Fraction(1, 500)
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
+from streamvid.checks import fraction
 from streamvid.cli.output import SHOWN, console, parse_size
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
@@ -166,7 +167,7 @@ def parse_length(text: str) -> tuple[float, str]:
 def parse_rate(text: str) -> Fraction:
     """``24``, ``29.97`` or ``30000/1001`` → frames per second."""
     try:
-        rate = Fraction(text.strip())
+        rate = fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         rate = Fraction(0)
     if not Fraction(1, 1000) <= rate <= 1000:

@@ -20,6 +20,7 @@ import av
 import numpy as np
 
 from streamvid.bitstream.jpeg import check_jpeg, orientation
+from streamvid.checks import fraction
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
 from streamvid.storage.url import is_local, local_path, redact
@@ -174,7 +175,7 @@ def _read_times(data: bytes, name: str, count: int) -> list[int]:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
         if rows and not _is_number(rows[0][-1]):
             rows = rows[1:]  # a heading
-        seconds = [Fraction(row[-1].strip()) for row in rows]
+        seconds = [fraction(row[-1].strip()) for row in rows]
     except (UnicodeDecodeError, ValueError, ZeroDivisionError, csv.Error) as error:
         raise VideoError(f"its {name} does not hold seconds, one line for each image: {error}") from error
     if len(seconds) != count:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.checks import fraction
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.selection import select_rows
 from streamvid.dataset.string_column import UInt64
@@ -133,7 +134,7 @@ def _limit(share: Fraction) -> int:
 
 def _share(name: str, share: object) -> Fraction:
     try:
-        exact = Fraction(str(share))
+        exact = fraction(str(share))
     except (ValueError, ZeroDivisionError):
         exact = Fraction(0)
     if not _LEAST <= exact <= 1:
