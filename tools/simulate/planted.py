@@ -35,8 +35,8 @@ _advanced, _resized, _to_save, _state, _step = (
     Position.advanced, Plan.resized, RunPosition.to_save, Cursor.state, Epoch.step,
 )  # fmt: skip
 _without, _add = Step.without, Quarantine.add
-_download, _evict, _each, _read, _init = (
-    ShardCache._download, CacheFolder.evict, Retry.each, RemoteRanges._read_once, ShardCache.__init__,
+_download, _each, _read, _init = (
+    ShardCache._download, Retry.each, RemoteRanges._read_once, ShardCache.__init__,
 )  # fmt: skip
 
 
@@ -83,14 +83,6 @@ def _publish_early(self: ShardCache, url: str, file: Any, size: int, retry: Retr
     with contextlib.suppress(FileExistsError):
         shard_cache.os.link(part, part.partition(".")[0])
     _download(self, url, file, size, retry)
-
-
-def _evict_in_use(self: CacheFolder, path: Any) -> bool:
-    """A file makes room although a process reads it."""
-    if path.name.endswith(".part"):
-        return _evict(self, path)
-    path.unlink(missing_ok=True)
-    return True
 
 
 def _swallow(self: RemoteRanges, some: Sequence[Any]) -> list[Any]:
@@ -152,14 +144,13 @@ PLANTED: dict[str, tuple[bool, object, str, object]] = {
     "a state in except begins the next epoch": (False, RunPosition, "to_save", _state_in_except),
     "states differ between ranks": (False, Cursor, "state", _state_of_rank),
     "an incomplete step loses samples": (False, Epoch, "step", _uneven_rest),
-    "an append joins the epoch under way": (False, RunSchedule, "_before_append", lambda self, shards, state: self),
+    "an append joins the epoch under way": (False, RunSchedule, "before_append", lambda self, shards, state: self),
     "bucketed steps are replayed unbucketed": (False, Plan, "_remaining", _left_bucketed),
     "nodes share a sample": (False, epoch_plan, "split_by_node", _split_overlapping),
     "a part is not locked": (True, shard_cache, "claim", _claim_without_lock),
     "a part is published before it is complete": (True, ShardCache, "_download", _publish_early),
     "a file is published before it is on the disk": (True, cache_folder, "_sync", None),
     "packets are not compared with their CRCs": (True, encoded_batch, "damaged_packet", _same(None)),
-    "a file in use is evicted": (True, CacheFolder, "evict", _evict_in_use),
     "what killed processes leave stays": (True, CacheFolder, "reserved", _same(0)),
     "a stopped process holds up its neighbours": (True, ShardCache, "__init__", _wait_for_ever),
     "an unreadable range is empty": (True, RemoteRanges, "_read_once", _swallow),
