@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
-from streamvid.checks import is_integer
+from streamvid.checks import is_integer, plain
 from streamvid.errors import InputError
 from streamvid.plan.checkpoint import position_numbers, topology_runs
 from streamvid.plan.epoch import Topology
@@ -92,7 +92,7 @@ def legs_of(state: Mapping[str, Any]) -> tuple[Leg, ...]:
     try:
         if not isinstance(legs, list) or len(legs) > _MOST:
             raise ValueError
-        return tuple(_leg(*leg) for leg in legs)
+        return tuple(_leg(*plain(leg)) for leg in legs)
     except (TypeError, ValueError, InputError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
 
