@@ -88,7 +88,13 @@ def test_killed_again_and_again(videos: Path, site: FaultyS3, tmp_path: Path) ->
             site.changes = 0
             # An undisturbed run makes some thirty changes; the first is the claim.
             last = moments.randrange(3, 16) if kills < by_profile(ci=5, nightly=30) else 10_000
-            site.before = lambda number, last=last: launcher.send_kill() if number == last else None  # type: ignore[misc]
+
+            def kill(number: int, last: int = last, first: bool = not kills) -> None:
+                # Of five parts the first has been answered, as four are under way.
+                if "partNumber=5" in site.requests[-1][2] if first else number == last:
+                    launcher.send_kill()
+
+            site.before = kill
             launcher.start(**call(videos, URL), part_bytes=PART)
             killed = launcher.was_killed()
             assert not there & sent_parts(site), "what is there is not sent again"
@@ -96,7 +102,7 @@ def test_killed_again_and_again(videos: Path, site: FaultyS3, tmp_path: Path) ->
                 break
             kills += 1
             in_parts += any(name != "foreign" and parts for name, (_, parts) in site.uploads.items())
-            assert "bucket/set/dataset.json" not in site.objects
+            assert "bucket/set/dataset.json" not in site.objects or verify(URL).ok
     assert in_parts, "none was killed within an upload"
     assert files(site, tmp_path / "copy") == expected
     assert site.uploads == {"foreign": ("bucket/set/shards/00000000.tar", {1: b"of others"})}
