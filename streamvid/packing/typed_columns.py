@@ -66,8 +66,8 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_null(column.type):
         # Arrow's cast fails for some slices of nested lists.
         lists, offset = (pa.ListArray, pa.int32()) if pa.types.is_list(kind) else (pa.LargeListArray, pa.int64())
-        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column), 0)).cast(offset)
-        offsets = pa.concat_arrays([pa.array([0], offset), ends])
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), offset)
         return lists.from_arrays(offsets, to_type(pc.list_flatten(column), kind.value_type), mask=column.is_null())
     return column.cast(kind, safe=False)
 

@@ -119,6 +119,7 @@ def test_times_from_a_file(name: str, text: str, tmp_path: Path) -> None:
         ("0\n1\n1\n", "do not rise"),
         ("0\nsoon\n2\n", "does not hold seconds"),
         ("0\n1\n1e300\n", "are not seconds"),
+        ("0\n1\n1e400\n", "are not seconds"),
         ("0\nnan\n2\n", "does not hold seconds"),
     ],
 )

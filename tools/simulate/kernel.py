@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 
 BEGIN = 4_102_444_800.0
 """The year 2100: the kernel leaves times of access alone that are later than its own clock."""
-_MOST_SWITCHES = 40_000
+_MOST_SWITCHES = 400_000
 
 
 class Killed(BaseException):
