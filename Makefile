@@ -5,13 +5,13 @@
 #   VIDEOS     a folder of videos for the demo    make demo VIDEOS=/data/clips
 #   BUCKET     where demo-s3 packs to             make demo-s3 BUCKET=s3://mine/demo
 #   PIP_ARGS   more for `pip install`             make demo PIP_ARGS=--no-cache-dir
-#   JOBS       tests that run at a time           make test JOBS=4
+#   JOBS       tests that run at a time           make test JOBS=2
 PYTHON ?= python3
 VIDEOS ?=
 BUCKET ?=
 PIP_ARGS ?=
-# Of a test file, one after the other: they share datasets. Many start processes of their own.
-JOBS ?= 2
+# Of a test file, one after the other: they share datasets. Many start processes of their own, and wait for them.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 3 : 2)))
 
 VENV := .venv
 RUN := $(VENV)/bin/python
