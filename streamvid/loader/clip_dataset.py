@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -112,6 +113,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         assert isinstance(samples.dataset, Dataset), "a Subset is of one dataset"
         self.dataset, self._skipped = samples.dataset, samples.pools.short
+        self._subset = replace(subset, dataset=self.dataset.path)
         self._errors = ItemErrors(policy, samples.pools.excluded, samples.spec.seed)
         # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
         ids = samples.pools.pools[0].sample_ids
@@ -301,9 +303,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             raise InputError("give the ClipDataset a sampling, such as sampling=Window(frames=16, fps=8)")
         ids = self._ids()
         pools = Pools((Pool(ids, self.dataset.clips.shard[rows_of(ids)]),), self._skipped, self._errors.excluded)
-        return SampleSet(
-            open_source(self.dataset, Dataset.open), pools, self._spec, self._transform, self._columns, self.policy
-        )
+        source = replace(open_source(self.dataset, Dataset.open), subsets=(self._subset,))
+        return SampleSet(source, pools, self._spec, self._transform, self._columns, self.policy)
 
     @property
     def clip_transform(self) -> ClipTransform:

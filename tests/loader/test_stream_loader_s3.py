@@ -89,7 +89,8 @@ def test_a_damaged_shard_in_the_bucket_is_named(datasets: tuple[str, str], s3_bu
     files.put(local, root, recursive=True)
     with files.open(f"{root}/shards/00000001.tar", "rb") as stream:
         data = bytearray(stream.read())
-    data[len(data) // 2] ^= 255
+    for at in range(0, len(data), 97):
+        data[at] ^= 255
     files.pipe_file(f"{root}/shards/00000001.tar", bytes(data))
-    with pytest.raises(sv.DatasetError, match=r"shard 00000001 of the dataset s3:.*damaged cannot be read"):
-        batches(remote, cache_dir=tmp_path / "cache")
+    with pytest.raises(sv.DatasetError, match=r"shard 00000001.*damaged"):
+        batches(remote, cache_dir=tmp_path / "cache", on_error="raise")
