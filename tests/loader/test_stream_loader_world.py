@@ -219,7 +219,7 @@ def test_ranks_of_tasks_that_may_be_independent_are_logged_once(
         with loader(dataset) as source:
             len(source)
             source.state_dict()
-            assert caplog.text == ""
+            assert "rank" not in caplog.text.replace(dataset, "")
             take(source)
         with loader(dataset) as source:
             take(source)
@@ -238,7 +238,7 @@ def test_independent_tasks(dataset: str, monkeypatch: pytest.MonkeyPatch, caplog
         use(monkeypatch, launcher(1, 2, 2))
         with loader(dataset) as source:
             assert len(take(source)) < CLIPS
-    assert caplog.text == ""
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_mesh_with_locality_needs_the_ranks_of_a_node(dataset: str) -> None:
