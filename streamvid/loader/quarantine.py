@@ -105,7 +105,7 @@ class Quarantine:
     Args:
         policy: what they do to the run.
         dataset: whose clips.
-        excluded: int64 [rows], further ones that are not delivered.
+        excluded: int64 [rows], further ones that are not delivered: excluded by the user, or forgotten.
         clips: how many of them all ranks share.
         world: which rank this is, of how many; a loader that settles in another one sets it.
     """
@@ -137,7 +137,7 @@ class Quarantine:
         return tuple(self._bad)
 
     def absent(self) -> AbsentRows:
-        """What is not delivered, as of now: excluded and forgotten clips, and those that any rank has found bad."""
+        """What is not delivered, as of now: excluded clips, and those that any rank has found bad."""
         if self.policy.on_error != "raise":
             with self._lock:
                 before = len(self._known)
@@ -148,7 +148,7 @@ class Quarantine:
                         len(self._known), redact(self._dataset.path), self.policy.folder,
                     )  # fmt: skip
         known = np.fromiter(self._known, dtype=np.int64, count=len(self._known))
-        return AbsentRows(np.concatenate([self._excluded, self._dataset.forgotten, known]))
+        return AbsentRows(np.concatenate([self._excluded, known]))
 
     def add(self, error: ClipError) -> None:
         """Tell of a bad clip, once: in the log, in `bad`, and in the rank's file.
