@@ -174,7 +174,7 @@ def _read_keys(path: str) -> list[str]:
         data = filesystem.read_bytes(path)
     except StreamvidError as error:
         raise InputError(
-            f"cannot read the keys: {str(error).rstrip('.')}; a single key is given as a list, ['…']"
+            f"cannot read the keys: {str(error).rstrip('.')}; give a file with a key per line, or a list in Python"
         ) from error
     kind = os.path.splitext(path)[1].lower()
     try:
