@@ -84,7 +84,7 @@ def test_keys_of_digits_stay_text(tmp_path: Path) -> None:
 def test_keys_refused(small: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"4 of the 5 keys are not in the dataset: 'a', 'b', 'c', …; correct them"):
         select_rows(small, keys=["a", "b", "clip1", "c", "d"])
-    with pytest.raises(InputError, match=r"cannot read the keys.*in Python a list of keys"):
+    with pytest.raises(InputError, match=r"cannot read the keys.*a list in Python"):
         select_rows(small, keys="clip1")
     with pytest.raises(InputError, match="one of them is 3"):
         select_rows(small, keys=["clip1", 3])  # type: ignore[list-item]
