@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Float32, Int64, UInt8
-from streamvid.transform.params import Params
+from streamvid.transform.params import Params, followers
 from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
@@ -55,9 +55,11 @@ def fits_crop_resize(transform: Transform | Views) -> bool:
 
     PyTorch's cubic filter clips values between its two passes, and DALI's does not; their nearest pixels differ where
     two are equally near."""
+    following = followers(transform)
     return all(
-        one.interpolation == "bilinear" or not (one.resize or one.random_short_side or one.random_resized_crop)
-        for one in by_view(transform).values()
+        one.interpolation == "bilinear"
+        or not (one.resize or one.random_short_side or one.random_resized_crop or view in following)
+        for view, one in by_view(transform).items()
     )
 
 

@@ -70,7 +70,8 @@ class GraphOutputs:
             if one.dtype == "bfloat16" or (one.dtype == "float16" and not on_gpu)
         ]
         drawn = {**self.views, **{view: replace(self.views[view], dtype="float32") for view in self._converted}}
-        self.spec = replace(spec, transform=Views(drawn))
+        share = spec.transform.share if isinstance(spec.transform, Views) else ()
+        self.spec = replace(spec, transform=Views(drawn, share=share))
         self.names = [*self.views, *BATCH_COLUMNS]
 
     def finish(self, tensors: Tensors, batch: EncodedBatch) -> Tensors:

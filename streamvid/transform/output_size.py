@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamvid.arrays import Int64, unique_rows
+from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import InputError
-from streamvid.transform.spec import Transform, Views, by_view, pair
+from streamvid.transform.sharing import largest, pair
+from streamvid.transform.spec import Transform, Views, by_view
 
 
 def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:
@@ -34,6 +35,18 @@ def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | 
         side = np.array([pair(transform.resize)[0]])
     scaled = np.floor(sizes * side[:, None] / sizes.min(axis=1, keepdims=True) + 0.5).astype(np.int64)
     return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
+
+
+def short_sides(transform: Transform, random: Float64) -> Int64 | None:
+    """int64 [clips]: one of `random_short_side` for each; all are as likely as any other."""
+    if transform.random_short_side is None:
+        return None
+    if isinstance(transform.random_short_side, tuple):
+        low, high = transform.random_short_side
+        return low + np.floor((high - low + 1) * random).astype(np.int64)
+    return np.array(transform.random_short_side, dtype=np.int64)[
+        np.floor(len(transform.random_short_side) * random).astype(np.int64)
+    ]
 
 
 def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callable[[int], str]) -> tuple[int, int]:
@@ -82,7 +95,35 @@ def output_sizes(
             sizes[view] = output_size(one, heights, widths, key)
         except InputError as error:
             raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
+    if isinstance(transform, Views) and "crop" in transform.share:
+        _check_shared_crop(transform, heights, widths, key)
     return sizes
+
+
+def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callable[[int], str]) -> None:
+    """Raise InputError unless what each view resizes and crops by itself is as much as the largest one does, to within
+    one of its pixels. One without a resize of its own shows what the largest one shows."""
+    sides, leader = np.stack([heights, widths], axis=1), largest(views.transforms)
+
+    def scale(view: str, random: float) -> Float64:
+        one = views.transforms[view]
+        return sides / resized(one, heights, widths, short_sides(one, np.full(len(sides), random)))
+
+    def part(view: str, random: float) -> Float64:
+        return scale(view, random) * pair(views.transforms[view].crop or 0)
+
+    for view, one in views.transforms.items():
+        if view == leader or (one.resize is None and one.random_short_side is None):
+            continue
+        for random in (0.0, 0.5, 0.999):
+            apart = (abs(part(view, random) - part(leader, random)) >= scale(view, random)).any(axis=1)
+            for n in np.flatnonzero(apart)[:1].tolist():
+                (high, wide), (height, width) = (part(name, random)[n].tolist() for name in (leader, view))
+                raise InputError(
+                    f"views that share 'crop' must show as much of a frame: of {key(n)}, {leader!r} has "
+                    f"{high:.0f}x{wide:.0f} pixels (height x width), and {view!r} {height:.0f}x{width:.0f}: give "
+                    f"{view!r} a resize in proportion, or none"
+                )
 
 
 def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64) -> None:

@@ -6,7 +6,9 @@ whenever it is decoded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,9 @@ import numpy.typing as npt
 from streamvid.arrays import Float64, Int64
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.mp4.boxes import MIRRORED
-from streamvid.transform.output_size import resized
-from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view, pair
+from streamvid.transform.output_size import resized, short_sides
+from streamvid.transform.sharing import largest, pair
+from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view
 
 Params = dict[str, npt.NDArray[np.generic]]
 
@@ -74,13 +77,34 @@ class ClipTransform:
     mirrors: bool = False
 
 
-def needed(transform: Transform) -> tuple[str, ...]:
-    """Names of the parameters that one view needs, beside those that all views share."""
-    resizes = (
-        transform.resize is not None
-        or transform.random_short_side is not None
-        or transform.random_resized_crop is not None
-    )
+SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {
+    "crop": (Draw.CROP_X, Draw.CROP_Y, Draw.SCALE, Draw.AREA, Draw.ASPECT),
+    "flip": (Draw.FLIP, Draw.VERTICAL_FLIP),
+    "rotate": (Draw.ROTATE,),
+    "color": (Draw.BRIGHTNESS, Draw.CONTRAST, Draw.SATURATION, Draw.HUE, Draw.GRAYSCALE),
+    "blur": (Draw.BLUR, Draw.BLUR_SIGMA),
+    "erase": (Draw.ERASE, Draw.ERASE_AREA, Draw.ERASE_ASPECT, Draw.ERASE_X, Draw.ERASE_Y),
+}
+"""What views that share something have of the first view's random numbers."""
+
+
+def followers(transform: Transform | Views) -> set[str]:
+    """The views that show another view's crop, resized to their own."""
+    if not isinstance(transform, Views) or "crop" not in transform.share:
+        return set()
+    views = transform.transforms
+    leader = views[largest(views)]
+    return {view for view, one in views.items() if _resizes(leader) or pair(one.crop or 0) != pair(leader.crop or 0)}
+
+
+def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
+    """Names of the parameters that one view needs, beside those that all views share.
+
+    Args:
+        transform: the view's.
+        follows: whether it is one of the `followers`.
+    """
+    resizes = follows or _resizes(transform)
     crops = transform.crop is not None
     uses = {
         "size": resizes or crops,
@@ -96,11 +120,22 @@ def needed(transform: Transform) -> tuple[str, ...]:
     return tuple(name for name, used in uses.items() if used)
 
 
+def _resizes(transform: Transform) -> bool:
+    return (
+        transform.resize is not None
+        or transform.random_short_side is not None
+        or transform.random_resized_crop is not None
+    )
+
+
 def param_names(spec: ClipTransform) -> tuple[str, ...]:
     """Names of all parameters of a transform: those that all views share, then `view.name` of each view."""
     uses = {"gather": True, "shown": spec.has_black_frames, "mirrored": spec.mirrors, "angle": spec.rotates}
     shared = (name for name, used in uses.items() if used)
-    return (*shared, *(f"{view}.{name}" for view, one in by_view(spec.transform).items() for name in needed(one)))
+    own = {
+        view: needed(one, follows=view in followers(spec.transform)) for view, one in by_view(spec.transform).items()
+    }
+    return (*shared, *(f"{view}.{name}" for view, names in own.items() for name in names))
 
 
 def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
@@ -118,12 +153,34 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
         "mirrored": (batch.rotations >= MIRRORED).astype(np.int32),
         "angle": (-batch.rotations % 360).astype(np.float32),
     }
+    share = transform.share if isinstance(transform, Views) else ()
+    shared = [draw for name in share for draw in SHARED_DRAWS[name]]
+    views: dict[str, Params] = {}
     for number, (view, one) in enumerate(by_view(transform).items()):
-        mine = batch.random[:, number * DRAWS : (number + 1) * DRAWS]
-        made = _of_one_view(one, upright, mine)
+        mine = batch.random[:, number * DRAWS : (number + 1) * DRAWS].copy()
+        mine[:, shared] = batch.random[:, shared]
+        views[view] = _of_one_view(one, upright, mine)
+    if "crop" in share:
+        whole = views[largest(by_view(transform))]
+        for made in views.values():
+            made |= {"start": whole["start"], "end": whole["end"]}
+    if "erase" in share:
+        _scale_erased(list(views.values()))
+    for view, one in by_view(transform).items():
+        names = needed(one, follows=view in followers(transform))
         # In C's order: DALI takes no rows with gaps.
-        fields |= {f"{view}.{name}": made[name].astype(PARAM_TYPES[name][0], order="C") for name in needed(one)}
+        fields |= {f"{view}.{name}": views[view][name].astype(PARAM_TYPES[name][0], order="C") for name in names}
     return fields
+
+
+def _scale_erased(views: list[Params]) -> None:
+    """Let all views have the box of the largest, at their own size, in whole pixels."""
+    whole = max(views, key=lambda made: int(made["size"][0].prod()))
+    start, size, sides = (whole[name].astype(np.float64) for name in ("erase_start", "erase_size", "size"))
+    for made in views:
+        scale = made["size"].astype(np.float64) / sides
+        first, last = (np.floor(edge * scale + 0.5) for edge in (start, start + size))
+        made |= {"erase_start": first, "erase_size": np.where(size > 0, np.maximum(last - first, 1), 0)}
 
 
 def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:
@@ -160,25 +217,13 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
 
 def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:
     """`size`, `start` and `end` where the whole frame is resized and then cropped."""
-    size = resized(transform, upright[:, 0], upright[:, 1], _short_sides(transform, random[:, Draw.SCALE]))
+    size = resized(transform, upright[:, 0], upright[:, 1], short_sides(transform, random[:, Draw.SCALE]))
     if transform.crop is None:
         return {"size": size, "start": np.zeros(size.shape), "end": upright}
     crop = np.broadcast_to(np.array(pair(transform.crop)), size.shape)
     place = random[:, [Draw.CROP_Y, Draw.CROP_X]] if transform.random_crop else np.full(size.shape, 0.5)
     corner = _corners(size, crop, place)
     return {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
-
-
-def _short_sides(transform: Transform, random: Float64) -> Int64 | None:
-    """int64 [clips]: one of `random_short_side` for each; all are as likely as any other."""
-    if transform.random_short_side is None:
-        return None
-    if isinstance(transform.random_short_side, tuple):
-        low, high = transform.random_short_side
-        return low + np.floor((high - low + 1) * random).astype(np.int64)
-    return np.array(transform.random_short_side, dtype=np.int64)[
-        np.floor(len(transform.random_short_side) * random).astype(np.int64)
-    ]
 
 
 def _corners(sizes: Int64, parts: Int64, place: Float64) -> Float64:

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from streamvid.checks import is_integer, is_real, one_of, suggesting
 from streamvid.errors import InputError
+from streamvid.transform.sharing import checked_share, pair
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
@@ -296,20 +297,33 @@ class Transform:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Views:
-    """Several views of each clip, each with its own transform and random numbers, of the same decoded frames.
+    """Several views of each clip, each with its own transform, of the same decoded frames.
+
+    Views have random numbers of their own but for what they share: that is drawn once, as for a transform alone. Views
+    that share "crop" show the same part of the frame, each at the size of its own crop: the part that the largest of
+    them cuts out.
 
     Attributes:
         transforms: by name; in a batch, `batch[name]` stands in for `batch["video"]`.
+        share: what all views do alike: "crop", "flip", "rotate", "color", "blur", "erase".
+
+    Raises:
+        InputError: a view without a name that a batch may have or without a transform; or a share of what a view does
+            not do, or not as the others do.
     """
 
-    transforms: Mapping[str, Transform] = field()
+    transforms: Mapping[str, Transform]
+    share: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.transforms, Mapping) or not self.transforms:
-            raise InputError(f"Views must be a dict of one Transform or more by name; it is {self.transforms!r}")
-        for name, transform in self.transforms.items():
+    def __init__(
+        self, transforms: Mapping[str, Transform] | None = None, *, share: Collection[str] = (), **by_name: Transform
+    ) -> None:
+        if not isinstance(transforms, Mapping | None) or not {**(transforms or {}), **by_name}:
+            raise InputError(f"Views must be a dict of one Transform or more by name; it is {transforms!r}")
+        views = {**(transforms or {}), **by_name}
+        for name, transform in views.items():
             if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
                 raise InputError(
                     f"a view's name must be a word other than {', '.join(TAKEN)}, which a batch holds already; "
@@ -317,7 +331,8 @@ class Views:
                 )
             if not isinstance(transform, Transform):
                 raise InputError(f"the view {name!r} must be a Transform; it is {transform!r}")
-        object.__setattr__(self, "transforms", dict(self.transforms))
+        object.__setattr__(self, "transforms", views)
+        object.__setattr__(self, "share", checked_share(views, share))
 
     @property
     def num_random(self) -> int:
@@ -326,18 +341,13 @@ class Views:
 
     def for_evaluation(self) -> Views:
         """Every view without randomness: see `Transform.for_evaluation`."""
-        return Views({name: transform.for_evaluation() for name, transform in self.transforms.items()})
+        plain = {name: transform.for_evaluation() for name, transform in self.transforms.items()}
+        return Views(plain, share=[name for name in self.share if name == "crop"])
 
 
 def by_view(transform: Transform | Views) -> Mapping[str, Transform]:
     """The transforms by the name that their frames have in a batch."""
     return transform.transforms if isinstance(transform, Views) else {ONLY_VIEW: transform}
-
-
-def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Height and width, of those or of a square's side."""
-    sides = value if isinstance(value, tuple) else (value,)
-    return sides[0], sides[-1]
 
 
 def _is_range(value: object) -> bool:
