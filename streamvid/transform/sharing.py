@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from streamvid.checks import one_of
 from streamvid.errors import InputError
 
-if TYPE_CHECKING:
-    from streamvid.transform.spec import Transform
+
+class View(Protocol):
+    """What is asked of a `streamvid.transform.spec.Transform`: how it cuts out its part, and whether it changes
+    colours."""
+
+    @property
+    def resize(self) -> int | tuple[int, int] | None: ...
+    @property
+    def crop(self) -> int | tuple[int, int] | None: ...
+    @property
+    def random_short_side(self) -> tuple[int, int] | list[int] | None: ...
+    @property
+    def random_resized_crop(self) -> tuple[float, float] | None: ...
+    @property
+    def ratio(self) -> tuple[float, float]: ...
+    @property
+    def recolours(self) -> bool: ...
+    def span(self, name: str) -> tuple[float, float] | None: ...
+
 
 SHARES: Final[Mapping[str, tuple[str, ...]]] = {
     "crop": ("crop",),
@@ -28,7 +45,7 @@ _BESIDE: Final = {
 """The options that must be the same in all views then, where they are others."""
 
 
-def checked_share(transforms: Mapping[str, Transform], share: object) -> tuple[str, ...]:
+def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, ...]:
     """`Views(share)` as a tuple.
 
     Raises:
@@ -60,7 +77,7 @@ def checked_share(transforms: Mapping[str, Transform], share: object) -> tuple[s
     return given
 
 
-def largest(transforms: Mapping[str, Transform]) -> str:
+def largest(transforms: Mapping[str, View]) -> str:
     """The view whose part of the frame the views show that share their crop: the one of the largest crop; of several
     one that is resized before, if one is, and then the first."""
 
@@ -72,13 +89,13 @@ def largest(transforms: Mapping[str, Transform]) -> str:
     return max(transforms, key=place)
 
 
-def _does(transform: Transform, name: str) -> bool:
+def _does(transform: View, name: str) -> bool:
     if name == "rotate":
         return transform.span("rotate") is not None
     return transform.recolours if name == "color" else any(getattr(transform, one) for one in SHARES[name])
 
 
-def _check_crops(transforms: Mapping[str, Transform]) -> None:
+def _check_crops(transforms: Mapping[str, View]) -> None:
     """Raise InputError where views cannot show the part of the largest one."""
     leader = largest(transforms)
     of = transforms[leader]
