@@ -12,7 +12,7 @@ from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
 from streamvid.errors import InputError
-from streamvid.storage.explain import AccessRefused, explained
+from streamvid.storage.explain import AccessRefused, explained, raise_refusal
 from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path
@@ -70,7 +70,8 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
         from aiohttp import ClientTimeout
 
         timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
-        return {"client_kwargs": {"timeout": timeout, **configured.get("client_kwargs", {})}}
+        once = {"timeout": timeout, "raise_for_status": raise_refusal}
+        return {"client_kwargs": {**once, **configured.get("client_kwargs", {})}}
     return {}
 
 

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from fsspec.utils import get_protocol
 
@@ -19,6 +19,8 @@ _S3 = ("s3", "s3a")
 _SECRET_VARIABLE = re.compile("SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 
+EXPIRED: Final = "expired"
+"""In the place of a code, of a refusal whose text alone says that what was signed is no longer good."""
 _REFUSED_CREDENTIALS = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
@@ -26,6 +28,8 @@ _REFUSED_CREDENTIALS = {
     "InvalidToken",
     "TokenRefreshRequired",
     "RequestTimeTooSkewed",
+    "AuthenticationFailed",
+    EXPIRED,
 }
 # By name, as the packages that define them are imported only when used.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
@@ -43,12 +47,17 @@ _BROKEN_CONNECTION = {
 _UNAVAILABLE_STATUSES = {408, 425, 429}
 _UNAVAILABLE = {
     "RequestTimeout",
+    "RequestTimeoutException",
     "SlowDown",
     "Throttling",
     "ThrottlingException",
     "RequestThrottled",
     "RequestLimitExceeded",
     "TooManyRequests",
+    "rateLimitExceeded",  # this and the next: Google
+    "userRateLimitExceeded",
+    "ServerBusy",  # this and the next: Azure
+    "OperationTimedOut",
     "InternalError",
     "ServiceUnavailable",
     "BadDigest",  # this and the next two: what was sent came in another form
@@ -67,6 +76,11 @@ _BROKEN_ERRNOS = {
 }
 
 
+_CODE_HEADERS = ("x-amz-error-code", "x-ms-error-code")
+_CODE = re.compile(rb'<Code>(\w{1,64})</Code>|"(?:reason|code)"\s*:\s*"(\w{1,64})"')
+_HAS_EXPIRED = re.compile(rb"\bexpired\b|not valid in the specified time frame", re.IGNORECASE)
+
+
 class StorageUnavailable(DatasetError):  # noqa: N818
     """The storage did not answer, broke the connection or was overloaded: trying again may help."""
 
@@ -77,6 +91,36 @@ class AccessRefused(DatasetError):  # noqa: N818
 
 class FileChangedError(DatasetError):
     """A file is not the version that was asked for."""
+
+
+class RefusedError(OSError):
+    """A storage's answer with an error, in the form of botocore's. It does not name the URL, which may be a secret."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"the storage answers {status}{'' if code == str(status) else f' {code}'}")
+        self.status, self.code = status, code
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+async def refusal(answer: Any) -> RefusedError:
+    """The error of an answer of aiohttp, with the code that S3, Google or Azure give in its headers or body."""
+    body = b""
+    with contextlib.suppress(Exception):  # the status is known
+        body = await answer.content.read(1 << 16)
+    answer.close()
+    code = next((one for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", one := answer.headers.get(name, ""))), "")
+    if not code and (found := _CODE.search(body)):
+        code = (found[1] or found[2]).decode()
+    if answer.status in (400, 401, 403) and code not in _REFUSED_CREDENTIALS and _HAS_EXPIRED.search(body):
+        code = EXPIRED
+    return RefusedError(answer.status, code or str(answer.status))
+
+
+async def raise_refusal(answer: Any) -> None:
+    """Raise the error of an answer: what aiohttp's sessions of web servers call. What is missing, and a range behind
+    the end, are left to fsspec."""
+    if answer.status >= 400 and answer.status not in (404, 416):
+        raise await refusal(answer)
 
 
 @contextlib.contextmanager
@@ -105,7 +149,7 @@ def true_cause(exc: BaseException) -> BaseException:
     # fsspec's memory file system raises it from a KeyError where a file is missing.
     if not isinstance(exc, FileNotFoundError) or cause is None or isinstance(cause, KeyError):
         return exc
-    return cause if status_of(cause) != 404 and code_of(cause) is None else exc
+    return exc if status_of(cause) == 404 or (code_of(cause) or "").startswith("NoSuch") else cause
 
 
 def _response(exc: BaseException) -> dict[str, Any]:
@@ -136,6 +180,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     code, status = code_of(exc), status_of(exc)
     number = exc.errno if isinstance(exc, OSError) else None
     s3 = get_protocol(path) in _S3
+    busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
 
     if isinstance(exc, ImportError):
         return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
@@ -151,14 +196,12 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if "CredentialRetrievalError" in names:
         return AccessRefused, "the credentials cannot be fetched; check the service or command that gives them"
     if code in _REFUSED_CREDENTIALS:
-        return AccessRefused, (
-            f"the storage refuses the credentials ({code}); "
-            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and this machine's clock"
-        )
+        check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN" if s3 else "how long its URL is good"
+        return AccessRefused, f"the storage refuses the credentials ({code}); check {check} and this machine's clock"
     if status == 400 and code == "400" and s3:
         # A HEAD has no body to say why.
         return AccessRefused, "it answers 400 as to expired credentials; check them and this machine's clock"
-    if isinstance(exc, PermissionError) or status in (401, 403):
+    if not busy and (isinstance(exc, PermissionError) or status in (401, 403)):
         if is_local(path):
             return DatasetError, "permission denied; check who owns it and its mode"
         check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
@@ -171,7 +214,6 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DatasetError, "the disk is full or the quota used up; free some space"
-    busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
     if busy or names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
         named = "" if code in (None, str(status)) else f" {code}"

@@ -270,15 +270,18 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
             fs.invalidate_cache()
 
 
-def get_file(path: AnyPath, local: AnyPath, *, retry: Retry | None = None) -> None:
+def get_file(path: AnyPath, local: AnyPath, *, retry: Retry | None = None, length: int = 0) -> None:
     """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
 
-    `local` is written in place and may be left in part after an error. Raises DatasetError or InputError.
+    `local` is written in place and may be left in part after an error. Fewer bytes than a `length` that is known are
+    one of the network. Raises DatasetError or InputError.
     """
 
     def copy() -> None:
         fs, name = locate(path, patient=retry is not None)
         fs.get_file(name, os.fspath(local))
+        if (found := os.path.getsize(local)) < length:
+            raise ConnectionError(f"{found} of {length} bytes came")
 
     asked(path, copy, retry)
 

@@ -11,7 +11,7 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import FileChangedError
+from streamvid.storage.explain import FileChangedError, RefusedError
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -50,15 +50,23 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
     """Size in bytes and mark of a file; arguments and errors as of `read_range`."""
     fs, name = locate(url, patient=True)
 
-    async def ask() -> tuple[int, str]:
-        async with _answer(fs, "HEAD", name, {"Accept-Encoding": "identity"}, hosts) as answer:
-            answer.raise_for_status()
-            length, mark = answer.headers.get("Content-Length"), mark_of(answer.headers)
-        if length is None or not mark:
+    async def ask(method: str = "HEAD") -> tuple[int, str]:
+        headers = {"Accept-Encoding": "identity"} | ({} if method == "HEAD" else {"Range": "bytes=0-0"})
+        try:
+            async with _answer(fs, method, name, headers, hosts) as answer:
+                answer.raise_for_status()
+                length, mark = answer.headers.get("Content-Length"), mark_of(answer.headers)
+                if answer.status == 206:
+                    length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        except RefusedError:
+            if method == "GET":
+                raise
+            return await ask("GET")  # URLs are signed for one method, and only an answer to this one says why
+        if not (length or "").isdecimal() or not mark:
             raise DatasetError(
                 f"Cannot tell a change of {redact(url)}: its server gives no size, ETag or Last-Modified."
             )
-        return int(length), mark
+        return int(length or 0), mark
 
     found: tuple[int, str] = sync(fs.loop, ask)
     return found

@@ -9,7 +9,6 @@ why it is not obstore.
 from __future__ import annotations
 
 import os
-import re
 import ssl
 import time
 from collections.abc import Mapping
@@ -20,26 +19,16 @@ import fsspec
 
 from streamvid.errors import DatasetError
 from streamvid.storage import client
-from streamvid.storage.explain import FileChangedError
+from streamvid.storage.explain import FileChangedError, RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
 
 _SIGNED_SECONDS: Final = 900
 """For how long a signed URL is good. It is used for half of that."""
 _SIGNED_OBJECTS: Final = 16384
-_CODE: Final = re.compile(rb"<Code>(\w{1,64})</Code>")
 _OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "PermanentRedirect", "TemporaryRedirect"}
 """Refusals of a signed URL that a request of botocore may not meet: another region, a policy that wants headers."""
 _BY_REQUEST_SECONDS: Final = 60.0
-
-
-class RefusedError(OSError):
-    """An answer with an error, as `streamvid.storage.explain` reads it: botocore's parsed response."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(f"the storage answers {status} {code}")
-        self.status, self.code = status, code
-        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
 
 class S3Ranges:
@@ -132,8 +121,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
             if answer.status == 412:
                 raise changed(name, etag)
             if answer.status not in (200, 206):
-                code = _CODE.search(await answer.content.read(1 << 16))
-                raise RefusedError(answer.status, code[1].decode() if code else str(answer.status))
+                raise await refusal(answer)
             if answer.status == 200 and (start or (answer.content_length or 0) > end):
                 raise DatasetError(f"Cannot read s3://{name}: its server does not answer requests for ranges of bytes.")
             data: bytes = await answer.read()

@@ -315,7 +315,7 @@ class ShardCache:
         os.truncate(file.fileno(), 0)
         if size > _RANGE_BYTES and not has_ranges(url):
             try:
-                filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry)
+                filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry, length=size)
             except DatasetError as error:
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
                     raise error.__cause__ from None

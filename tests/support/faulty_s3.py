@@ -50,6 +50,8 @@ class FaultyS3:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     matched: list[str | None] = field(default_factory=list)
     """The If-Match of each GET of an object."""
+    answers: dict[str, tuple[int, bytes, dict[str, str]]] = field(default_factory=dict)
+    """Status, body and headers of what every request for a key gets."""
     refused_query: str = "no such text"
     """GETs with this in their URL are refused."""
     ranges: bool = True
@@ -83,6 +85,7 @@ class FaultyS3:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True
     site: FaultyS3
     protocol_version = "HTTP/1.1"
 
@@ -210,7 +213,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             before = sum(1 for method, name, _ in site.requests if (method, name) == (self.command, key))
             site.requests.append((self.command, key, self.headers.get("Range", "")))
             fault = site.fault(self.command, key, before)
-        if self.command == "GET" and site.refused_query in url.query:
+        if key in site.answers:
+            status, body, headers = site.answers[key]
+            self._send(status, body, headers=headers)
+        elif self.command == "GET" and site.refused_query in url.query:
             self._error(403, "AccessDenied")
         elif fault in ERRORS:
             self._error(*ERRORS[fault])

@@ -1,7 +1,7 @@
 """Runs over damaged clips and from a failing bucket, killed and resized, against clean ones: is every good clip
 delivered once with the right frames, every bad one reported once, and how long does it take?
 
-    python -m tools.bench.faults [--device cuda] [--clips 2800] [--ranks 2 3 1] [--quick] [--json FILE]
+    python -m tools.bench.faults [--device cuda] [--clips 2800] [--ranks 2 3 1] [--parts corpus] [--quick] [--json FILE]
 
 The corpus is that of `tools.corpus`: of every codec a clip is damaged in each way; with the default number of clips
 those are 2 % of them. Its decoders that hang and crash are stand-ins, in child processes (`isolate=True`). Ranks are
@@ -11,6 +11,8 @@ a process, with all that is opened, is stated beside it.
 
 The bucket is the tests' own S3 server (`tests/support/faulty_s3.py`), by s3:// where s3fs is installed, else by
 http://; it fails a share of all requests in eight ways, at the opening and later.
+
+What came of each run is printed when it has ended, and again in a table. A run that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -33,7 +36,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -52,6 +55,7 @@ BATCH: Final = 4
 TOLERANCE: Final = 6
 """Levels of 255 by which a pixel may differ from run to run on a GPU, where an engine or a core may have decoded it."""
 _POLL_S: Final = 0.02
+_COLUMNS: Final = ("clips", "bad", "s", "x clean", "worst delay, s", "first batch, s")
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,12 @@ def run(what: Run) -> Outcome:
             ranks.append(processes.Process(target=run_rank, args=task, daemon=True))
             ranks[-1].start()
             pauses.append(pause)
-        _wait(ranks, files, pauses, what.timeout_s)
+        try:
+            _wait(ranks, files, pauses, what.timeout_s)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
         lines = [list(_lines(file)) for file in files]
         common = min(map(len, lines))
         delays += [[line["wait"] for line in of_rank] for of_rank in lines]
@@ -181,7 +190,7 @@ def run(what: Run) -> Outcome:
 
 
 def _wait(ranks: Sequence[BaseProcess], files: Sequence[Path], pauses: Sequence[int | None], timeout_s: float) -> None:
-    """Wait until each rank has ended, or waits behind as many batches as it is to make; and kill those."""
+    """Wait until each rank has ended, or waits behind as many batches as it is to make."""
     end = time.monotonic() + timeout_s
     while not all(
         rank.exitcode is not None or (pause is not None and _count(file) >= pause)
@@ -192,9 +201,6 @@ def _wait(ranks: Sequence[BaseProcess], files: Sequence[Path], pauses: Sequence[
         time.sleep(_POLL_S)
     if failed := [rank.exitcode for rank in ranks if rank.exitcode]:
         raise RuntimeError(f"a rank ended with {failed[0]}; its error is above")
-    for rank in ranks:
-        rank.kill()
-        rank.join()
 
 
 def _count(file: Path) -> int:
@@ -279,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clips", type=int, help="of the corpus; default: as many as make the damaged ones 2 %%")
     parser.add_argument("--ranks", type=int, nargs="+", default=(2, 3, 1), help="in the lives of the epoch")
     parser.add_argument("--codecs", nargs="+", choices=corpus.CODECS, default=tuple(corpus.CODECS))
+    parser.add_argument("--parts", nargs="+", choices=("corpus", "bucket"), default=("corpus", "bucket"))
     options = parser.parse_args(argv)
     clips = options.clips or (4 if options.quick else 50) * damaged_by(tuple(corpus.WAYS), options.codecs)
     with tempfile.TemporaryDirectory(prefix="sv-faults-") as temporary:
@@ -293,57 +300,89 @@ def measure(folder: Path, clips: int, options: argparse.Namespace) -> Report:
     first = processes.Process(target=os.getpid)  # the server imports all before it
     first.start()
     first.join()
-    device, ranks = options.device, tuple(options.ranks)
-    (folder / "corpus").mkdir()
-    made = corpus.make(folder / "corpus", clips, codecs=options.codecs)
-    rows: list[Row] = []
-    checks: list[Check] = []
-    notes: list[str] = []
+    report = Report("faults", [], [], [])
+    if "corpus" in options.parts:
+        _corpus(folder / "corpus", clips, options, report)
+    if "bucket" in options.parts:
+        if find_spec("s3fs") is None and find_spec("aiohttp") is None:
+            cast(list[str], report.notes).append("neither s3fs nor aiohttp is installed: no bucket")
+        else:
+            _bucket(folder / "bucket", clips, options, report)
+    return report
 
-    def measured(name: str, what: Run, whole: Outcome | None, clean: float, bad: Mapping[int, str]) -> Outcome:
-        print(f"{name} …", file=sys.stderr, flush=True)
+
+def _measured(
+    name: str, what: Run, report: Report, whole: Outcome | None, clean: Outcome | None, bad: Mapping[int, str]
+) -> Outcome | None:
+    """What came of a run, which is added to the report; None if it failed.
+
+    Args:
+        whole: what came of the undamaged dataset; default: this run.
+        clean: whose time is compared; default: this one's.
+        bad: the damaged clips.
+    """
+    rows, checks, notes = cast(tuple[list[Row], list[Check], list[str]], (report.rows, report.checks, report.notes))
+    print(f"{name} …", file=sys.stderr, flush=True)
+    row: dict[str, str | int | float] = {"run": name}
+    try:
         found = run(what)
-        problems = found.problems(whole or found, bad, device)
-        notes.extend(f"{name}: {one}" for one in problems[:20])
-        times = found.seconds / (clean or found.seconds)
-        row = {"run": name, "clips": len(found.clips), "bad": len(found.reported), "s": found.seconds, "x clean": times}
-        rows.append(row | {"worst delay, s": found.worst, "first batch, s": found.first})
-        checks.append(Check.at_most(f"{name}: clips that are not as they should be", len(problems), 0))
+    except RuntimeError as error:
+        found, problems = None, [str(error)]
+        rows.append(row | dict.fromkeys(_COLUMNS, math.nan))
+    else:
+        problems = found.problems(whole or found, bad, what.device)
+        numbers = (
+            len(found.clips), len(found.reported), found.seconds, found.seconds / (clean or found).seconds,
+            found.worst, found.first,
+        )  # fmt: skip
+        rows.append(row | dict(zip(_COLUMNS, numbers, strict=True)))
         checks.append(Check.at_most(f"{name}: worst delay of a batch, s", found.worst, 10 + LEAST_S))
-        return found
+    checks.append(Check.at_most(f"{name}: what is not as it should be", len(problems), 0))
+    notes.extend(f"{name}: {one}" for one in problems[:20])
+    cells = ", ".join(f"{column} {cell:.5g}" for column, cell in list(rows[-1].items())[1:])
+    print(f"{name}: {'; '.join(problems[:20]) or 'all as it should be'}; {cells}", flush=True)
+    return found
 
-    plain = Run(str(made.whole), folder / "clean", device, clips)
-    whole = measured("clean, 2 ranks", plain, None, 0.0, {})
+
+def _corpus(folder: Path, clips: int, options: argparse.Namespace, report: Report) -> None:
+    """Runs over files of this machine, with damage and without."""
+    folder.mkdir()
+    made = corpus.make(folder, clips, codecs=options.codecs)
+    plain = Run(str(made.whole), folder / "clean", options.device, clips)
     hurt = replace(plain, path=str(made.damaged), stand_ins=made.stand_ins)
-    measured("damaged, 2 ranks", replace(hurt, folder=folder / "damaged"), whole, whole.seconds, made.bad)
-    names = " → ".join(map(str, ranks))
-    killed = replace(plain, folder=folder / "killed", ranks=ranks)
-    clean = measured(f"clean, killed and resized, {names} ranks", killed, whole, whole.seconds, {})
-    killed = replace(hurt, folder=folder / "damaged-killed", ranks=ranks)
-    measured(f"damaged, killed and resized, {names} ranks", killed, whole, clean.seconds, made.bad)
-    if find_spec("s3fs") is None and find_spec("aiohttp") is None:
-        notes.append("neither s3fs nor aiohttp is installed: no bucket")
-        return Report("faults", rows, checks, notes)
-    (folder / "stored").mkdir()
+    names = " → ".join(map(str, options.ranks))
+    if (whole := _measured("clean, 2 ranks", plain, report, None, None, {})) is None:
+        return
+    _measured("damaged, 2 ranks", replace(hurt, folder=folder / "hurt"), report, whole, whole, made.bad)
+    killed = replace(plain, folder=folder / "killed", ranks=tuple(options.ranks))
+    clean = _measured(f"clean, killed and resized, {names} ranks", killed, report, whole, whole, {})
+    killed = replace(hurt, folder=folder / "hurt-killed", ranks=tuple(options.ranks))
+    _measured(f"damaged, killed and resized, {names} ranks", killed, report, whole, clean, made.bad)
+
+
+def _bucket(folder: Path, clips: int, options: argparse.Namespace, report: Report) -> None:
+    """Runs over a bucket that fails requests."""
+    folder.mkdir()
     ways = [way for way in corpus.WAYS if way not in corpus.IN_PLACE]
     fewer = max(clips // 4, 2 * damaged_by(ways, options.codecs))
-    stored = corpus.make(folder / "stored", fewer, ways=ways, codecs=options.codecs)
+    stored = corpus.make(folder, fewer, ways=ways, codecs=options.codecs)
     with bucket(stored.whole) as (site, url, environment):
-        remote = Run(url, folder / "bucket", device, fewer, cached=True, environment=environment)
-        all_there = measured("bucket", remote, None, 0.0, {})
+        remote = Run(url, folder / "all", options.device, fewer, cached=True, environment=environment)
+        if (whole := _measured("bucket", remote, report, None, None, {})) is None:
+            return
         for share in SHARES:
             fail(site, share)
-            failing = replace(remote, folder=folder / f"bucket-{share}")
-            measured(f"bucket, {share:.0%} of requests fail", failing, all_there, all_there.seconds, {})
+            failing = replace(remote, folder=folder / str(share))
+            _measured(f"bucket, {share:.0%} of requests fail", failing, report, whole, whole, {})
     with bucket(stored.damaged) as (site, url, environment):
         fail(site, 0.2)
         worst = replace(
-            remote, path=url, folder=folder / "all", environment=environment, ranks=ranks, at_kill=spoil,
-            stand_ins=stored.stand_ins,
+            remote, path=url, folder=folder / "worst", environment=environment, ranks=tuple(options.ranks),
+            at_kill=spoil, stand_ins=stored.stand_ins,
         )  # fmt: skip
+        names = " → ".join(map(str, options.ranks))
         name = f"bucket, 20% fail, damaged, cache altered, killed and resized, {names} ranks"
-        measured(name, worst, all_there, all_there.seconds, stored.bad)
-    return Report("faults", rows, checks, notes)
+        _measured(name, worst, report, whole, whole, stored.bad)
 
 
 def damaged_by(ways: Sequence[str], codecs: Sequence[str]) -> int:

@@ -1,0 +1,139 @@
+"""Answers of web servers that speak S3, Google's or Azure's language behind http: what is asked for again, and what
+errors say."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import DatasetError
+from streamvid.storage import client, filesystem
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.ranges import read_ranges
+from streamvid.storage.shard_cache import ShardCache
+from tests.support.clock import Clock
+from tests.support.faulty_s3 import FAULTS, FaultyS3, faulty_s3
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyS3]:
+    pytest.importorskip("aiohttp", reason="no aiohttp to test with: pip install aiohttp")
+    with faulty_s3() as site:
+        yield site
+
+
+@pytest.fixture
+def site(server: FaultyS3) -> FaultyS3:
+    server.fault, server.answers = (lambda *_: None), {}
+    server.objects = {"bucket/key": DATA}
+    server.requests.clear()
+    return server
+
+
+@pytest.mark.parametrize("fault", [one for one in FAULTS if one != "stall"])
+def test_what_passes_is_waited_out_by_every_way_to_read(site: FaultyS3, fault: str, tmp_path: Path) -> None:
+    url, clock, local = f"{site.endpoint}/bucket/key", Clock(), tmp_path / "file"
+
+    def failing(times: int) -> None:
+        site.requests.clear()
+        site.fault = lambda method, key, before: fault if before < times else None
+
+    failing(2)
+    assert read_ranges([(url, 0, 10), (url, 5000, 9000)], retry=clock.retry()) == [DATA[:10], DATA[5000:9000]]
+    failing(2)
+    assert filesystem.read_bytes(url, retry=clock.retry()) == DATA
+    failing(2)
+    filesystem.get_file(url, local, retry=clock.retry(), length=len(DATA))
+    assert local.read_bytes() == DATA
+    failing(2)
+    found = filesystem.details(url, retry=clock.retry())
+    assert found is not None
+    assert found.size == len(DATA)
+    failing(2)
+    found = filesystem.details(url, retry=clock.retry(), hosts=())
+    assert found is not None
+    assert found.size == len(DATA)
+
+
+def test_a_large_file_that_comes_short_is_not_taken_for_a_damaged_one(
+    site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched in one piece, as web servers may know no ranges."""
+    monkeypatch.setattr("streamvid.storage.shard_cache._RANGE_BYTES", 1000)
+    site.fault = lambda method, key, before: "short" if method == "GET" and before < 4 else None
+    with ShardCache(tmp_path, limit_bytes=10**6, retry=Clock().retry()) as cache:
+        with cache.lease(
+            f"{site.endpoint}/bucket/key", size=len(DATA), sha256=hashlib.sha256(DATA).hexdigest()
+        ) as lease:
+            assert Path(lease.opened).read_bytes() == DATA
+
+
+def test_a_url_signed_for_get_alone_tells_its_size(site: FaultyS3) -> None:
+    site.fault = lambda method, key, before: "403" if method == "HEAD" else None
+    found = filesystem.details(f"{site.endpoint}/bucket/key?sig=1", retry=Clock().retry(), hosts=())
+    assert found is not None
+    assert (found.size, found.mark) == (len(DATA), f'"{hashlib.md5(DATA).hexdigest()}"')
+
+
+XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "kind", "told"),
+    [
+        (400, XML.format("RequestTimeout", ""), {}, StorageUnavailable, "400 RequestTimeout"),
+        (400, XML.format("RequestTimeTooSkewed", ""), {}, AccessRefused, "(RequestTimeTooSkewed)"),
+        (403, XML.format("RequestTimeTooSkewed", ""), {}, AccessRefused, "this machine's clock"),
+        (400, XML.format("ExpiredToken", ""), {}, AccessRefused, "refuses the credentials (ExpiredToken)"),
+        (403, XML.format("AccessDenied", "Request has expired"), {}, AccessRefused, "(expired)"),
+        (
+            403, XML.format("AuthenticationFailed", "Signature not valid in the specified time frame"), {},
+            AccessRefused, "(AuthenticationFailed)",
+        ),
+        (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "access is refused"),
+        (401, "", {}, AccessRefused, "access is refused"),
+        (403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}], "code": 403}}', {}, StorageUnavailable, "403"),
+        (400, XML.format("SlowDown", ""), {}, StorageUnavailable, "SlowDown"),
+        (409, XML.format("OperationAborted", ""), {}, StorageUnavailable, "OperationAborted"),
+        (400, "", {"x-ms-error-code": "OperationTimedOut"}, StorageUnavailable, "OperationTimedOut"),
+        (408, "", {}, StorageUnavailable, "408"),
+        (425, "", {}, StorageUnavailable, "425"),
+        (429, "too many", {}, StorageUnavailable, "429"),
+        (400, "<html>what?</html>", {}, DatasetError, "400"),
+        (404, XML.format("NoSuchKey", ""), {}, DatasetError, "it does not exist"),
+        (410, "", {}, DatasetError, "410"),
+    ],
+)
+def test_the_body_of_an_answer_says_what_it_is(
+    site: FaultyS3, status: int, body: str, headers: dict[str, str], kind: type[DatasetError], told: str, tmp_path: Path
+) -> None:
+    url = f"{site.endpoint}/bucket/key?X-Amz-Signature=hunter2"
+    site.answers["bucket/key"] = (status, body.encode(), headers)
+    clock = Clock()
+    for read in (
+        lambda: read_ranges([(url, 0, 10)], retry=clock.retry(31)),
+        lambda: filesystem.read_bytes(url, retry=clock.retry(31)),
+        lambda: filesystem.get_file(url, tmp_path / "file", retry=clock.retry(31)),
+        lambda: filesystem.size(url, retry=clock.retry(31)),
+        lambda: filesystem.details(url, retry=clock.retry(31), hosts=()),
+    ):
+        began = clock.now
+        with pytest.raises(DatasetError, match=re.escape(told)) as error:
+            assert read() is not None  # a file that is missing has no details
+            raise DatasetError("it does not exist")
+        assert "hunter2" not in str(error.value)
+        assert told == "it does not exist" or type(error.value) is kind
+        assert clock.now - began == pytest.approx({StorageUnavailable: 31, AccessRefused: 30, DatasetError: 0}[kind])
+
+
+def test_sessions_that_the_user_has_configured_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(client.fsspec.config.conf, "http", {"client_kwargs": {"trust_env": True}})
+    options = client._options("http", patient=True)["client_kwargs"]
+    assert options["trust_env"] is True
+    assert options["raise_for_status"] is not None
