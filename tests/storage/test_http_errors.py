@@ -67,11 +67,11 @@ def test_a_large_file_that_comes_short_is_not_taken_for_a_damaged_one(
     """It is fetched in one piece, as web servers may know no ranges."""
     monkeypatch.setattr("streamvid.storage.shard_cache._RANGE_BYTES", 1000)
     site.fault = lambda method, key, before: "short" if method == "GET" and before < 4 else None
-    with ShardCache(tmp_path, limit_bytes=10**6, retry=Clock().retry()) as cache:
-        with cache.lease(
-            f"{site.endpoint}/bucket/key", size=len(DATA), sha256=hashlib.sha256(DATA).hexdigest()
-        ) as lease:
-            assert Path(lease.opened).read_bytes() == DATA
+    with (
+        ShardCache(tmp_path, limit_bytes=10**6, retry=Clock().retry()) as cache,
+        cache.lease(f"{site.endpoint}/bucket/key", size=len(DATA), sha256=hashlib.sha256(DATA).hexdigest()) as lease,
+    ):
+        assert Path(lease.opened).read_bytes() == DATA
 
 
 def test_a_url_signed_for_get_alone_tells_its_size(site: FaultyS3) -> None:
@@ -93,8 +93,11 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
         (400, XML.format("ExpiredToken", ""), {}, AccessRefused, "refuses the credentials (ExpiredToken)"),
         (403, XML.format("AccessDenied", "Request has expired"), {}, AccessRefused, "(expired)"),
         (
-            403, XML.format("AuthenticationFailed", "Signature not valid in the specified time frame"), {},
-            AccessRefused, "(AuthenticationFailed)",
+            403,
+            XML.format("AuthenticationFailed", "Signature not valid in the specified time frame"),
+            {},
+            AccessRefused,
+            "(AuthenticationFailed)",
         ),
         (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "access is refused"),
         (401, "", {}, AccessRefused, "access is refused"),
@@ -125,11 +128,16 @@ def test_the_body_of_an_answer_says_what_it_is(
     ):
         began = clock.now
         with pytest.raises(DatasetError, match=re.escape(told)) as error:
-            assert read() is not None  # a file that is missing has no details
-            raise DatasetError("it does not exist")
+            _found(read())
         assert "hunter2" not in str(error.value)
         assert told == "it does not exist" or type(error.value) is kind
         assert clock.now - began == pytest.approx({StorageUnavailable: 31, AccessRefused: 30, DatasetError: 0}[kind])
+
+
+def _found(what: object) -> None:
+    """Of a file that is missing there are no details."""
+    if what is None:
+        raise DatasetError("it does not exist")
 
 
 def test_sessions_that_the_user_has_configured_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from typing import IO
 
 import numpy as np
 import pytest
 
-from tools.soak import COUNTS, Sample, judge, sample, slope
+from tools.soak import COUNTS, Sample, judge, sample, slope, steady
 
 RNG = np.random.default_rng(3)
 
@@ -52,3 +56,26 @@ def test_children_count() -> None:
     assert during["processes"] == before["processes"] + 1
     assert during["descriptors"] == before["descriptors"] + 1
     assert before["pss"] > 1e7
+
+
+def test_samples_begin_once_descriptors_stand_still(capsys: pytest.CaptureFixture[str]) -> None:
+    held: list[IO[bytes]] = []
+
+    class Loader:
+        """Opens a file in each of its first epochs."""
+
+        def __iter__(self) -> Iterator[int]:
+            if len(held) < 20:
+                held.append(open(os.devnull, "rb"))  # noqa: SIM115
+            time.sleep(0.01)
+            return iter([1])
+
+    try:
+        samples = list(steady(Loader, 4.0, sample))
+    finally:
+        for file in held:
+            file.close()
+    assert len(samples) > 10
+    assert {one["descriptors"] for one in samples} == {samples[0]["descriptors"]}
+    assert len(held) == 20
+    assert "warm after" in capsys.readouterr().out
