@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamvid import dali as dali
     from streamvid.dataset.dataset import Dataset as Dataset
     from streamvid.dataset.picked import Pick as Pick
     from streamvid.errors import ClipError as ClipError
@@ -122,10 +123,12 @@ _MODULE_OF = {
     "verify": "inspection.verify",
 }
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, "dali"])
 
 
 def __getattr__(name: str) -> object:
+    if name == "dali":
+        return import_module("streamvid.dali")
     if name in _MODULE_OF:
         return getattr(import_module(f"streamvid.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'streamvid' has no attribute {name!r}")

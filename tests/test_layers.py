@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "streamvid"
 LAYERS = (
-    *("__main__", "cli", "revising", "inspection", "packing"),
-    *("loader", "dali", "transform", "decode", "fetch", "plan", "sampling"),
+    *("__main__", "cli", "revising", "inspection", "packing", "dali"),
+    *("loader", "dali_engine", "transform", "decode", "fetch", "plan", "sampling"),
     *("dataset", "storage", "video", "color", "bitstream", "mp4"),
 )
 BELOW_ALL = (("workers", "progress", "forks"), ("arrays", "checks", "checksum", "stopwatch", "text", "errors"))

@@ -9,8 +9,8 @@ from typing import Final, Literal, Protocol
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean
-from streamvid.dali import support
-from streamvid.dali.engine import DaliEngine
+from streamvid.dali_engine import support
+from streamvid.dali_engine.engine import DaliEngine
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch

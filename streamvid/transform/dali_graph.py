@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from streamvid.errors import InputError
@@ -50,16 +51,16 @@ def build_graph(
     for (view, one), made in zip(names.items(), frames, strict=True):
         own = {name.partition(".")[2]: node for name, node in params.items() if name.startswith(f"{view}.")}
         if not crop_resized:
-            made = _crop_resize(one, made, own)
+            made = crop_resize(one, made, own)
         made = _augment(one, _rotate(made, own), own)
         # Each decoded frame went through the above once, however many frame positions show it.
-        made = fn.sequence_rearrange(made, new_order=params["gather"])
-        views.append(_finish(one, made, own, shown))
+        made = finish(one, fn.sequence_rearrange(made, new_order=params["gather"]), own, partial(_black_out, shown))
+        views.append(fn.transpose(made, perm=[1, 0, 2, 3], output_layout="CFHW") if one.layout == "CTHW" else made)
     return views
 
 
-def _crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
-    """Resize and crop."""
+def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
+    """Resize and crop by the parameters `size`, `start` and `end`."""
     from nvidia.dali import fn, types
 
     interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
@@ -105,8 +106,10 @@ def _augment(transform: Transform, frames: DataNode, params: Mapping[str, DataNo
     return frames
 
 
-def _finish(transform: Transform, frames: DataNode, params: Mapping[str, DataNode], shown: DataNode | None) -> DataNode:
-    """Flip, apply the user's part, black out frame positions that show no frame, normalise and transpose."""
+def finish(
+    transform: Transform, frames: DataNode, params: Mapping[str, DataNode], pad: Callable[[DataNode], DataNode]
+) -> DataNode:
+    """Flip, apply the user's part, `pad` with black frames, and normalise: frames in DALI's layout FHWC or FCHW."""
     from nvidia.dali import fn, types
 
     # crop_mirror_normalize can mirror at no extra cost.
@@ -115,22 +118,27 @@ def _finish(transform: Transform, frames: DataNode, params: Mapping[str, DataNod
         frames = fn.flip(frames, horizontal=params.get("mirror", 0), vertical=params.get("upside_down", 0))
     if transform.dali is not None:
         frames = _apply_user_part(transform.dali, frames)
-    if shown is not None:
-        frames = fn.reinterpret(frames * shown, layout="FHWC")
+    frames = pad(frames)
     if transform.dtype == "uint8":
         if transform.layout != "THWC":
             frames = fn.transpose(frames, perm=[0, 3, 1, 2], output_layout="FCHW")
-    else:
-        mean, std = transform.mean_std
-        frames = fn.crop_mirror_normalize(
-            frames,
-            mirror=params["mirror"] if fused and transform.horizontal_flip else 0,
-            mean=[255 * v for v in mean],
-            std=[255 * v for v in std],
-            dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
-            output_layout="FHWC" if transform.layout == "THWC" else "FCHW",
-        )
-    return fn.transpose(frames, perm=[1, 0, 2, 3], output_layout="CFHW") if transform.layout == "CTHW" else frames
+        return frames
+    mean, std = transform.mean_std
+    return fn.crop_mirror_normalize(
+        frames,
+        mirror=params["mirror"] if fused and transform.horizontal_flip else 0,
+        mean=[255 * v for v in mean],
+        std=[255 * v for v in std],
+        dtype=types.FLOAT16 if transform.dtype == "float16" else types.FLOAT,
+        output_layout="FHWC" if transform.layout == "THWC" else "FCHW",
+    )
+
+
+def _black_out(shown: DataNode | None, frames: DataNode) -> DataNode:
+    """Make frame positions black that show no frame."""
+    from nvidia.dali import fn
+
+    return frames if shown is None else fn.reinterpret(frames * shown, layout="FHWC")
 
 
 def _apply_user_part(function: object, frames: DataNode) -> DataNode:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream.vpx import vp8_sample_description
-from streamvid.dali.reader import MAX_RANGES, TAR_BLOCK, VideoSource, video_source, write_indexes
+from streamvid.dali_engine.reader import MAX_RANGES, TAR_BLOCK, VideoSource, video_source, write_indexes
 from streamvid.video.packet_selection import PacketSelection, byte_ranges
 
 STSD = vp8_sample_description(width=64, height=48, full_range=False)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64
-from streamvid.dali.reader import VideoSource, write_indexes
+from streamvid.dali_engine.reader import VideoSource, write_indexes
 from streamvid.decode.dali import abandon_pipeline
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamvid as sv
-from streamvid.dali.support import check_decodable
+from streamvid.dali_engine.support import check_decodable
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions

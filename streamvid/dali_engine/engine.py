@@ -16,8 +16,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamvid.dali.pipeline import ChunkBatch, ChunkPipeline
-from streamvid.dali.reader import video_source
+from streamvid.dali_engine.chunk_pipeline import ChunkBatch, ChunkPipeline
+from streamvid.dali_engine.reader import video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
 from streamvid.decode.lost_gpu import raise_if_lost

@@ -1,0 +1,238 @@
+"""`sv.dali.export`: the transform as a model of Triton's DALI backend: encoded videos in, the model's tensors out.
+
+A server draws nothing at random and has no plan: the graph finds the parameters of `streamvid.transform.params` by
+itself, from the size of the frames, in the same double precision and the same order of operations. So its tensors are
+those of `engine="dali"`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from streamvid.checks import integer, one_of
+from streamvid.errors import InputError
+from streamvid.transform.dali_graph import crop_resize, finish
+from streamvid.transform.params import needed
+from streamvid.transform.spec import Transform, Views, by_view, pair
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
+    from nvidia.dali.data_node import DataNode
+
+INPUT: Final = "encoded"
+"""Name of the model's input: a video file's bytes."""
+_TRITON_TYPES: Final = {"uint8": "TYPE_UINT8", "float16": "TYPE_FP16", "float32": "TYPE_FP32"}
+_DEVICES: Final[tuple[Literal["cuda", "cpu"], ...]] = ("cuda", "cpu")
+
+
+def export(
+    directory: str | os.PathLike[str],
+    *,
+    transform: Transform | Views | Mapping[str, Transform],
+    frames: int,
+    stride: int = 1,
+    name: str = "streamvid",
+    device: Literal["cuda", "cpu"] = "cuda",
+    max_batch_size: int = 16,
+    num_threads: int = 4,
+) -> Path:
+    """Write a model for Triton's DALI backend that does to videos what evaluation does to a dataset's clips.
+
+    The model takes a file's bytes, `encoded`, and gives for each view a batch of its sub-sequences, each of `frames`
+    frames, every `stride`-th of the video; the last one is padded with black frames. They are those of
+    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`.
+
+    Args:
+        directory: the model repository; the model becomes `directory/name`. Files of an earlier export are replaced.
+        transform: as of the loader; its randomness is left out. Its own part (`dali`) sees all frames of the video.
+        frames, stride: of a sub-sequence.
+        name: of the model.
+        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone.
+        max_batch_size: videos of a request at most.
+        num_threads: CPU threads of the server's pipeline.
+
+    Returns:
+        the model's folder.
+
+    Raises:
+        InputError: an option is invalid, or the transform is none that a server can have.
+    """
+    if isinstance(transform, Mapping):
+        transform = Views(transform)
+    if not isinstance(transform, Transform | Views):
+        raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
+    integer(frames, "frames")
+    integer(stride, "stride")
+    integer(max_batch_size, "max_batch_size")
+    integer(num_threads, "num_threads")
+    one_of(device, _DEVICES, "device")
+    if not isinstance(name, str) or not name or not name.isascii() or not all(c.isalnum() or c in "._-" for c in name):
+        raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {name!r}")
+    if name.startswith("."):
+        raise InputError(f"name must not begin with a dot; it is {name!r}")
+    views = by_view(transform.for_evaluation())
+    for view, one in views.items():
+        if one.dtype not in _TRITON_TYPES:
+            raise InputError(f"DALI writes no {one.dtype} ({view}): give Transform(dtype='float32') or 'float16'")
+        if view == INPUT:
+            raise InputError(f"a view cannot be called {INPUT!r}, as the model's input is")
+    graph = serving_graph(
+        views, frames=frames, stride=stride, device=device, batch_size=max_batch_size, num_threads=num_threads
+    )
+    try:
+        serialized = graph.serialize()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"a pipeline with this Transform(dali) cannot be serialized: {reason}") from error
+    folder = Path(directory) / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "1" / "model.dali").write_bytes(serialized)
+    (folder / "config.pbtxt").write_text(
+        _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads),
+        encoding="ascii",
+    )
+    return folder
+
+
+def serving_graph(
+    views: Mapping[str, Transform], *, frames: int, stride: int, device: str, batch_size: int, num_threads: int
+) -> Pipeline:
+    """The pipeline, not built: it can be serialized where there is no GPU. Arguments as of `export`."""
+    from nvidia.dali import Pipeline, fn, types
+
+    dtypes = {"uint8": types.UINT8, "float16": types.FLOAT16, "float32": types.FLOAT}
+    graph = Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=None,
+        output_dtype=[dtypes[one.dtype] for one in views.values()],
+        output_ndim=[5] * len(views),
+    )
+    with graph:
+        encoded = fn.external_source(name=INPUT, device="cpu", dtype=types.UINT8, ndim=1)
+        decoded = fn.decoders.video(encoded, stride=stride, device="mixed" if device == "cuda" else "cpu")
+        sides = decoded.shape(dtype=types.FLOAT64)[1:3]
+        graph.set_outputs(*(_sub_sequences(view, one, decoded, sides, frames) for view, one in views.items()))
+    return graph
+
+
+def _sub_sequences(view: str, transform: Transform, decoded: DataNode, sides: DataNode, frames: int) -> DataNode:
+    """Of each video [sub-sequences, …] in the transform's layout, as an output of the name `view`."""
+    from nvidia.dali import fn, types
+
+    made = crop_resize(transform, decoded, _params(transform, sides))
+    # Without a shape, fn.pad would make all videos of a request as long as the longest.
+    pad = partial(fn.pad, axis_names="F", align=frames, shape=decoded.shape(dtype=types.INT32)[0:1])
+    made = finish(transform, made, {}, pad)
+    size = fixed_size(transform)
+    if size is None:
+        shape = made.shape(dtype=types.INT32)
+        shape = fn.cat(np.array([-1, frames], dtype=np.int32), shape[1:], axis=0)
+    else:
+        shape = [-1, frames, *((*size, 3) if transform.layout == "THWC" else (3, *size))]
+    if transform.layout != "CTHW":
+        return fn.reshape(made, shape=shape, layout="", name=view)
+    return fn.transpose(fn.reshape(made, shape=shape, layout=""), perm=[0, 2, 1, 3, 4], name=view)
+
+
+def fixed_size(transform: Transform) -> tuple[int, int] | None:
+    """Height and width of what comes out, of whatever video; None if they depend on it."""
+    if transform.crop is not None:
+        return pair(transform.crop)
+    return transform.resize if isinstance(transform.resize, tuple) else None
+
+
+def _params(transform: Transform, upright: DataNode) -> dict[str, DataNode]:
+    """`size`, `start` and `end` of `streamvid.transform.params`, from the frames' height and width (float64 [2]).
+
+    DALI's constants are float32: those below are whole numbers, halves, or sums.
+    """
+    from nvidia.dali import fn, math, types
+
+    def floor(value: DataNode) -> DataNode:
+        return math.floor(value)
+
+    def both(value: tuple[int, ...] | int) -> DataNode:
+        height, width = pair(value)
+        zero = upright * 0
+        return fn.cat(zero[0:1] + height, zero[1:2] + width, axis=0)
+
+    names = needed(transform)
+    if not names:
+        return {}
+    height, width = upright[0:1], upright[1:2]
+    if transform.random_resized_crop is not None and transform.crop is not None:
+        # As `streamvid.transform.params.boxes` has it for the whole area and one proportion.
+        proportion = _double(float(np.exp(np.log(transform.ratio[0]))), upright[0:1] * 0)
+        wide = math.min(math.sqrt(height * width * proportion), math.min(width, height * proportion))
+        extent = floor(fn.cat(wide / proportion, wide, axis=0) + 0.5)
+        extent = math.clamp(extent, 1, upright)
+        start = floor((upright - extent + 1) * 0.5)
+        made = {"size": both(transform.crop), "start": start, "end": start + extent}
+    else:
+        size = upright
+        if isinstance(transform.resize, tuple):
+            size = both(transform.resize)
+        elif transform.resize is not None:
+            size = math.max(floor(upright * transform.resize / math.min(height, width) + 0.5), 1)
+        made = {"size": size, "start": upright * 0, "end": upright}
+        if transform.crop is not None:
+            crop = both(transform.crop)
+            corner = floor((size - crop + 1) * 0.5)
+            made = {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
+    return {name: fn.cast(node, dtype=types.FLOAT) for name, node in made.items() if name in names}
+
+
+def _double(value: float, zero: DataNode) -> DataNode:
+    """A float64 constant as the sum of three of float32, which are 72 bits."""
+    for _ in range(3):
+        part = float(np.float32(value))
+        zero, value = zero + part, value - part
+    return zero
+
+
+def _config(
+    views: Mapping[str, Transform], frames: int, *, name: str, device: str, batch_size: int, num_threads: int
+) -> str:
+    """The model configuration, in protobuf's text format."""
+    each = []
+    for view, one in views.items():
+        sides = dict(zip("HW", fixed_size(one) or (-1, -1), strict=True)) | {"T": frames, "C": 3}
+        dims = ", ".join(str(sides[axis]) for axis in one.layout)
+        each.append(f'  {{\n    name: "{view}"\n    data_type: {_TRITON_TYPES[one.dtype]}\n    dims: [ {dims} ]\n  }}')
+    outputs = ",\n".join(each)
+    parameters = {"num_threads": str(num_threads), "split_along_outer_axis": ":".join(views)}
+    listed = ",\n".join(
+        f'  {{\n    key: "{key}"\n    value: {{ string_value: "{value}" }}\n  }}' for key, value in parameters.items()
+    )
+    return f"""\
+name: "{name}"
+backend: "dali"
+max_batch_size: {batch_size}
+input [
+  {{
+    name: "{INPUT}"
+    data_type: TYPE_UINT8
+    dims: [ -1 ]
+    allow_ragged_batch: true
+  }}
+]
+output [
+{outputs}
+]
+instance_group [
+  {{
+    kind: {"KIND_GPU" if device == "cuda" else "KIND_CPU"}
+    count: 1
+  }}
+]
+parameters [
+{listed}
+]
+"""

@@ -1,0 +1,230 @@
+"""`sv.dali.export`: the model's tensors are those of `engine="dali"`, bit for bit; its files are what Triton reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.transform.params import PARAM_TYPES, _of_one_view, needed
+from streamvid.transform.spec import DRAWS, by_view
+from streamvid.transform.triton import _params
+from tests.support import pbtxt
+from tests.support.clips import write
+from tests.support.packed import packing_inline
+from tools.clips import Recipe
+
+VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8)
+CLIPS = {
+    "long": replace(VP9, frames=45),
+    "high": replace(VP9, width=96, height=120, frames=20, seed=1),
+    "whole": replace(VP9, frames=28, seed=2),  # 14 frames at stride 2: two sub-sequences without padding
+    "one": replace(VP9, frames=1, seed=3),
+}
+FRAMES, STRIDE = 7, 2
+NORMALISED = {"mean": 0.45, "std": (0.2, 0.225, 0.25)}
+FULL: dict[str, Any] = {"horizontal_flip": 0.5, "vertical_flip": 0.5, "brightness": 0.3, "blur": 0.5, "erase": 0.5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`videos` with the clips as MP4s, and `set`, the dataset that was packed from them."""
+    made = tmp_path_factory.mktemp("triton")
+    (made / "videos").mkdir()
+    for name, recipe in CLIPS.items():
+        write(recipe, made / "videos" / f"{name}.mp4")
+    with packing_inline():
+        pack([made / "videos"], made / "set", options=PackOptions("any"), workers=1, progress=False)
+    return made
+
+
+def served(model: Path, folder: Path, names: list[str], *, dynamic: bool = True) -> list[list[npt.NDArray[Any]]]:
+    """What the serialized pipeline gives for videos, as the backend splits it: of each output, of each video."""
+    from nvidia.dali import Pipeline
+
+    graph = Pipeline.deserialize(filename=str(model / "1" / "model.dali"), device_id=None, exec_dynamic=dynamic)
+    graph.build()
+    graph.feed_input("encoded", [np.fromfile(folder / "videos" / f"{name}.mp4", dtype=np.uint8) for name in names])
+    return [[np.array(output.at(n)) for n in range(len(names))] for output in graph.run()]
+
+
+def evaluated(folder: Path, transform: Any, **options: Any) -> list[dict[str, Any]]:
+    """The clips' windows by a StreamLoader, in the dataset's order."""
+    sampling = sv.TiledWindows(FRAMES, stride=STRIDE, pad="constant")
+    options = {"batch_size": 64, "shuffle": False, "engine": "dali", "device": "cpu", "num_threads": 2} | options
+    with sv.StreamLoader(folder / "set", sampling=sampling, transform=transform.for_evaluation(), **options) as loader:
+        return list(loader)  # type: ignore[arg-type]
+
+
+def inverted(frames: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.cast(255 - frames, dtype=types.UINT8)
+
+
+TRANSFORMS = [
+    sv.Transform(resize=64, crop=48, **NORMALISED, **FULL),
+    sv.Transform(resize=(50, 40), dtype="float16", layout="TCHW", **NORMALISED),
+    sv.Transform(crop=(90, 70), dtype="uint8", layout="THWC", hue=20),
+    sv.Transform(random_resized_crop=(0.2, 1), crop=(33, 47), **NORMALISED, **FULL),
+    sv.Transform(random_resized_crop=(0.2, 1), crop=(47, 33), interpolation="bicubic", dtype="uint8", layout="TCHW"),
+    sv.Transform(random_short_side=[60, 90], crop=56, layout="THWC", rotate=10, dali=inverted),
+    sv.Views({"small": sv.Transform(resize=40, crop=32), "large": sv.Transform(resize=(64, 80), dtype="uint8")}),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=range(len(TRANSFORMS)))
+def test_the_tensors_are_those_of_the_engine(folder: Path, tmp_path: Path, transform: Any) -> None:
+    model = sv.dali.export(tmp_path, transform=transform, frames=FRAMES, stride=STRIDE, device="cpu", num_threads=2)
+    names = sorted(CLIPS)
+    outputs = served(model, folder, names)
+    (batch,) = evaluated(folder, transform)
+    assert [len(video) for video in outputs[0]] == [batch["key"].count(name) for name in names]
+    assert not batch["mask"].all()
+    for view, output in zip(by_view(transform), outputs, strict=True):
+        expected = batch[view].numpy()
+        np.testing.assert_array_equal(np.concatenate(output), expected)
+        assert output[0].dtype == expected.dtype
+
+
+def test_black_frames_are_normalised(folder: Path, tmp_path: Path) -> None:
+    """fn.pad comes before fn.crop_mirror_normalize: padding is what a black frame becomes, and not zero."""
+    transform = sv.Transform(resize=32, crop=32, mean=0.5, std=0.25)
+    model = sv.dali.export(tmp_path, transform=transform, frames=FRAMES, device="cpu")
+    ((made,),) = served(model, folder, ["one"], dynamic=False)
+    assert made.shape == (1, 3, FRAMES, 32, 32)
+    assert (made[0, :, 1:] == -2).all()
+
+
+@pytest.mark.parametrize("size", [256, (32, 40)])
+def test_sizes_that_follow_the_video(folder: Path, tmp_path: Path, size: Any) -> None:
+    """Without a crop, sub-sequences are as large as the video makes them; the configuration says -1."""
+    transform = sv.Transform(resize=size, layout="TCHW")
+    model = sv.dali.export(tmp_path, transform=transform, frames=FRAMES, stride=STRIDE, device="cpu")
+    ((wide, high),) = served(model, folder, ["long", "high"], dynamic=False)
+    sides = [(256, 340), (320, 256)] if size == 256 else [size, size]
+    assert [one.shape for one in (wide, high)] == [(4, FRAMES, 3, *sides[0]), (2, FRAMES, 3, *sides[1])]
+    (output,) = pbtxt.parse((model / "config.pbtxt").read_text())["output"]
+    assert output["dims"] == [FRAMES, 3, *((-1, -1) if size == 256 else size)]
+
+
+def test_bytes_behind_the_file_are_no_harm(folder: Path, tmp_path: Path) -> None:
+    """Files of one request are padded to one length."""
+    model = sv.dali.export(tmp_path, transform=sv.Transform(resize=(32, 32)), frames=4, device="cpu")
+    ((alone,),) = served(model, folder, ["long"])
+    padded = tmp_path / "videos"
+    padded.mkdir()
+    (padded / "long.mp4").write_bytes((folder / "videos" / "long.mp4").read_bytes() + bytes(70_000))
+    ((made,),) = served(model, tmp_path, ["long"])
+    np.testing.assert_array_equal(made, alone)
+
+
+def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> None:
+    """docs/serving.md states it, in levels of 256."""
+    transform = sv.Transform(resize=64, crop=48, dtype="uint8", layout="THWC")
+    model = sv.dali.export(tmp_path, transform=transform, frames=FRAMES, stride=STRIDE, device="cpu")
+    (outputs,) = served(model, folder, sorted(CLIPS))
+    (batch,) = evaluated(folder, transform, engine="default")
+    difference = np.abs(np.concatenate(outputs).astype(int) - batch["video"].numpy())
+    assert difference.max() <= 6
+    assert difference.mean() <= 0.3
+    raw = sv.Transform(crop=64, dtype="uint8", layout="THWC")
+    model = sv.dali.export(tmp_path, transform=raw, frames=FRAMES, stride=STRIDE, device="cpu")
+    (outputs,) = served(model, folder, sorted(CLIPS))
+    (batch,) = evaluated(folder, raw, engine="default")
+    assert torch.equal(torch.from_numpy(np.concatenate(outputs)), batch["video"])
+
+
+@pytest.mark.parametrize("number", range(len(TRANSFORMS) - 1))
+def test_parameters_for_any_size(number: int) -> None:
+    """The graph computes what NumPy computes, to the last bit, so that no resize begins a fraction of a pixel off."""
+    from nvidia.dali import Pipeline, fn, types
+
+    transform: Any = TRANSFORMS[number]
+    transform = transform.for_evaluation()
+    sides = np.random.default_rng(number).integers(16, 4400, (2000, 2))
+    graph = Pipeline(batch_size=len(sides), num_threads=1, device_id=None)
+    with graph:
+        made = _params(transform, fn.external_source(name="sides", dtype=types.FLOAT64, ndim=1))
+        graph.set_outputs(*made.values())
+    graph.build()
+    graph.feed_input("sides", list(sides.astype(np.float64)))
+    assert set(made) == set(needed(transform))
+    expected = _of_one_view(transform, sides, np.random.default_rng(1).random((len(sides), DRAWS)))
+    for name, output in zip(made, graph.run(), strict=True):
+        wanted = np.asarray(expected[name]).astype(PARAM_TYPES[name][0])
+        np.testing.assert_array_equal(np.stack([np.array(output.at(n)) for n in range(len(sides))]), wanted)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_model_repository(tmp_path: Path, device: Any) -> None:
+    """What Triton and the backend ask for: https://github.com/triton-inference-server/dali_backend, docs/config.md."""
+    views = {"small": sv.Transform(crop=(24, 32), layout="TCHW", dtype="float16"), "large": sv.Transform(resize=64)}
+    made = sv.dali.export(
+        tmp_path / "models", transform=views, frames=16, stride=2, name="clips-2", device=device, max_batch_size=5
+    )
+    assert made == tmp_path / "models" / "clips-2"
+    assert sorted(str(path.relative_to(made)) for path in made.rglob("*")) == ["1", "1/model.dali", "config.pbtxt"]
+    config = pbtxt.parse((made / "config.pbtxt").read_text())
+    assert config == {
+        "name": "clips-2",
+        "backend": "dali",
+        "max_batch_size": 5,
+        "input": [{"name": "encoded", "data_type": "TYPE_UINT8", "dims": [-1], "allow_ragged_batch": True}],
+        "output": [
+            {"name": "small", "data_type": "TYPE_FP16", "dims": [16, 3, 24, 32]},
+            {"name": "large", "data_type": "TYPE_FP32", "dims": [3, 16, -1, -1]},
+        ],
+        "instance_group": [{"kind": "KIND_GPU" if device == "cuda" else "KIND_CPU", "count": 1}],
+        "parameters": [
+            {"key": "num_threads", "value": {"string_value": "4"}},
+            {"key": "split_along_outer_axis", "value": {"string_value": "small:large"}},
+        ],
+    }
+    # The backend reads these of the pipeline, and compares them with the configuration.
+    serialized = (made / "1" / "model.dali").read_bytes()
+    for name in (b"encoded", b"small", b"large", b"decoders__Video"):
+        assert name in serialized
+
+
+def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
+    first = sv.dali.export(tmp_path, transform=sv.Transform(resize=(32, 32)), frames=8, device="cpu")
+    before = (first / "config.pbtxt").read_text()
+    assert sv.dali.export(tmp_path, transform=sv.Transform(resize=(32, 64)), frames=4, device="cpu") == first
+    assert (first / "config.pbtxt").read_text() != before
+
+
+def scripted(frames: Any) -> Any:
+    from nvidia.dali import fn
+
+    return fn.python_function(frames, function=lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transform": sv.Transform(dtype="bfloat16")}, "DALI writes no bfloat16"),
+        ({"transform": "Transform()"}, "transform must be a Transform"),
+        ({"transform": {"encoded": sv.Transform()}}, "as the model's input is"),
+        ({"frames": 0}, "frames must be a whole number"),
+        ({"stride": -1}, "stride must be a whole number"),
+        ({"name": "../x"}, "name must be"),
+        ({"name": ".."}, "name must not begin with a dot"),
+        ({"name": ""}, "name must be"),
+        ({"device": "gpu"}, "device must be one of 'cuda', 'cpu'"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"transform": sv.Transform(dali=scripted), "device": "cpu"}, "cannot be serialized"),
+    ],
+)
+def test_errors_are_words(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(sv.InputError, match=said):
+        sv.dali.export(tmp_path / "new", **{"transform": sv.Transform(resize=32), "frames": 8} | options)
+    assert not (tmp_path / "new").exists()
