@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64
-from streamvid.dali_engine.reader import VideoSource, write_indexes
+from streamvid.dali_engine.reader import ReaderFiles, VideoSource, write_indexes
 from streamvid.decode.dali import abandon_pipeline
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
@@ -25,7 +25,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import in_children
 from streamvid.storage.range_reader import FileTooShort
 from streamvid.transform.dali_graph import build_graph, input_names
-from streamvid.transform.dali_pipeline import GraphOutputs, external_inputs, input_arrays
+from streamvid.transform.dali_pipeline import GraphOutputs, InputType, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+Inputs = tuple[list[npt.NDArray[np.generic]], ...]
 _DEPTH: Final = 2
 """Batches that DALI works on at once."""
 
@@ -78,7 +79,7 @@ class ChunkPipeline:
     def __init__(
         self, batches: Sequence[ChunkBatch], spec: ClipTransform, *, device_id: int | None, num_threads: int
     ) -> None:
-        from nvidia.dali import fn, pipeline_def
+        from nvidia.dali import pipeline_def
         from nvidia.dali.plugin.base_iterator import LastBatchPolicy
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -92,7 +93,6 @@ class ChunkPipeline:
         files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
-        names = input_names(spec, crop_resized=False)
 
         @pipeline_def(
             batch_size=len(batches[0].sources),
@@ -101,21 +101,8 @@ class ChunkPipeline:
             prefetch_queue_depth=_DEPTH,
         )
         def chunk() -> tuple[DataNode, ...]:
-            # Without mmap: a shard that shrinks while it is read raises instead of killing the process with SIGBUS.
-            ranges = fn.readers.webdataset(
-                paths=files.paths,
-                index_paths=files.index_paths,
-                ext=files.extensions,
-                missing_component_behavior="empty",
-                dont_use_mmap=True,
-            )
-            (header, place, frames), params, columns = external_inputs(
-                _feed(batches, spec.transform, names), names, [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
-            )
-            video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
-            video = fn.permute_batch(video, indices=place)
-            decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
-            views = build_graph(outputs.spec, [decoded], params, crop_resized=False)
+            names = input_names(spec, crop_resized=False)
+            views, columns = clip_nodes(files, _feed(batches, spec.transform, names), outputs.spec, on_gpu=on_gpu)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
@@ -157,22 +144,56 @@ class ChunkPipeline:
         self._resources.close()
 
 
-def _feed(
-    batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]
-) -> Iterator[tuple[list[npt.NDArray[np.generic]], ...]]:
-    """What the external source gives for each batch: headers in the order of reading, where in that order each sample
-    is, frame numbers, the transform's inputs, the columns.
+def clip_nodes(
+    files: ReaderFiles, feed: Iterator[Inputs], spec: ClipTransform, *, on_gpu: bool, **reader_options: object
+) -> tuple[list[DataNode], list[DataNode]]:
+    """The graph from shards to views, inside a pipeline definition.
 
-    No method of the pipeline's owner: see `streamvid.transform.dali_pipeline`.
+    Args:
+        files: what `fn.readers.webdataset` reads; `reader_options` are further arguments of it.
+        feed: of each batch what `clip_inputs` gives, as many and in the order in which the reader reads.
+        spec: the transform.
+        on_gpu: decode and transform on the pipeline's GPU.
+
+    Returns:
+        the views, and `BATCH_COLUMNS`, which are on the CPU.
     """
+    from nvidia.dali import fn
+
+    # Without mmap: a shard that shrinks while it is read raises instead of killing the process with SIGBUS.
+    ranges = fn.readers.webdataset(
+        paths=files.paths,
+        index_paths=files.index_paths,
+        ext=files.extensions,
+        missing_component_behavior="empty",
+        dont_use_mmap=True,
+        **reader_options,
+    )
+    before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
+    names = input_names(spec, crop_resized=False)
+    (header, place, frames), params, columns = external_inputs(feed, names, before)
+    video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
+    video = fn.permute_batch(video, indices=place)
+    decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
+    return build_graph(spec, [decoded], params, crop_resized=False), columns
+
+
+def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str]) -> Inputs:
+    """What the graph takes beside shards: headers in the order of reading, where in that order each sample is, frame
+    numbers, the transform's inputs of those names, the columns."""
+    params = batch_params(transform, batch.encoded)
+    return (
+        [batch.sources[n].header for n in batch.reading_order],
+        list(np.argsort(batch.reading_order).astype(np.int32)),
+        [frames.astype(np.int32) for frames in batch.frames],
+        *input_arrays(batch.encoded, params, names),
+    )
+
+
+def _feed(batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]) -> Iterator[Inputs]:
+    """The inputs of each batch. No method of the pipeline's owner: see `streamvid.transform.dali_pipeline`."""
     for batch in batches:
-        params = batch_params(transform, batch.encoded)
-        yield (
-            [batch.sources[n].header for n in batch.reading_order],
-            list(np.argsort(batch.reading_order).astype(np.int32)),
-            [frames.astype(np.int32) for frames in batch.frames],
-            *input_arrays(batch.encoded, params, names),
-        )
+        yield clip_inputs(batch, transform, names)
 
 
 def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) -> StreamvidError:
