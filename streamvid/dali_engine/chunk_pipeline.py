@@ -145,15 +145,22 @@ class ChunkPipeline:
 
 
 def clip_nodes(
-    files: ReaderFiles, feed: Iterator[Inputs], spec: ClipTransform, *, on_gpu: bool, **reader_options: object
+    files: ReaderFiles,
+    feed: Iterator[Inputs],
+    spec: ClipTransform,
+    *,
+    on_gpu: bool,
+    reader_name: str | None = None,
+    pad_last_batch: bool = False,
 ) -> tuple[list[DataNode], list[DataNode]]:
     """The graph from shards to views, inside a pipeline definition.
 
     Args:
-        files: what `fn.readers.webdataset` reads; `reader_options` are further arguments of it.
+        files: what `fn.readers.webdataset` reads.
         feed: of each batch what `clip_inputs` gives, as many and in the order in which the reader reads.
         spec: the transform.
         on_gpu: decode and transform on the pipeline's GPU.
+        reader_name, pad_last_batch: `name` and `pad_last_batch` of the reader.
 
     Returns:
         the views, and `BATCH_COLUMNS`, which are on the CPU.
@@ -167,7 +174,8 @@ def clip_nodes(
         ext=files.extensions,
         missing_component_behavior="empty",
         dont_use_mmap=True,
-        **reader_options,
+        name=reader_name,
+        pad_last_batch=pad_last_batch,
     )
     before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
     names = input_names(spec, crop_resized=False)

@@ -18,8 +18,9 @@ import numpy as np
 from streamvid.checks import integer, one_of
 from streamvid.errors import InputError
 from streamvid.transform.dali_graph import crop_resize, finish
-from streamvid.transform.params import needed
-from streamvid.transform.spec import Transform, Views, by_view, pair
+from streamvid.transform.params import followers, needed
+from streamvid.transform.sharing import largest, pair
+from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
@@ -76,14 +77,15 @@ def export(
         raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {name!r}")
     if name.startswith("."):
         raise InputError(f"name must not begin with a dot; it is {name!r}")
-    views = by_view(transform.for_evaluation())
+    transform = transform.for_evaluation()
+    views = by_view(transform)
     for view, one in views.items():
         if one.dtype not in _TRITON_TYPES:
             raise InputError(f"DALI writes no {one.dtype} ({view}): give Transform(dtype='float32') or 'float16'")
         if view == INPUT:
             raise InputError(f"a view cannot be called {INPUT!r}, as the model's input is")
     graph = serving_graph(
-        views, frames=frames, stride=stride, device=device, batch_size=max_batch_size, num_threads=num_threads
+        transform, frames=frames, stride=stride, device=device, batch_size=max_batch_size, num_threads=num_threads
     )
     try:
         serialized = graph.serialize()
@@ -101,11 +103,12 @@ def export(
 
 
 def serving_graph(
-    views: Mapping[str, Transform], *, frames: int, stride: int, device: str, batch_size: int, num_threads: int
+    transform: Transform | Views, *, frames: int, stride: int, device: str, batch_size: int, num_threads: int
 ) -> Pipeline:
     """The pipeline, not built: it can be serialized where there is no GPU. Arguments as of `export`."""
     from nvidia.dali import Pipeline, fn, types
 
+    views = by_view(transform)
     dtypes = {"uint8": types.UINT8, "float16": types.FLOAT16, "float32": types.FLOAT}
     graph = Pipeline(
         batch_size=batch_size,
@@ -117,16 +120,18 @@ def serving_graph(
     with graph:
         encoded = fn.external_source(name=INPUT, device="cpu", dtype=types.UINT8, ndim=1)
         decoded = fn.decoders.video(encoded, stride=stride, device="mixed" if device == "cuda" else "cpu")
-        sides = decoded.shape(dtype=types.FLOAT64)[1:3]
-        graph.set_outputs(*(_sub_sequences(view, one, decoded, sides, frames) for view, one in views.items()))
+        params = evaluation_params(transform, decoded.shape(dtype=types.FLOAT64)[1:3])
+        graph.set_outputs(*(_sub_sequences(view, one, decoded, params[view], frames) for view, one in views.items()))
     return graph
 
 
-def _sub_sequences(view: str, transform: Transform, decoded: DataNode, sides: DataNode, frames: int) -> DataNode:
+def _sub_sequences(
+    view: str, transform: Transform, decoded: DataNode, params: Mapping[str, DataNode], frames: int
+) -> DataNode:
     """Of each video [sub-sequences, …] in the transform's layout, as an output of the name `view`."""
     from nvidia.dali import fn, types
 
-    made = crop_resize(transform, decoded, _params(transform, sides))
+    made = crop_resize(transform, decoded, params)
     # Without a shape, fn.pad would make all videos of a request as long as the longest.
     pad = partial(fn.pad, axis_names="F", align=frames, shape=decoded.shape(dtype=types.INT32)[0:1])
     made = finish(transform, made, {}, pad)
@@ -148,45 +153,53 @@ def fixed_size(transform: Transform) -> tuple[int, int] | None:
     return transform.resize if isinstance(transform.resize, tuple) else None
 
 
-def _params(transform: Transform, upright: DataNode) -> dict[str, DataNode]:
-    """`size`, `start` and `end` of `streamvid.transform.params`, from the frames' height and width (float64 [2]).
+def evaluation_params(transform: Transform | Views, upright: DataNode) -> dict[str, dict[str, DataNode]]:
+    """By view `size`, `start` and `end` of `streamvid.transform.params`, where they are needed.
 
     DALI's constants are float32: those below are whole numbers, halves, or sums.
-    """
-    from nvidia.dali import fn, math, types
 
-    def floor(value: DataNode) -> DataNode:
-        return math.floor(value)
+    Args:
+        transform: without randomness.
+        upright: float64 [2], the frames' height and width.
+    """
+    from nvidia.dali import fn, types
+
+    views, behind = by_view(transform), followers(transform)
+    made = {view: _of_one_view(one, upright) for view, one in views.items()}
+    if isinstance(transform, Views) and "crop" in transform.share:
+        leader = made[largest(views)]
+        made = {view: one | {"start": leader["start"], "end": leader["end"]} for view, one in made.items()}
+    return {
+        view: {name: fn.cast(made[view][name], dtype=types.FLOAT) for name in needed(one, follows=view in behind)}
+        for view, one in views.items()
+    }
+
+
+def _of_one_view(transform: Transform, upright: DataNode) -> dict[str, DataNode]:
+    from nvidia.dali import fn, math
 
     def both(value: tuple[int, ...] | int) -> DataNode:
         height, width = pair(value)
-        zero = upright * 0
-        return fn.cat(zero[0:1] + height, zero[1:2] + width, axis=0)
+        return fn.cat(upright[0:1] * 0 + height, upright[1:2] * 0 + width, axis=0)
 
-    names = needed(transform)
-    if not names:
-        return {}
     height, width = upright[0:1], upright[1:2]
     if transform.random_resized_crop is not None and transform.crop is not None:
         # As `streamvid.transform.params.boxes` has it for the whole area and one proportion.
-        proportion = _double(float(np.exp(np.log(transform.ratio[0]))), upright[0:1] * 0)
+        proportion = _double(float(np.exp(np.log(transform.ratio[0]))), height * 0)
         wide = math.min(math.sqrt(height * width * proportion), math.min(width, height * proportion))
-        extent = floor(fn.cat(wide / proportion, wide, axis=0) + 0.5)
-        extent = math.clamp(extent, 1, upright)
-        start = floor((upright - extent + 1) * 0.5)
-        made = {"size": both(transform.crop), "start": start, "end": start + extent}
-    else:
-        size = upright
-        if isinstance(transform.resize, tuple):
-            size = both(transform.resize)
-        elif transform.resize is not None:
-            size = math.max(floor(upright * transform.resize / math.min(height, width) + 0.5), 1)
-        made = {"size": size, "start": upright * 0, "end": upright}
-        if transform.crop is not None:
-            crop = both(transform.crop)
-            corner = floor((size - crop + 1) * 0.5)
-            made = {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
-    return {name: fn.cast(node, dtype=types.FLOAT) for name, node in made.items() if name in names}
+        extent = math.clamp(math.floor(fn.cat(wide / proportion, wide, axis=0) + 0.5), 1, upright)
+        start = math.floor((upright - extent + 1) * 0.5)
+        return {"size": both(transform.crop), "start": start, "end": start + extent}
+    size = upright
+    if isinstance(transform.resize, tuple):
+        size = both(transform.resize)
+    elif transform.resize is not None:
+        size = math.max(math.floor(upright * transform.resize / math.min(height, width) + 0.5), 1)
+    if transform.crop is None:
+        return {"size": size, "start": upright * 0, "end": upright}
+    crop = both(transform.crop)
+    corner = math.floor((size - crop + 1) * 0.5)
+    return {"size": crop, "start": corner * upright / size, "end": (corner + crop) * upright / size}
 
 
 def _double(value: float, zero: DataNode) -> DataNode:

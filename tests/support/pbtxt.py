@@ -1,4 +1,4 @@
-"""A strict reader of Triton's `config.pbtxt`: protobuf's text format, against what model_config.proto says of its fields.
+"""A strict reader of Triton's `config.pbtxt`: protobuf's text format, against model_config.proto.
 
 Of https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto the fields that a model of
 the DALI backend has; another field, a second value of one that is not repeated, or a value of another type is an error.
@@ -10,8 +10,21 @@ import re
 from typing import Any, Final
 
 _TOKEN: Final = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\\n]|\\.)*"|-?\d+|\w+|[\[\]{}:,;])')
-_TYPES: Final = "UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16 BOOL".split()
-_DATA_TYPE: Final = tuple(f"TYPE_{name}" for name in _TYPES)
+_TYPES: Final = (
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BF16",
+)
+_DATA_TYPE: Final = tuple(f"TYPE_{name}" for name in (*_TYPES, "BOOL", "STRING"))
 _KIND: Final = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 # A name with a star is of a repeated field.
 MODEL_CONFIG: Final[dict[str, Any]] = {

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.arrays import Int64
+from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.transform.params import PARAM_TYPES, _of_one_view, needed
-from streamvid.transform.spec import DRAWS, by_view
-from streamvid.transform.triton import _params
+from streamvid.transform.params import batch_params
+from streamvid.transform.spec import by_view
+from streamvid.transform.triton import evaluation_params
 from tests.support import pbtxt
 from tests.support.clips import write
 from tests.support.packed import packing_inline
@@ -78,6 +80,7 @@ TRANSFORMS = [
     sv.Transform(random_resized_crop=(0.2, 1), crop=(47, 33), interpolation="bicubic", dtype="uint8", layout="TCHW"),
     sv.Transform(random_short_side=[60, 90], crop=56, layout="THWC", rotate=10, dali=inverted),
     sv.Views({"small": sv.Transform(resize=40, crop=32), "large": sv.Transform(resize=(64, 80), dtype="uint8")}),
+    sv.Views({"low": sv.Transform(crop=(20, 24)), "high": sv.Transform(crop=(80, 96))}, share=("crop",)),
 ]
 
 
@@ -143,25 +146,46 @@ def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> 
     assert torch.equal(torch.from_numpy(np.concatenate(outputs)), batch["video"])
 
 
-@pytest.mark.parametrize("number", range(len(TRANSFORMS) - 1))
+@pytest.mark.parametrize("number", range(len(TRANSFORMS)))
 def test_parameters_for_any_size(number: int) -> None:
     """The graph computes what NumPy computes, to the last bit, so that no resize begins a fraction of a pixel off."""
     from nvidia.dali import Pipeline, fn, types
 
     transform: Any = TRANSFORMS[number]
     transform = transform.for_evaluation()
-    sides = np.random.default_rng(number).integers(16, 4400, (2000, 2))
+    sides = np.random.default_rng(number).integers(96, 4400, (2000, 2))
     graph = Pipeline(batch_size=len(sides), num_threads=1, device_id=None)
     with graph:
-        made = _params(transform, fn.external_source(name="sides", dtype=types.FLOAT64, ndim=1))
-        graph.set_outputs(*made.values())
+        made = evaluation_params(transform, fn.external_source(name="sides", dtype=types.FLOAT64, ndim=1))
+        nodes = {f"{view}.{name}": node for view, one in made.items() for name, node in one.items()}
+        graph.set_outputs(*nodes.values())
     graph.build()
     graph.feed_input("sides", list(sides.astype(np.float64)))
-    assert set(made) == set(needed(transform))
-    expected = _of_one_view(transform, sides, np.random.default_rng(1).random((len(sides), DRAWS)))
-    for name, output in zip(made, graph.run(), strict=True):
-        wanted = np.asarray(expected[name]).astype(PARAM_TYPES[name][0])
-        np.testing.assert_array_equal(np.stack([np.array(output.at(n)) for n in range(len(sides))]), wanted)
+    expected = batch_params(transform, batch_of_sizes(sides, transform.num_random))
+    assert set(nodes) == {name for name in expected if "." in name}
+    for name, output in zip(nodes, graph.run(), strict=True):
+        np.testing.assert_array_equal(np.stack([np.array(output.at(n)) for n in range(len(sides))]), expected[name])
+
+
+def batch_of_sizes(sides: Int64, num_random: int) -> EncodedBatch:
+    """A batch of clips of these heights and widths, of a frame each."""
+    ones, nothing = np.ones((len(sides), 1)), np.zeros(len(sides), dtype=np.int64)
+    return EncodedBatch(
+        slices=[],
+        clips=nothing,
+        epochs=nothing,
+        labels=nothing,
+        valid=nothing == 0,
+        mask=ones == 1,
+        seconds=ones,
+        heights=sides[:, 0],
+        widths=sides[:, 1],
+        rotations=nothing,
+        gather=nothing[:, None],
+        random=np.random.default_rng(1).random((len(sides), num_random)),
+        bytes_read=0,
+        absent=nothing - 1,
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
