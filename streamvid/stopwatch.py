@@ -53,3 +53,27 @@ class Stopwatch:
             return (self._proc / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R"
         except (OSError, IndexError):
             return False
+
+
+class Deadline:
+    """Two limits of a call: of its seconds in all, and of those since something of it was last seen to go on.
+
+    Args:
+        task: as of `Stopwatch`, which counts the seconds.
+        limit_s: of all.
+        silent_s: of those without progress.
+    """
+
+    def __init__(self, task: str, limit_s: float, silent_s: float) -> None:
+        self._watch, self._limit_s, self._silent_s = Stopwatch(task), limit_s, silent_s
+        self._mark: object = None
+        self._since = 0.0
+
+    def overdue(self, mark: object) -> str | None:
+        """What of a call is overdue, if anything; to be called every `TICK_S`, with what changes as it goes on."""
+        now = self._watch.seconds()
+        if mark != self._mark:
+            self._mark, self._since = mark, now
+        if now > self._limit_s:
+            return f"it took more than {self._limit_s:.3g} s"
+        return f"it did nothing for {self._silent_s:.3g} s" if now - self._since > self._silent_s else None

@@ -8,6 +8,7 @@ fails exactly one call, workers end when their parent does, even if it is killed
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import queue
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
-from streamvid.stopwatch import TICK_S, Stopwatch
+from streamvid.stopwatch import TICK_S, Deadline
 
 T = TypeVar("T")
 
@@ -73,10 +74,7 @@ class WorkerProcess:
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
         for pipe in (self._to, self._from):
             os.set_blocking(pipe, False)
-        self._limit_s: float | None = START_S
-        self._silent_s = SILENT_S
-        self._watch = Stopwatch(str(self.pid))
-        self._moved, self._moved_at = -1, 0.0
+        self._limit(START_S, SILENT_S)
 
     def handshake(self) -> None:
         """Wait until it is ready.
@@ -103,7 +101,7 @@ class WorkerProcess:
 
         Args:
             function, args: what is called; they are pickled.
-            limit_s: seconds that it may take, as `Stopwatch` counts them.
+            limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
             silent_s: seconds without I/O after which it is considered stuck.
 
         Raises:
@@ -128,8 +126,7 @@ class WorkerProcess:
     def _exchange(
         self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None, silent_s: float
     ) -> Generator[object, None, object]:
-        self._limit_s, self._silent_s = limit_s, silent_s
-        self._watch, self._moved, self._moved_at = Stopwatch(str(self.pid)), -1, 0.0
+        self._limit(math.inf if limit_s is None else limit_s, silent_s)
         answered = False
         try:
             self._send((function, args))
@@ -183,17 +180,14 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(pipe, event)
         while not poll.poll(1000 * min(TICK_S, self._silent_s / 8)):
-            moved, now = _bytes_moved(self.pid), self._watch.seconds()
-            if moved is None or moved != self._moved:
-                self._moved, self._moved_at = -1 if moved is None else moved, now
-            if now - self._moved_at > self._silent_s:
-                stuck = f"it did nothing for {self._silent_s:.0f} s"
-            elif self._limit_s is not None and now > self._limit_s:
-                stuck = f"it took more than {self._limit_s:.0f} s"
-            else:
-                continue
-            self.kill()
-            raise WorkerStuckError(stuck)
+            moved = _bytes_moved(self.pid)
+            if stuck := self._deadline.overdue(object() if moved is None else moved):
+                self.kill()
+                raise WorkerStuckError(stuck)
+
+    def _limit(self, limit_s: float, silent_s: float) -> None:
+        """Let what it does from now on take so long."""
+        self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
 
     def is_alive(self) -> bool:
         """Whether it has not died since its last call."""

@@ -61,9 +61,11 @@ class SliceDecoder(Protocol):
 
     Attributes:
         keeps_limit: it raises StuckDecoderError at its limit, rather than that its thread must be left behind.
+        packets: how many FFmpeg has taken until now.
     """
 
     keeps_limit: ClassVar[bool]
+    packets: int
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
@@ -110,8 +112,9 @@ class CpuDecoder:
         self._pace = Pace() if pace is None else pace
         self._open = decoder or InThreadDecoder
         self._threads = DeadlineThreads(
-            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer)
-        )
+            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer),
+            progress=lambda decoder: decoder.packets,
+        )  # fmt: skip
 
     def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[UInt8]]:
         """Begin to decode a batch.
@@ -140,7 +143,7 @@ class CpuDecoder:
                 futures.append(
                     self._threads.submit(
                         partial(self._decode, encoded, sink, segment),
-                        limit_s=partial(self._limit_s, encoded, segment),
+                        limits=partial(self._limits, encoded, segment),
                         overdue=partial(_overdue, encoded, segment),
                     )
                 )
@@ -163,8 +166,10 @@ class CpuDecoder:
         """Free the threads. Waits for what they do, but not beyond its deadline."""
         self._threads.close()
 
-    def _limit_s(self, encoded: EncodedSlice, segment: SliceSegment) -> float:
-        return math.inf if self._open.keeps_limit else self._pace.deadline(encoded, segment[1] - segment[0])
+    def _limits(self, encoded: EncodedSlice, segment: SliceSegment) -> tuple[float, float]:
+        if self._open.keeps_limit:
+            return math.inf, math.inf
+        return self._pace.deadline(encoded, segment[1] - segment[0]), self._pace.deadline(encoded, 1)
 
     def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment, decoder: SliceDecoder) -> None:
         began, packets = perf_counter(), segment[1] - segment[0]
@@ -173,9 +178,8 @@ class CpuDecoder:
         self._pace.add(encoded, packets, perf_counter() - began)
 
 
-def _overdue(encoded: EncodedSlice, segment: SliceSegment, seconds: float) -> DamagedClipError:
-    packets = segment[1] - segment[0]
-    return undecodable(StuckDecoderError, encoded, f"{packets} packets took more than {seconds:.0f} s")
+def _overdue(encoded: EncodedSlice, segment: SliceSegment, took: str) -> DamagedClipError:
+    return undecodable(StuckDecoderError, encoded, f"packets {segment[0]} to {segment[1] - 1}: {took}")
 
 
 class InThreadDecoder:
@@ -184,7 +188,11 @@ class InThreadDecoder:
     keeps_limit: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._convert, self._context = RgbConverter(), ReusableCodecContext()
+        self._convert, self._context = RgbConverter(), ReusableCodecContext(taken=self._count)
+        self.packets = 0
+
+    def _count(self) -> None:
+        self.packets += 1
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float

@@ -43,11 +43,12 @@ class CpuAssistWorker:
 
         self._device_id, self._queue = device_id, queue
         self.doing: tuple[GopJob, ...] = ()
+        self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._key: SessionKey | None = None
-        self._context = ReusableCodecContext()
+        self._context = ReusableCodecContext(taken=self._count)
         # Planes of staged frames in pinned memory, uint8 or int16 [frames, samples]; rows of the output they go to.
         self._planes = torch.empty(0)
         self._dst_rows = torch.empty(_MAX_STAGED, dtype=torch.int64, pin_memory=True)
@@ -77,6 +78,9 @@ class CpuAssistWorker:
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
         return list(self.doing)
+
+    def _count(self) -> None:
+        self.packets += 1
 
     def _decode_all(self, jobs: Sequence[GopJob]) -> dict[GopJob, Exception]:
         """Decode jobs of one configuration and batch, and wait until their frames are written.
@@ -121,7 +125,7 @@ class CpuAssistWorker:
 
         if key == self._key:
             return
-        self._context = ReusableCodecContext()
+        self._context = ReusableCodecContext(taken=self._count)
         count = min(_MAX_STAGED, max(1, _STAGED_BYTES // key.surface_bytes))
         dtype = torch.uint8 if key.bit_depth == 8 else torch.int16
         self._planes = torch.empty((count, key.surface_rows * key.width), dtype=dtype, pin_memory=True)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from streamvid.stopwatch import TICK_S, Stopwatch
+from streamvid.stopwatch import TICK_S, Deadline
 
 Tool = TypeVar("Tool")
 
@@ -35,14 +35,15 @@ class Call(Generic[Tool]):
 
     Attributes:
         function: gets the thread's tool.
-        limit_s: says, when the call begins, how many seconds it may take (`streamvid.stopwatch.Stopwatch`).
-        overdue: makes the error of a call that took more, from those seconds.
+        limits: say, when the call begins, how many seconds it may take, and how many without progress
+            (`streamvid.stopwatch.Deadline`).
+        overdue: makes the error of a call that took more, from what it took.
         future: raises what the function or `overdue` says.
     """
 
     function: Callable[[Tool], None]
-    limit_s: Callable[[], float]
-    overdue: Callable[[float], Exception]
+    limits: Callable[[], tuple[float, float]]
+    overdue: Callable[[str], Exception]
     future: Future[None]
 
 
@@ -53,10 +54,18 @@ class DeadlineThreads(Generic[Tool]):
         count: threads.
         name: of the threads, before a number.
         tool: opens what a thread needs for all its calls, in that thread.
+        progress: gives what changes of a tool as a call goes on; called by another thread.
     """
 
-    def __init__(self, count: int, *, name: str, tool: Callable[[], AbstractContextManager[Tool]]) -> None:
-        self._crew = _Crew(count, name, tool)
+    def __init__(
+        self,
+        count: int,
+        *,
+        name: str,
+        tool: Callable[[], AbstractContextManager[Tool]],
+        progress: Callable[[Tool], object] = lambda tool: None,
+    ) -> None:
+        self._crew = _Crew(count, name, tool, progress)
         self._finalizer = weakref.finalize(self, self._crew.dismiss)
         self._finalizer.atexit = False  # the crew has its own
 
@@ -64,11 +73,11 @@ class DeadlineThreads(Generic[Tool]):
         self,
         function: Callable[[Tool], None],
         *,
-        limit_s: Callable[[], float],
-        overdue: Callable[[float], Exception],
+        limits: Callable[[], tuple[float, float]],
+        overdue: Callable[[str], Exception],
     ) -> Future[None]:
         """Have a thread make a call: see `Call`."""
-        call = Call(function, limit_s, overdue, Future())
+        call = Call(function, limits, overdue, Future())
         self._crew.add(call)
         return call.future
 
@@ -81,14 +90,21 @@ class DeadlineThreads(Generic[Tool]):
 class _Crew:
     """The threads and all that they share. They hold no reference to their `DeadlineThreads`."""
 
-    def __init__(self, count: int, name: str, tool: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._count, self._name, self._tool = count, name, tool
+    def __init__(
+        self,
+        count: int,
+        name: str,
+        tool: Callable[[], AbstractContextManager[Any]],
+        progress: Callable[[Any], object],
+    ) -> None:
+        self._count, self._name, self._tool, self._progress = count, name, tool, progress
         self._pid: Final = os.getpid()
         lock = threading.RLock()
         self._queued, self._ended = threading.Condition(lock), threading.Condition(lock)
         self._calls: deque[Call[Any]] = deque()
         self._threads: set[threading.Thread] = set()
-        self._running: dict[threading.Thread, tuple[Call[Any], float, Stopwatch]] = {}
+        self._running: dict[threading.Thread, tuple[Call[Any], Deadline]] = {}
+        self._tools: dict[threading.Thread, Any] = {}
         self._stuck: set[threading.Thread] = set()
         self._started = 0
         self._watcher: threading.Thread | None = None
@@ -152,11 +168,11 @@ class _Crew:
                     if not self._calls or me not in self._threads:
                         break
                     call = self._calls.popleft()
-                    self._running[me] = call, call.limit_s(), Stopwatch(task)
+                    self._running[me] = call, Deadline(task, *call.limits())
                 problem: BaseException | None = None
                 try:
                     if tool is None:
-                        tool = stack.enter_context(self._tool())
+                        self._tools[me] = tool = stack.enter_context(self._tool())
                     call.function(tool)
                 except BaseException as error:
                     problem = error
@@ -169,6 +185,7 @@ class _Crew:
                     call.future.set_exception(problem)
                 del call, problem  # which hold the batch
         with self._ended:
+            self._tools.pop(me, None)
             self._threads.discard(me)
             self._ended.notify_all()
 
@@ -183,8 +200,9 @@ class _Crew:
     def _give_up_overdue(self) -> None:
         with self._ended:
             running = list(self._running.items())
-        for thread, (call, limit_s, stopwatch) in running:
-            if stopwatch.seconds() <= limit_s:
+        for thread, (call, deadline) in running:
+            tool = self._tools.get(thread)
+            if (took := deadline.overdue(None if tool is None else self._progress(tool))) is None:
                 continue
             with self._ended:
                 if self._running.get(thread, (None,))[0] is not call:
@@ -195,6 +213,6 @@ class _Crew:
                 if not self._dismissed:
                     self._start()
                 self._ended.notify_all()
-            error = call.overdue(limit_s)
+            error = call.overdue(took)
             log.error("%s. Its thread %s is left behind, and may keep a core busy", error, thread.name)
             call.future.set_exception(error)

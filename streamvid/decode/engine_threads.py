@@ -18,7 +18,7 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.stopwatch import TICK_S, Stopwatch
+from streamvid.stopwatch import TICK_S, Deadline
 
 _JOIN_S: Final = 10.0
 """Seconds that the threads are waited for at exit."""
@@ -33,9 +33,11 @@ class Worker(Protocol):
 
     Attributes:
         doing: the jobs that it is at, a new tuple for each; () while it waits for some.
+        packets: how many its decoder has taken until now.
     """
 
     doing: tuple[GopJob, ...]
+    packets: int
 
     def run(self) -> None:
         """Decode until the queue is closed and empty, or `abandon` was called."""
@@ -55,7 +57,7 @@ class _Engine:
         self.worker: Worker | None = None
         self.error: str | None = None
         self._seen: Callable[[], object] = lambda: None
-        self._stopwatch: Stopwatch | None = None
+        self._deadline: Deadline | None = None
         self.thread = threading.Thread(target=self._run, args=(make,), name=f"streamvid-{name}", daemon=True)
         self.thread.start()
 
@@ -72,13 +74,14 @@ class _Engine:
             return self.error
         jobs = () if self.worker is None else self.worker.doing
         doing = jobs[0] if jobs else self.worker
-        if self._stopwatch is None or doing is not self._seen():
+        if self._deadline is None or doing is not self._seen():
             # Weakly: a job has the memory of its batch.
             self._seen = (lambda: None) if doing is None else weakref.ref(doing)
-            self._stopwatch = Stopwatch(f"self/task/{self.thread.native_id}")
-        limit = pace.deadline(jobs[0].encoded, sum(len(job.packets) for job in jobs)) if jobs else pace.least_s
-        stuck = (jobs or self.worker is None) and self._stopwatch.seconds() > limit
-        return f"has not answered for {limit:.3g} s" if stuck else None
+            packets = sum(len(job.packets) for job in jobs)
+            limits = [pace.deadline(jobs[0].encoded, count) if jobs else pace.least_s for count in (packets, 1)]
+            self._deadline = Deadline(f"self/task/{self.thread.native_id}", *limits)
+        stuck = self._deadline.overdue(None if self.worker is None else self.worker.packets)
+        return f"has not answered ({stuck})" if stuck and (jobs or self.worker is None) else None
 
 
 class EngineThreads:

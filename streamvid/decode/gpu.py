@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
@@ -168,7 +169,7 @@ class GpuDecoder:
             self._pace.add_all(slices, perf_counter() - began)
 
         self._dali.submit(
-            decode, limit_s=partial(self._pace.deadline_of_all, slices), overdue=partial(_overdue, slices)
+            decode, limits=lambda: (self._pace.deadline_of_all(slices), math.inf), overdue=partial(_overdue, slices)
         ).result()
         return found[0]
 
@@ -203,6 +204,6 @@ class _ReopenedDali:
         self._decoder = None
 
 
-def _overdue(slices: Sequence[EncodedSlice], seconds: float) -> VideoError:
+def _overdue(slices: Sequence[EncodedSlice], took: str) -> VideoError:
     clips = ", ".join(dict.fromkeys(encoded.name for encoded in slices))[:300]
-    return VideoError(f"DALI has not decoded a batch in {seconds:.0f} s, with the clips {clips}")
+    return VideoError(f"DALI has not decoded a batch ({took}), with the clips {clips}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Final
+from functools import lru_cache, partial
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
-
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
 
 _LEAST_BYTES: Final = 8 << 20
 """Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
@@ -44,6 +41,7 @@ class IsolatedDecoder:
     """
 
     keeps_limit: ClassVar[bool] = True
+    packets = 0
 
     def __init__(self) -> None:
         self._memory = os.memfd_create("streamvid-frames")
@@ -227,23 +225,6 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 @lru_cache(maxsize=1)
 def _tools(descriptor: int) -> tuple[RgbConverter, ReusableCodecContext]:
-    """What is kept from slice to slice."""
-    return RgbConverter(), _AliveContext(descriptor)
-
-
-class _AliveContext(ReusableCodecContext):
-    """Reads a byte before each packet, by which the parent sees that decoding goes on (`WorkerProcess.stream`)."""
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-
-    def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
-        """See `ReusableCodecContext`."""
-
-        def taken() -> Iterator[tuple[bytes, int]]:
-            for packet in packets:
-                os.pread(self._descriptor, 1, 0)
-                yield packet
-
-        return super().decode(stsd, taken(), reorder=reorder)
+    """What is kept from slice to slice. It reads a byte before each packet, by which the parent sees that decoding goes
+    on (`WorkerProcess.stream`)."""
+    return RgbConverter(), ReusableCodecContext(taken=partial(os.pread, descriptor, 1, 0))

@@ -74,6 +74,7 @@ class NvdecWorker:
 
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
         self.doing: tuple[GopJob, ...] = ()
+        self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
@@ -156,6 +157,7 @@ class NvdecWorker:
         try:
             calls = self._matcher.expect(self._last_number, job.display_order, job.dst_rows, exact=exact)
             for first, end, timestamp in calls:
+                self.packets += 1
                 data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
                 self._receive(decoder.Decode(self._packet(data, timestamp)), job.key)
             if exact:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -43,10 +43,11 @@ class ReusableCodecContext(threading.local):
 
     Args:
         strict: raise for any error in a NAL unit, see `open_context`.
+        taken: called before each packet that FFmpeg is given.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
+    def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
+        self._strict, self._taken = strict, taken
         self._kept: _Kept | None = None
 
     def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
@@ -71,7 +72,7 @@ class ReusableCodecContext(threading.local):
             kept = _Kept(stsd, reorder, open_context(stsd, reorder, strict=self._strict))
         # A caller that has all the frames it wants closes this generator early; the context is still good.
         with suppress(GeneratorExit):
-            yield from _decode(kept.context, packets)
+            yield from _decode(kept.context, packets, self._taken)
         if not _has_history(kept.context):
             kept.context.flush_buffers()
             self._kept = kept
@@ -161,8 +162,11 @@ def padded_packet(data: bytes) -> Packet[Any]:
     return packet
 
 
-def _decode(context: VideoCodecContext, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+def _decode(
+    context: VideoCodecContext, packets: Iterable[tuple[bytes, int]], taken: Callable[[], object]
+) -> Iterator[VideoFrame]:
     for data, rank in packets:
+        taken()
         packet = padded_packet(data)
         packet.pts = rank
         yield from context.decode(packet)

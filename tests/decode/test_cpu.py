@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +177,29 @@ def test_a_slice_that_is_stuck_fails_and_others_go_on(tmp_path: Path, caplog: py
                 np.testing.assert_array_equal(got, frames)
         decoder.close()
     assert caplog.text.count("clip stuck gets FFmpeg stuck") == 2
+
+
+def test_a_decoder_that_hangs_within_a_long_slice_is_noticed_by_its_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the time of all its packets is up, which is long for one of large frames."""
+    part = whole(stored(LONG, tmp_path))
+    monkeypatch.setattr(Pace, "_each", lambda self, encoded: 1.0)
+    monkeypatch.setattr(cpu, "_MIN_SEGMENT", 1000)
+
+    class HangsLate(Hangs):
+        def frames(self, *given: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+            for n, frame in enumerate(super(Hangs, self).frames(*given, **options)):
+                if n == 30:
+                    self.hang()
+                yield frame
+
+    decoder = CpuDecoder(threads=1, decoder=HangsLate, pace=Pace(least_s=0.5))
+    with woken():
+        pending = decoder.submit([part])
+        with pytest.raises(StuckDecoderError, match=r"packets 0 to 119: it did nothing for 1 s"):
+            pending.result()
+        decoder.close()
 
 
 def test_a_thread_that_wakes_up_late_writes_into_nothing_that_was_delivered(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -23,8 +25,8 @@ def no_tool() -> Iterator[None]:
     yield
 
 
-def overdue(seconds: float) -> Exception:
-    return TimeoutError(f"more than {seconds} s")
+def overdue(took: str) -> Exception:
+    return TimeoutError(took)
 
 
 def named(name: str) -> list[threading.Thread]:
@@ -43,7 +45,7 @@ def test_calls_are_made_and_their_errors_are_raised() -> None:
     done: list[int] = []
     threads: DeadlineThreads[None] = DeadlineThreads(3, name="made", tool=no_tool)
     futures = [
-        threads.submit(lambda _, n=n: done.append(n // (n - 5)), limit_s=lambda: 60, overdue=overdue)  # type: ignore[misc]
+        threads.submit(lambda _, n=n: done.append(n // (n - 5)), limits=lambda: (60, math.inf), overdue=overdue)  # type: ignore[misc]
         for n in range(10)
     ]
     for n, future in enumerate(futures):
@@ -57,15 +59,15 @@ def test_calls_are_made_and_their_errors_are_raised() -> None:
     threads.close()
     assert not named("made_")
     with pytest.raises(RuntimeError, match="closed"):
-        threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue)
+        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue)
 
 
 def test_a_call_that_is_stuck_fails_and_another_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     wakes = threading.Event()
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="stuck", tool=no_tool)
     with caplog.at_level(logging.ERROR):
-        stuck = threads.submit(lambda _: bool(wakes.wait()) and None, limit_s=lambda: 0.5, overdue=overdue)
-        quick = threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue)
+        stuck = threads.submit(lambda _: bool(wakes.wait()) and None, limits=lambda: (0.5, math.inf), overdue=overdue)
+        quick = threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue)
         with pytest.raises(TimeoutError, match=r"more than 0\.5 s"):
             stuck.result(timeout=30)
         quick.result(timeout=30)
@@ -77,6 +79,39 @@ def test_a_call_that_is_stuck_fails_and_another_thread_goes_on(caplog: pytest.Lo
     until(lambda: not named("stuck"))  # whoever wakes up ends, and does nothing else
 
 
+def test_a_call_may_take_long_as_long_as_it_goes_on() -> None:
+    """And not a tick longer: it need not wait for the limit of all."""
+
+    class Tool:
+        done = 0
+
+    @contextmanager
+    def tool() -> Iterator[Tool]:
+        yield Tool()
+
+    wakes = threading.Event()
+
+    def work(tool: Tool, *, steps: int, stuck: bool) -> None:
+        for _ in range(steps):
+            tool.done += 1
+            time.sleep(0.2)
+        if stuck:
+            wakes.wait()
+
+    threads: DeadlineThreads[Tool] = DeadlineThreads(2, name="moving", tool=tool, progress=lambda tool: tool.done)
+    calls = [
+        threads.submit(partial(work, steps=12, stuck=stuck), limits=lambda: (3600, 1.5), overdue=overdue)
+        for stuck in (False, True)
+    ]
+    try:
+        calls[0].result(timeout=30)
+        with pytest.raises(TimeoutError, match=r"it did nothing for 1\.5 s"):
+            calls[1].result(timeout=30)
+    finally:
+        wakes.set()
+        threads.close()
+
+
 def test_close_waits_for_what_runs_and_drops_what_waits() -> None:
     begun, go = threading.Event(), threading.Event()
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="closed", tool=no_tool)
@@ -85,8 +120,8 @@ def test_close_waits_for_what_runs_and_drops_what_waits() -> None:
         begun.set()
         go.wait()
 
-    running = threads.submit(work, limit_s=lambda: 60, overdue=overdue)
-    waiting = threads.submit(work, limit_s=lambda: 60, overdue=overdue)
+    running = threads.submit(work, limits=lambda: (60, math.inf), overdue=overdue)
+    waiting = threads.submit(work, limits=lambda: (60, math.inf), overdue=overdue)
     begun.wait()
     closing = threading.Thread(target=threads.close)
     closing.start()
@@ -115,7 +150,7 @@ def test_they_end_with_their_owner() -> None:
 
     owner = Owner()
     for _ in range(4):
-        owner.threads.submit(owner.work, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
+        owner.threads.submit(owner.work, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
     seen = weakref.ref(owner)
     del owner
     gc.collect()
@@ -136,20 +171,20 @@ def test_a_tool_that_does_not_open_is_the_calls_error() -> None:
 
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="tool", tool=tool)
     with pytest.raises(OSError, match="no process"):
-        threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
-    threads.submit(lambda _: None, limit_s=lambda: 60, overdue=overdue).result(timeout=30)
+        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
     threads.close()
 
 
 _STUCK_AT_EXIT = """
-import ctypes
+import ctypes, math
 from tests.decode.test_deadline_threads import DeadlineThreads, no_tool, overdue
 threads = DeadlineThreads(2, name="exit", tool=no_tool)
-one = threads.submit(lambda _: ctypes.CDLL(None).pause(), limit_s=lambda: 0.5, overdue=overdue)
+one = threads.submit(lambda _: ctypes.CDLL(None).pause(), limits=lambda: (0.5, math.inf), overdue=overdue)
 print(type(one.exception()).__name__)
 threads.close()
 threads = DeadlineThreads(2, name="exit", tool=no_tool)
-threads.submit(lambda _: ctypes.CDLL(None).pause(), limit_s=lambda: 3600, overdue=overdue)
+threads.submit(lambda _: ctypes.CDLL(None).pause(), limits=lambda: (3600, math.inf), overdue=overdue)
 """
 
 
@@ -162,7 +197,7 @@ def test_the_process_does_not_wait_for_them() -> None:
 def test_a_forked_process_closes_what_it_got_without_waiting() -> None:
     go = threading.Event()
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="fork", tool=no_tool)
-    threads.submit(lambda _: bool(go.wait()) and None, limit_s=lambda: 60, overdue=overdue)
+    threads.submit(lambda _: bool(go.wait()) and None, limits=lambda: (60, math.inf), overdue=overdue)
     child = os.fork()
     if child == 0:
         threads.close()

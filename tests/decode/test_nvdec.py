@@ -276,7 +276,7 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
     pool = NvdecSessionPool(device_id=0, engines=1)
     clip, frames = clips["h264"]
-    with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered for .* s; the clips in it: clip"):
+    with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered \(.* s\); the clips in it: clip"):
         pool.submit([whole(clip)]).result()
     assert "left behind" in caplog.text
     stuck = next(thread for thread in threading.enumerate() if thread.name == "streamvid-nvdec-0")
@@ -287,6 +287,20 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     for one in got:  # nor has what woke up late written to them
         np.testing.assert_array_equal(one[..., 0].numpy(), frames)
     agree(pool, clips, rounds=1)
+
+
+@pytest.mark.usefixtures("opened")
+def test_an_engine_that_hangs_is_noticed_however_long_its_job(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, wakes = count(1), threading.Event()
+    # The whole job may take far longer than one packet of it.
+    monkeypatch.setattr(nvdec, "Pace", partial(Pace, least_s=0.0))
+    monkeypatch.setattr(Pace, "_each", lambda self, encoded: 2.0)
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    with pytest.raises(VideoError, match=r"has not answered \(it did nothing for 2 s\)"):
+        pool.submit([whole(clips["h264"][0])]).result()
+    wakes.set()
+    pool.close()
 
 
 @pytest.mark.usefixtures("opened", "impatient")
