@@ -1,7 +1,9 @@
-"""GpuDataLoader and ClipDataset on a GPU: a StreamLoader's batches on the same device, and Motion JPEG."""
+"""GpuDataLoader and ClipDataset on a GPU: a StreamLoader's batches on the same device, and Motion JPEG. Slices through
+DALI Proxy: a GpuDataLoader's frames."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from tests.examples.test_dali_proxy import load_example
 from tests.loader.test_clip_dataset import same
 from tests.support.clips import write
-from tools.clips import hard_recipes
+from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
 NAMES = ["h264", "hevc", "vp9", "h264_vfr", "hevc_open_gop", "h264_rotated_90", "h264_five_frames", "mjpeg_avi"]
@@ -80,3 +83,32 @@ def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
         loader = DataLoader(ds, batch_size=4, num_workers=2, multiprocessing_context=start)
         for got, wanted in zip(loader, expected, strict=True):
             same(got, wanted)
+
+
+def test_slices_through_dali_proxy(tmp_path: Path) -> None:
+    """`examples/dali_proxy.py`, with numbers, keys and frames of a sampler's own, on clips of two codecs."""
+    (tmp_path / "videos").mkdir()
+    for n, codec in enumerate(("h264", "hevc", "h264")):
+        write(Recipe(codec=codec, width=320, height=192, frames=40, gop=12, seed=n), tmp_path / "videos" / f"{n}.mp4")
+    pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
+    clips = sv.ClipDataset(
+        tmp_path / "set", sampling=sv.Window(6, stride=4), seed=2,
+        transform=sv.Transform(resize=(96, 96), dtype="float32", layout="CFHW"),
+    )  # fmt: skip
+    sampler: list[Any] = [
+        2,
+        0,
+        "1",
+        sv.At(1, frames=[3, 39, 4, 3, 0, 11]),
+        0,
+        sv.At(0, seconds=[0, 0.3, 0.6, 0.3, 1, 0]),
+    ]
+    made = load_example().batches(clips, sampler, batch_size=2, workers=2, side=96, device="cuda")
+    with sv.GpuDataLoader(clips, batch_size=2, sampler=sampler, device="cuda") as ours:
+        for got, wanted in zip(made, ours, strict=True):
+            assert got["video"].is_cuda
+            assert got["video"].shape == (2, 3, 6, 96, 96)
+            # The colours of DALI's decoder; other frames differ by more.
+            assert (255 * (got["video"] - wanted["video"])).abs().mean() < 4
+            for name in ("clip", "mask", "pts", "label"):
+                assert got[name].tolist() == wanted[name].tolist(), name

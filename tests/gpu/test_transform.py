@@ -128,6 +128,48 @@ def test_views_and_a_function_in_the_graph() -> None:
     assert (on_gpu["a"].float() - on_cpu["a"].float()).abs().mean() < 0.02
 
 
+def test_pairs_are_each_transform_alone_with_the_shared_draws() -> None:
+    """Bit for bit, where a transform alone cuts out the same part; and whatever does, the larger is as it is alone."""
+    share = ("crop", "flip", "rotate", "color", "blur")
+    drawn = {key: value for key, value in EVERYTHING.items() if key not in ("crop", "erase")}
+    for options in (drawn, {"horizontal_flip": 0.5}):
+        named = [name for name in share if options is drawn or name in ("crop", "flip")]
+        low, high = (Transform(crop=side, **options, **RAW) for side in ((20, 18), (40, 36)))
+        clips = [replace(one, random=draws(n, 2)) for n, one in enumerate(batch(same_size=False))]
+        alone = [replace(one, random=one.random[:DRAWS]) for one in clips]
+        views = Views(low=low, high=high, share=named)
+        (got,), (on_cpu,) = torch_batches(views, clips, device_id=0), torch_batches(views, clips)
+        np.testing.assert_array_equal(got["high"].numpy(), video(high, alone, device_id=0))
+        if options is drawn:
+            np.testing.assert_array_equal(got["low"].numpy(), video(low, alone, device_id=0))
+        for name in ("low", "high"):
+            difference = (got[name].int() - on_cpu[name].int()).abs()
+            print(f"{name}: {difference.max()} at most, {difference.float().mean():.4f} on average")
+            assert difference.max() <= 8
+            assert difference.float().mean() < 0.5
+
+
+def test_pairs_in_the_loader(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    for n, frames in enumerate((40, 30, 25, 12)):
+        write(Recipe(width=256, height=192, frames=frames, seed=n), tmp_path / "videos" / f"{n}.mp4")
+    pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
+    low, high = (Transform(crop=side, horizontal_flip=0.5, dtype="float16") for side in (40, 160))
+    made = []
+    for transform, device in ((Views(low=low, high=high, share=("crop", "flip")), "cuda"), (high, "cuda")):
+        with sv.StreamLoader(
+            tmp_path / "set", batch_size=2, sampling=sv.TiledWindows(4, stride=2), transform=transform, device=device,
+            seed=3,
+        ) as loader:  # fmt: skip
+            made.append([{key: value.clone() for key, value in batch.items() if key != "key"} for batch in loader])
+    for pairs, alone in zip(*made, strict=True):
+        assert torch.equal(pairs["high"], alone["video"])
+        assert torch.equal(pairs["pts"], alone["pts"])
+        means = pairs["high"].float().unflatten(3, (40, 4)).unflatten(5, (40, 4)).mean(dim=(4, 6))
+        assert 255 * (pairs["low"].float() - means).abs().mean() < 6  # a triangle reaches farther than a box
+        assert 255 * (pairs["low"].float() - means.flip(-1)).abs().mean() > 12
+
+
 def test_everything_in_the_loader_twice(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     for n, frames in enumerate((40, 3, 30, 25, 12)):
