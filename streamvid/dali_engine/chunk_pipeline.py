@@ -215,7 +215,7 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
     text = str(error)
     reason = " ".join(text.rpartition("encountered:")[2].partition("C++ context")[0].split())[:300]
     if "readers.webdataset" in text:
-        sources = [source for batch in batches for source in batch.sources]
+        sources = [source for batch in batches for source in batch.sources if source.data is None]
         cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
         paths = ", ".join(cut[:1] or dict.fromkeys(source.path for source in sources))
         kind = FileTooShort if cut else DatasetError

@@ -10,26 +10,27 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.dali_engine.chunk_pipeline import ChunkBatch, ChunkPipeline
-from streamvid.dali_engine.reader import video_source
+from streamvid.dali_engine.reader import source_of, video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.errors import ClipError, VideoError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
 from streamvid.fetch.epoch_reader import Rescue, upcoming_shards
-from streamvid.fetch.plan_samples import SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
 from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import FileTooShort, RangeReader
+from streamvid.storage.url import is_local
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import RenderedBatch
 
@@ -194,8 +195,10 @@ class DaliEngine:
             return None
         shards = sorted(set().union(*(self._shards(step) for step in steps)))
         with ExitStack() as leases:
-            path_of = leases.enter_context(self._access.open(shards, stopped, local=True))
-            batches = [self._batch(step, path_of) for step in steps]
+            checked = self._spec.checksum is not None
+            path_of = leases.enter_context(self._access.open(shards, stopped, checked=checked))
+            reader = self._access.reader(shards, stopped)
+            batches = [self._batch(step, path_of, reader) for step in steps]
             shard_of = {path_of(number): number for number in shards}
             with shard_errors(self._dataset, shard_of):
                 pipeline = ChunkPipeline(
@@ -203,27 +206,43 @@ class DaliEngine:
                 )
             return _OpenChunk(batches, shard_of, pipeline, leases.pop_all())
 
-    def _batch(self, step: Step, path_of: ShardPaths) -> ChunkBatch:
+    def _batch(self, step: Step, path_of: ShardPaths, reader: RangeReader) -> ChunkBatch:
         """Plan a step's samples, and find the byte ranges to read for them."""
-        rows = self._dataset.clips
-        planned = plan_samples(self._dataset, step, self._spec, reader=RangeReader(), path_of=path_of)
-        if self._spec.checksum is not None:
-            # DALI reads them again, and compares them with nothing.
-            check_packets(read_slices(self._dataset, planned, RangeReader(), path_of, checksum=self._spec.checksum))
-        samples = pad_to_longest(planned, self._spec.sampling.pad)
-        sources = [
-            video_source(
-                self._dataset.location(one.clip, path_of),
-                int(rows.mp4_offset[one.clip]),
-                one.packets,
-                one.spans,
-                stsd=rows.stsds[rows.stsd_id[one.clip]],
-                width=int(rows.width[one.clip]),
-                height=int(rows.height[one.clip]),
-            )
-            for one in samples
-        ]
-        encoded = encoded_batch(self._dataset, samples, [])
-        return ChunkBatch(
-            sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples]
+        planned = plan_samples(self._dataset, step, self._spec, reader=reader, path_of=path_of)
+        return chunk_batch(self._dataset, planned, self._spec, reader, path_of)
+
+
+def chunk_batch(
+    dataset: ClipSource, planned: Sequence[SamplePlan], spec: SampleSpec, reader: RangeReader, path_of: ShardPaths
+) -> ChunkBatch:
+    """What the pipeline takes of these samples; arguments as of `streamvid.fetch.encoded_batch.read_slices`.
+
+    Raises:
+        ClipError: packets are not those that were indexed.
+        VideoError: packets are nonsense.
+    """
+    rows = dataset.clips
+    local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
+    slices = None
+    if spec.checksum is not None or not all(local):
+        slices = read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
+    if slices is not None and spec.checksum is not None:
+        # DALI reads them again, and compares them with nothing.
+        check_packets(slices)
+    samples = pad_to_longest(planned, spec.sampling.pad)
+    sources = [
+        source_of(slices[n])
+        if slices is not None and not local[n]
+        else video_source(
+            dataset.location(one.clip, path_of),
+            int(rows.mp4_offset[one.clip]),
+            one.packets,
+            one.spans,
+            stsd=rows.stsds[rows.stsd_id[one.clip]],
+            width=int(rows.width[one.clip]),
+            height=int(rows.height[one.clip]),
         )
+        for n, one in enumerate(samples)
+    ]
+    encoded = encoded_batch(dataset, samples, [])
+    return ChunkBatch(sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples])

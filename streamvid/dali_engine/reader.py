@@ -10,7 +10,7 @@ listed once for each run of consecutive samples, as the reader goes through its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from streamvid.arrays import Int64, UInt8
 from streamvid.mp4.writer import composition_offsets, slice_header
-from streamvid.video.packet_selection import PacketSelection
+from streamvid.video.packet_selection import EncodedSlice, PacketSelection
 
 TAR_BLOCK: Final = 512
 """`fn.readers.webdataset` accepts only offsets that are a multiple of this."""
@@ -31,15 +31,17 @@ class VideoSource:
     """One sample as the reader and the decoder get it.
 
     Attributes:
-        path: local path of the shard.
+        path: local path of the shard; empty for `data`.
         ranges: int64 [ranges, 2], start and end in the shard, in bytes; starts are multiples of `TAR_BLOCK`.
         header: uint8 [bytes], `ftyp`, `moov` and the header of `mdat`. Followed by the ranges it is an MP4 of the
             wanted packets, with no edit list and no negative timestamp.
+        data: uint8 [bytes], the wanted packets themselves, where no local shard has them.
     """
 
     path: str
     ranges: Int64
     header: UInt8
+    data: UInt8 | None = None
 
 
 def video_source(
@@ -70,6 +72,14 @@ def video_source(
         positions=positions,
     )
     return VideoSource(path, ranges, np.frombuffer(head, dtype=np.uint8))
+
+
+def source_of(encoded: EncodedSlice) -> VideoSource:
+    """A slice that has been read, of a shard that is no local file: `write_indexes` writes it into one."""
+    offsets = composition_offsets(encoded.display_order)
+    head = slice_header(encoded.stsd, encoded.sizes, width=encoded.width, height=encoded.height, offsets=offsets)
+    whole = np.array([[0, len(encoded.data)]], dtype=np.int64)
+    return VideoSource("", whole, np.frombuffer(head, dtype=np.uint8), encoded.data)
 
 
 def _merged(spans: Int64) -> Int64:
@@ -106,6 +116,7 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
             it reads these instead of the first batches once more.
     """
     runs: list[tuple[str, list[str]]] = []
+    sources = _written(sources, folder / "packets")
     for one in sources:
         if not runs or runs[-1][0] != one.path:
             runs.append((one.path, []))
@@ -119,3 +130,22 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
         indexes.append(str(index))
     most = max(len(one.ranges) for one in sources)
     return ReaderFiles([path for path, _ in runs], indexes, [f"r{n}" for n in range(most)])
+
+
+def _written(sources: Sequence[VideoSource], path: Path) -> list[VideoSource]:
+    """The same, with those that have data of their own in a file."""
+    places, at = [], 0
+    for one in sources:
+        size = 0 if one.data is None else len(one.data)
+        places.append(at)
+        at += -(-size // TAR_BLOCK) * TAR_BLOCK
+    if at:
+        with path.open("wb") as file:
+            for one, place in zip(sources, places, strict=True):
+                if one.data is not None:
+                    file.seek(place)
+                    file.write(one.data.data)
+    return [
+        one if one.data is None else replace(one, path=str(path), ranges=one.ranges + place)
+        for one, place in zip(sources, places, strict=True)
+    ]

@@ -100,7 +100,7 @@ class ShardAccess:
 
     @contextlib.contextmanager
     def open(
-        self, shards: Sequence[int], stop: threading.Event | None = None, *, local: bool = False, checked: bool = False
+        self, shards: Sequence[int], stop: threading.Event | None = None, *, checked: bool = False
     ) -> Iterator[ShardPaths]:
         """The tars and frame indexes of shards as local files, valid inside the `with` block; as URLs while the cache
         cannot be used, and if what is read is checked, where their storage has other bytes than the dataset says.
@@ -108,7 +108,6 @@ class ShardAccess:
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
-            local: an error instead of URLs.
             checked: packets and indexes are compared with their checksums. Else a damaged file is an error.
 
         Raises:
@@ -124,11 +123,9 @@ class ShardAccess:
                             lease = self._cache.lease(url, size=size, sha256=sha256, stop=stop)
                             cached[number, extension] = leases.enter_context(lease).opened
                         except CacheUnusable as error:
-                            if local:
-                                raise
                             self._cache.warn("without", "%s Until then shards are read where they are.", error)
                         except DamagedFile as error:
-                            if local or not checked:
+                            if not checked:
                                 raise
                             self._cache.warn(sha256, "%s Until then only its damaged clips are left out.", error)
 

@@ -23,11 +23,14 @@ import torch
 
 import streamvid as sv
 from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.loader import rescue
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.mp4.boxes import ROTATIONS
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
+from streamvid.storage.shard_cache import CacheUnusable, ShardCache
+from tests.support.bad_clips import decode_here
 from tests.support.clips import write
 from tests.support.packed import replace_packets
 from tools.clips import Recipe, read_frame_number
@@ -455,3 +458,87 @@ def test_a_bucket(packed: Packed, s3_bucket: str, tmp_path: Path) -> None:
         assert_same(expected, batches(remote, engine, epochs=2, cache_dir=folder, cache_bytes=limit))
         files_of = [path for path in folder.iterdir() if path.is_file()]
         assert 0 < sum(512 * path.stat().st_blocks for path in files_of) <= limit  # files of ranges have holes
+
+
+def in_memory(path: Path, name: str) -> str:
+    """A copy of a dataset in fsspec's memory."""
+    import fsspec
+
+    fsspec.filesystem("memory").put(str(path), f"/{name}", recursive=True)
+    return f"memory://{name}"
+
+
+@pytest.mark.parametrize("on_error", ["skip", "mask", "raise"])
+@pytest.mark.parametrize("change", ["a bit", "cut short", "an index"])
+def test_a_damaged_shard_in_a_bucket_costs_its_damaged_clips(
+    packed: Packed, tmp_path: Path, on_error: Any, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache takes no copy of it: what is wanted of it is read where it is, and DALI gets it in a file."""
+    monkeypatch.setattr(rescue, "decode_isolated", decode_here)
+    shutil.copytree(packed.path, tmp_path / "set")
+    opened = sv.Dataset.open(packed.path)
+    bad = int(opened.rows(1).stop - 1)
+    path = tmp_path / "set" / Path(opened.shard_path(1)).relative_to(packed.path)
+    at = int(opened.clips.mp4_offset[bad] + opened.index(bad).offset[0])
+    if change == "an index":
+        path, at = path.with_suffix(".packets"), int(opened.clips.index_offset[bad] + 40)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data[:at] if change == "cut short" else data)
+    url = in_memory(tmp_path / "set", tmp_path.name)
+    options: dict[str, Any] = {"sampling": sv.Frames([0, 1, 2], pad="constant"), "on_error": on_error, "epochs": 2}
+    options |= {"fetch": "shards", "batch_size": 2}
+
+    def of(engine: EngineName) -> list[dict[str, Any]]:
+        folder = tmp_path / engine
+        return batches(url, engine, **options, cache_dir=folder / "cache", quarantine=folder / "quarantine")
+
+    if on_error == "raise":
+        for engine in ENGINES:
+            with pytest.raises(StreamvidError, match=f"{opened.key(bad)}|shard 00000001"):
+                of(engine)
+        return
+    default, dali = (of(engine) for engine in ENGINES)
+    assert_same(default, dali)
+    assert sum(bad in batch["clip"][~batch["valid"]].tolist() for batch in dali) == (2 if on_error == "mask" else 0)
+    assert len({clip for batch in dali for clip in batch["clip"][batch["valid"]].tolist()}) == len(RECIPES) - 1
+
+
+def test_a_cache_that_cannot_be_used(packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a disk that is full: shards are read where they are, as by the default engine."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CacheUnusable("the disk is full.")
+
+    monkeypatch.setattr(ShardCache, "lease", refuse)
+    made = batches(in_memory(packed.path, tmp_path.name), "dali", cache_dir=tmp_path / "cache", fetch="shards")
+    assert_same(batches(packed, "default"), made)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "mask", "raise"])
+def test_a_bad_clip_in_the_middle(
+    packed: Packed, tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline is built anew from the plan's position: both engines give the same, from any position on."""
+    shutil.copytree(packed.path, tmp_path / "set")
+    bad = 4
+    replace_packets(tmp_path / "set", bad, bytes)
+    options: dict[str, Any] = {"on_error": on_error, "batch_size": 2}
+    monkeypatch.setattr(rescue, "decode_isolated", decode_here)
+    if on_error == "raise":
+        for engine in ENGINES:
+            with pytest.raises(StreamvidError, match=sv.Dataset.open(packed.path).key(bad)):
+                batches(tmp_path / "set", engine, **options)
+        return
+    default, dali = (
+        batches(tmp_path / "set", engine, epochs=2, quarantine=tmp_path / engine, **options) for engine in ENGINES
+    )
+    assert_same(default, dali)
+    assert not all(batch["valid"].all() for batch in dali)
+    for stop in (1, 4):
+        with loader(tmp_path / "set", "dali", quarantine=tmp_path / f"begun{stop}", **options) as begun:
+            for _ in zip(range(stop), begun, strict=False):
+                state = begun.state_dict()
+        with loader(tmp_path / "set", "dali", quarantine=tmp_path / f"begun{stop}", **options) as resumed:
+            resumed.load_state_dict(state)
+            assert_same(default[stop:], [batch for _ in range(2) for batch in resumed])

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 import streamvid as sv
 from streamvid.cli.main import main
 from streamvid.decode import isolated
-from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.inspection.verify import verify
 from streamvid.loader import rescue
@@ -36,9 +36,8 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.video.packet_selection import EncodedSlice
 from tests.support import hostile
-from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
+from tests.support.bad_clips import Batch, assert_good_ones, decode_here, make_dataset, same, samples, with_zeroed
 from tests.support.clips import write
 from tests.support.packed import edit_parquet, replace_packets, reseal
 from tools.clips import Recipe
@@ -47,18 +46,6 @@ pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CODECS = [("h264", "mp4"), ("vp9", "webm"), ("hevc", "mp4"), ("mjpeg", "avi")] * 5
 BAD = (3, 8, 13)
-
-
-def decode_here(slices: Sequence[EncodedSlice], **_: object) -> list[VideoError | None]:
-    """In the place of `decode_isolated`, whose processes take a second to start."""
-    found: list[VideoError | None] = []
-    for one in slices:
-        try:
-            decode_with_pyav(one)
-            found.append(None)
-        except VideoError as error:
-            found.append(error.with_traceback(None))
-    return found
 
 
 @pytest.fixture(autouse=True)
