@@ -81,7 +81,7 @@ SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {
     "crop": (Draw.CROP_X, Draw.CROP_Y, Draw.SCALE, Draw.AREA, Draw.ASPECT),
     "flip": (Draw.FLIP, Draw.VERTICAL_FLIP),
     "rotate": (Draw.ROTATE,),
-    "color": (Draw.BRIGHTNESS, Draw.CONTRAST, Draw.SATURATION, Draw.HUE, Draw.GRAYSCALE),
+    "color_jitter": (Draw.BRIGHTNESS, Draw.CONTRAST, Draw.SATURATION, Draw.HUE, Draw.GRAYSCALE),
     "blur": (Draw.BLUR, Draw.BLUR_SIGMA),
     "erase": (Draw.ERASE, Draw.ERASE_AREA, Draw.ERASE_ASPECT, Draw.ERASE_X, Draw.ERASE_Y),
 }

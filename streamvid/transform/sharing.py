@@ -32,7 +32,7 @@ SHARES: Final[Mapping[str, tuple[str, ...]]] = {
     "crop": ("crop",),
     "flip": ("horizontal_flip", "vertical_flip"),
     "rotate": ("rotate",),
-    "color": ("brightness", "contrast", "saturation", "hue", "grayscale"),
+    "color_jitter": ("brightness", "contrast", "saturation", "hue", "grayscale"),
     "blur": ("blur",),
     "erase": ("erase",),
 }
@@ -92,7 +92,7 @@ def largest(transforms: Mapping[str, View]) -> str:
 def _does(transform: View, name: str) -> bool:
     if name == "rotate":
         return transform.span("rotate") is not None
-    return transform.recolours if name == "color" else any(getattr(transform, one) for one in SHARES[name])
+    return transform.recolours if name == "color_jitter" else any(getattr(transform, one) for one in SHARES[name])
 
 
 def _check_crops(transforms: Mapping[str, View]) -> None:

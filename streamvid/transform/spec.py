@@ -307,7 +307,7 @@ class Views:
 
     Attributes:
         transforms: by name; in a batch, `batch[name]` stands in for `batch["video"]`.
-        share: what all views do alike: "crop", "flip", "rotate", "color", "blur", "erase".
+        share: what all views do alike: "crop", "flip", "rotate", "color_jitter", "blur", "erase".
 
     Raises:
         InputError: a view without a name that a batch may have or without a transform; or a share of what a view does

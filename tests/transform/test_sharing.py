@@ -102,7 +102,7 @@ def test_what_is_not_shared_is_drawn_for_each(share: str) -> None:
     got = params(views, clips)
     of = {
         "crop": ("start", "end"), "flip": ("mirror", "upside_down"), "rotate": ("rotate",), "blur": ("sigma", "window"),
-        "color": ("brightness", "contrast", "saturation", "hue"), "erase": ("erase_start", "erase_size"),
+        "color_jitter": ("brightness", "contrast", "saturation", "hue"), "erase": ("erase_start", "erase_size"),
     }  # fmt: skip
     for name, fields in of.items():
         for field in fields:
@@ -189,7 +189,7 @@ def test_what_cannot_be_shared() -> None:
         refused(Transform(), both, [name], f"'{name}'.*'low' does not do")
     refused(flip, Transform(horizontal_flip=0.3), ["flip"], "same horizontal_flip.*0.5 in 'low'.*0.3 in 'high'")
     refused(flip, Transform(vertical_flip=0.5), ["flip"], "same horizontal_flip")
-    refused(Transform(hue=3), Transform(hue=4), ["color"], "same hue")
+    refused(Transform(hue=3), Transform(hue=4), ["color_jitter"], "same hue")
     refused(Transform(rotate=3), Transform(rotate=4), ["rotate"], "same rotate")
 
 
