@@ -273,7 +273,7 @@ class ClipSource:
         if not ranges:
             return
         with shard_errors(self, shard_of):
-            read = iter(reader.read([one for some in ranges.values() for one in some]))
+            read = iter(reader.read([one for some in ranges.values() for one in some], neighbours=True))
         for row, own in ranges.items():
             try:
                 index = with_parts(self.clips, row, known.get(row), wanted[row], [next(read) for _ in own])

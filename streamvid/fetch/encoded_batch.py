@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -92,6 +92,7 @@ def read_batches(
     spec: SampleSpec,
     access: ShardAccess,
     stop: threading.Event | None = None,
+    admit: Callable[[int], None] = lambda _: None,
 ) -> list[EncodedBatch]:
     """Read the frame indexes and then the packets of several steps together, by way of shards in the cache.
 
@@ -101,6 +102,7 @@ def read_batches(
         spec: how samples are drawn from clips.
         access: opens the dataset's shards, each once for both.
         stop: gives up waiting for a storage.
+        admit: is told how many bytes the packets take, before they are read, and may wait.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
@@ -112,14 +114,14 @@ def read_batches(
     slices: dict[int, EncodedSlice] = {}
     for group in access.groups(np.unique(shards).tolist()):
         members = np.flatnonzero(np.isin(shards, group))
-        some = Step(ids[members], passes[members], valid[members], absent=absent[members])
+        some = Step(ids[members], passes[members], valid[members], steps[0].number, absent=absent[members])
         try:
-            planned, read = _read_step(dataset, some, spec, access, group, stop)
+            planned, read = _read_step(dataset, some, spec, access, group, stop, admit)
         except ClipError:
             # Once more, if it may have been the cache.
             if not access.distrust(group):
                 raise
-            planned, read = _read_step(dataset, some, spec, access, group, stop)
+            planned, read = _read_step(dataset, some, spec, access, group, stop, admit)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
     encoded, first = [], 0
@@ -138,12 +140,19 @@ def _read_step(
     access: ShardAccess,
     shards: Sequence[int],
     stop: threading.Event | None,
+    admit: Callable[[int], None],
 ) -> tuple[list[SamplePlan], list[EncodedSlice]]:
     """The samples of a step, whose shards are open together."""
     with access.open(shards, stop, checked=spec.checksum is not None) as path_of:
-        reader = access.reader(shards, stop)
+        reader = access.reader(shards, stop, step.number)
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
+        admit(bytes_of(planned))
         return planned, read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
+
+
+def bytes_of(samples: Sequence[SamplePlan]) -> int:
+    """How many bytes of the shards samples take."""
+    return sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples)
 
 
 def read_slices(
@@ -284,7 +293,7 @@ def encoded_batch(
         rotations=rows.rotation[clips].astype(np.int64),
         gather=np.stack(gathers),
         random=np.stack([sample.random for sample in samples]),
-        bytes_read=sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples),
+        bytes_read=bytes_of(samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
         members=read_columns(dataset, samples[0].members, clips.tolist()),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 from typing import Final, Protocol
 
+from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError
 from streamvid.fetch.encoded_batch import EncodedBatch, read_batches
@@ -21,10 +24,14 @@ _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
 _PREFETCHED_STEPS: Final = 64
 """How many steps ahead shards of a remote dataset are downloaded, if the cache has room for them."""
-_CHUNKS_AHEAD: Final = 8
-"""Chunks that are read side by side by range, each in a thread, so that they wait for the storage together."""
+_CHUNKS_AHEAD: Final = 12
+"""Chunks that are under way side by side by range, each in a thread, so that they wait for the storage together."""
+_PLANNED_AT_ONCE: Final = 4
+"""Of those, how many read frame indexes at a time: enough to keep up, few enough not to hold up packets."""
 _AHEAD_BYTES: Final = 256 << 20
-"""Bytes of those chunks, unless two single steps take more."""
+"""Bytes that they read ahead of the loop, unless a single step takes more."""
+_SHARES: Final = 8
+"""A chunk of several steps takes one in so many of those bytes at most."""
 
 
 class Rescue(Protocol):
@@ -76,69 +83,136 @@ def read_epoch(
 
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
-    def read_once(start: int, end: int) -> list[EncodedBatch]:
-        batches = read_batches(dataset, [epoch.step(number) for number in range(start, end)], spec, access, stop)
-        access.have_read(range(start, end))
+    def read_once(steps: range, admit: Callable[[int], None] = lambda _: None) -> list[EncodedBatch]:
+        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop, admit)
+        access.have_read(steps)
         return batches
 
     def read_alone(number: int) -> EncodedBatch:
         try:
-            return read_once(number, number + 1)[0]
+            return read_once(range(number, number + 1))[0]
         except (ClipError, FileTooShort) as error:
             if rescue is None:
                 raise
             return rescue(number, error, decode=False)
 
-    def read(start: int, end: int) -> list[EncodedBatch]:
-        if end - start > 1:
+    def read(steps: range) -> list[EncodedBatch]:
+        if len(steps) > 1:
             try:
-                return read_once(start, end)
+                return read_once(steps)
             except (ClipError, FileTooShort):
                 if rescue is None:
                     raise
-        return [read_alone(number) for number in range(start, end)]
+        return [read_alone(number) for number in steps]
 
     if access.by_range:
-        yield from _read_ahead(read_once, read, epoch, longest)
+        yield from _read_ahead(read_once, read, _Chunks(epoch, dataset.clips.mp4_size, longest))
         return
     start, length = epoch.done, 1
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
         access.prefetch(upcoming_shards(dataset, epoch, end))
-        yield from read(start, end)
+        yield from read(range(start, end))
         start, length = end, min(2 * length, longest)
 
 
+class _Chunks:
+    """Cuts an epoch into chunks of steps, numbered from 0 on, and says when each may be read: first its frame indexes, a
+    few chunks at a time, then its packets, as soon as the chunks before it leave room for their bytes. Chunks that wait
+    for that know their ranges, and ask for them at once when it is their turn.
+
+    The first chunk is a single step, and the next ones are twice as long from one to the next, up to `longest` steps or
+    a share of `_AHEAD_BYTES`, by the bytes of their clips' MP4s and what part of these it has been so far.
+    """
+
+    def __init__(self, epoch: Epoch, sizes: Int64, longest: int) -> None:
+        self._epoch, self._sizes, self._longest = epoch, sizes, longest
+        self._changed = threading.Condition()
+        self._start, self._length, self._part = epoch.done, 1, 0.0
+        self._cut = self._planned = self._turn = 0
+        self._weights: dict[int, int] = {}
+        self._inside: dict[int, int] = {}
+        self._closed = False
+
+    def cut(self, number: int) -> range:
+        """The steps of a chunk, as soon as its frame indexes may be read; none behind the epoch's end."""
+        with self._changed:
+            self._wait(lambda: number == self._cut and number < self._planned + _PLANNED_AT_ONCE)
+            first = end = self._start
+            weight, most = 0, _AHEAD_BYTES / _SHARES / (self._part or 1.0)
+            while end < min(first + self._length, self._epoch.steps):
+                more = int(self._sizes[rows_of(self._epoch.step(end).sample_ids)].sum())
+                if weight and weight + more > most:
+                    break
+                end, weight = end + 1, weight + more
+            self._weights[number], self._start, self._cut = weight, end, number + 1
+            self._length = min(2 * (end - first), self._longest) if number else 1
+            self._changed.notify_all()
+            return range(first, end)
+
+    def enter(self, number: int, size: int) -> None:
+        """Wait until the packets of a chunk may be read, so many bytes; not a second time."""
+        with self._changed:
+            if (weight := self._weights.pop(number, None)) is None:
+                return
+            self._planned += 1
+            self._part = max(self._part, size / max(weight, 1))
+            self._changed.notify_all()
+            self._wait(
+                lambda: number == self._turn and sum(self._inside.values()) + size * bool(self._inside) <= _AHEAD_BYTES
+            )
+            self._turn, self._inside[number] = number + 1, size
+            self._changed.notify_all()
+
+    def leave(self, number: int) -> None:
+        """The loop takes a chunk."""
+        with self._changed:
+            self._inside.pop(number, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _wait(self, may: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._closed or may())
+        if self._closed:
+            raise CancelledError
+
+
 def _read_ahead(
-    read: Callable[[int, int], list[EncodedBatch]],
-    read_again: Callable[[int, int], list[EncodedBatch]],
-    epoch: Epoch,
-    longest: int,
+    read: Callable[[range, Callable[[int], None]], list[EncodedBatch]],
+    read_again: Callable[[range], list[EncodedBatch]],
+    chunks: _Chunks,
 ) -> Generator[EncodedBatch, None, None]:
-    """The batches of chunks that are read side by side: of single steps until it is known how many bytes a step takes,
-    then of as many as take their share of `_AHEAD_BYTES`, and of `longest` steps at most. Those with damaged clips are
-    read again when their turn comes, as what is bad in one counts for all after it."""
-    pending: deque[tuple[int, int, Future[list[EncodedBatch]]]] = deque()
-    start, length, chunks, heaviest = epoch.done, 1, _CHUNKS_AHEAD // 2, 1
-    with ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-fetch") as pool:
+    """The batches of chunks that are read side by side. Those with damaged clips are read again when their turn comes,
+    as what is bad in one counts for all after it."""
+
+    def read_chunk(number: int) -> tuple[range, list[EncodedBatch] | None]:
+        steps = chunks.cut(number)
         try:
-            while start < epoch.steps or pending:
-                while start < epoch.steps and len(pending) < chunks:
-                    end = min(start + length, epoch.steps)
-                    pending.append((start, end, pool.submit(read, start, end)))
-                    start = end
-                first, behind, future = pending.popleft()
-                try:
-                    batches = future.result()
-                except (ClipError, FileTooShort):
-                    batches = read_again(first, behind)
-                heaviest = max(heaviest, *(batch.bytes_read for batch in batches))
-                length = min(max(1, _AHEAD_BYTES // _CHUNKS_AHEAD // heaviest), 2 * length, longest)
-                chunks = min(max(2, _AHEAD_BYTES // (length * heaviest)), _CHUNKS_AHEAD)
+            return steps, read(steps, partial(chunks.enter, number)) if steps else []
+        except (ClipError, FileTooShort):
+            return steps, None
+        finally:
+            chunks.enter(number, 0)  # the next one's turn, if this one has failed before
+
+    with ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-fetch") as pool:
+        pending = deque(pool.submit(read_chunk, number) for number in range(_CHUNKS_AHEAD))
+        try:
+            for number in itertools.count():
+                steps, batches = pending.popleft().result()
+                if not steps:
+                    return
+                if batches is None:
+                    batches = read_again(steps)
+                chunks.leave(number)
+                pending.append(pool.submit(read_chunk, number + _CHUNKS_AHEAD))
                 yield from batches
         finally:
-            for _, _, future in pending:
-                future.cancel()
+            chunks.close()
 
 
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -13,7 +14,16 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
-from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, FileVersion, in_parts, join, whole_blocks
+from streamvid.storage.byte_range import (
+    PART_BYTES,
+    REQUEST_BYTES,
+    WASTE,
+    ByteRange,
+    FileVersion,
+    in_parts,
+    join,
+    whole_blocks,
+)
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
 from streamvid.video.packet_selection import byte_ranges
@@ -23,8 +33,6 @@ FETCHES: Final[tuple[Fetch, ...]] = ("auto", "ranges", "shards")
 
 _PROBED: Final = 16
 """Samples whose byte ranges are found out, to predict those of all."""
-_REQUEST_BYTES: Final = 400_000
-"""What a request costs, in bytes: at 2,500 requests a second, as many come in its time on a link of 1 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class FetchCost:
     @property
     def weight(self) -> float:
         """Bytes, and requests as bytes."""
-        return self.bytes + self.requests * _REQUEST_BYTES
+        return self.bytes + self.requests * REQUEST_BYTES
 
 
 def cost_of_ranges(
@@ -82,9 +90,11 @@ def cost_of_ranges(
         kept = _kept_files(dataset, rows_of(probed))
         for ranges in (*reader.noted, packets):
             whole = [whole_blocks(one, kept[one.path]) if one.path in kept else one for one in ranges]
-            asked = in_parts(join(whole, gap=reader.remote.link.gap)[0])
-            size += sum(end - start for _, start, end in asked)
-            requests += len(asked)
+            asked = wanted = join(whole, gap=reader.remote.link.gap)[0]
+            if ranges is not packets:  # what lies between frame indexes is not read again
+                asked, wanted = join(whole, gap=REQUEST_BYTES, waste=math.inf)[0], join(whole, gap=0)[0]
+            size += sum(one.end - one.start for one in wanted)
+            requests += len(in_parts(asked))
         planned += len(plans)
     return FetchCost(size * samples / planned, requests * samples / planned)
 
@@ -96,9 +106,15 @@ class _Noted(RangeReader):
         super().__init__(like.retry, like=like)
         self.noted: list[list[ByteRange]] = []
 
-    def read(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion] | None = None) -> list[UInt8]:
+    def read(
+        self,
+        ranges: Sequence[ByteRange],
+        versions: Mapping[str, FileVersion] | None = None,
+        *,
+        neighbours: bool = False,
+    ) -> list[UInt8]:
         self.noted.append([*ranges])
-        return super().read(ranges, versions)
+        return super().read(ranges, versions, neighbours=neighbours)
 
 
 def _spread(count: int, wanted: int) -> Int64:
@@ -163,6 +179,6 @@ def choose_fetch(
     if not fits and not in_order:
         return "ranges"
     shards = cost_of_shards(dataset, sample_ids, samples=samples, there=there).weight / (2 if fits else 1)
-    if shards <= 2 * samples * _REQUEST_BYTES:  # an index and a range for each sample at least
+    if shards <= 2 * samples * REQUEST_BYTES:  # an index and a range for each sample at least
         return "shards"
     return "shards" if shards <= cost_of_ranges(dataset, sample_ids, spec, samples=samples).weight else "ranges"

@@ -134,20 +134,21 @@ class ShardAccess:
 
             yield path_of
 
-    def reader(self, shards: Sequence[int], stop: threading.Event | None = None) -> RangeReader:
+    def reader(self, shards: Sequence[int], stop: threading.Event | None = None, turn: int = 0) -> RangeReader:
         """A new reader of shards. It keeps the files open that it reads, which take disk space even after the cache has
         evicted them: for one chunk.
 
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
+            turn: for which step of the loop they are read.
         """
         like = self._dataset.reader
         cache = None
         if self._cache is not None and self.by_range:
             files = [file for number in shards for file in self._fetched(number)]
             cache = RangeCache(self._cache, {url: FileIdentity(sha256, size) for _, url, size, sha256 in files})
-        return RangeReader(like.retry if stop is None else like.retry.until(stop), like=like, cache=cache)
+        return RangeReader(like.retry if stop is None else like.retry.until(stop), like=like, cache=cache, turn=turn)
 
     def distrust(self, shards: Iterable[int]) -> bool:
         """Have the cache check its copies of shards before it uses them again, and forget its ranges of them. Returns

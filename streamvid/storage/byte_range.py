@@ -8,6 +8,8 @@ from typing import Final
 
 WASTE: Final = 0.15
 """Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
+REQUEST_BYTES: Final = 400_000
+"""What a request costs, in bytes: at 2,500 requests a second, as many come in its time on a link of 1 GB/s."""
 BLOCK_BYTES: Final = 4096
 """What the cache keeps ranges of remote files in."""
 PART_BYTES: Final = 8 << 20
@@ -54,9 +56,9 @@ def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
     ]
 
 
-def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], list[int]]:
+def join(ranges: Sequence[ByteRange], *, gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
     """Fewer ranges that hold all of some: overlapping ones become one, and so do those with up to `gap` bytes between
-    them, the closest first, until `WASTE` is used up, to `PART_BYTES` at most.
+    them, the closest first, until `waste` is used up, to `PART_BYTES` at most.
 
     Returns:
         the ranges, and for each of `ranges` the number of the one that holds it.
@@ -76,7 +78,7 @@ def join(ranges: Sequence[ByteRange], *, gap: int) -> tuple[list[ByteRange], lis
             continue
         end = one.end
         wanted += one.end - one.start
-    budget = WASTE * wanted
+    budget = waste * wanted
     for size, place in sorted(between):
         budget -= size
         if size > gap or budget < 0:

@@ -4,9 +4,11 @@ to read over, and when to ask again for what does not come."""
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
 MOST_REQUESTS: Final = 256
@@ -28,6 +30,8 @@ _HEDGED_SHARE: Final = 0.02
 _SHORTEST_LATE: Final = 0.005
 _FEWEST_TIMES: Final = 32
 """Requests of a size class whose times are known before these say when one is late."""
+_FEW_TIMES: Final = 4
+"""Requests of any size whose times are known before one that takes four times as long is late."""
 _UNKNOWN_LATE: Final = 2.0
 """Seconds after which one is late until then, on top of what its bytes take."""
 
@@ -52,7 +56,8 @@ class Link:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._busy = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._queued = itertools.count()
         self.latency, self.bandwidth = _EXPECTED_LATENCY, _EXPECTED_BANDWIDTH
         self._latencies: deque[float] = deque(maxlen=_SAMPLES)
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
@@ -84,23 +89,24 @@ class Link:
             self._bandwidths.append(size / seconds)
             self.bandwidth = max(self._bandwidths)
 
-    async def fetch(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives, as soon as fewer than `limit` others are under way. It is asked a second time if it takes
+    async def fetch(self, size: int, ask: Callable[[], Awaitable[T]], turn: int = 0) -> T:
+        """What `ask` gives, as soon as fewer than `limit` others are under way, and none of an earlier turn waits. It is asked a second time if it takes
         longer than 95 % of its size class do, and twice as long as half of them, of 2 % of requests and bytes at most;
         whichever answers first counts, and the other is cancelled.
 
         Args:
             size: bytes that are asked for.
             ask: makes the request.
+            turn: for which step of the loop it is. Those of one turn come in their order.
         """
         if self._pid != os.getpid():
             self._begin()
         loop = asyncio.get_running_loop()
         while self._busy >= self.limit:
-            turn = loop.create_future()
-            self._queue.append(turn)
+            free = loop.create_future()
+            heapq.heappush(self._queue, (turn, next(self._queued), free))
             try:
-                await turn
+                await free
             except asyncio.CancelledError:
                 self._wake()  # it may have been this one's turn
                 raise
@@ -118,23 +124,19 @@ class Link:
     def _wake(self) -> None:
         free = self.limit - self._busy
         while self._queue and free > 0:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            _, _, waiting = heapq.heappop(self._queue)
+            if not waiting.done():
+                waiting.set_result(None)
                 free -= 1
 
     async def _hedge(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
         first = asyncio.ensure_future(ask())
         asked = {first}
         try:
-            times = self._times.get(size.bit_length(), ())
-            late, share = _UNKNOWN_LATE + size / _EXPECTED_BANDWIDTH, _HEDGED_SHARE
-            if len(times) >= _FEWEST_TIMES:
-                ordered = sorted(times)
-                late = max(ordered[int(_QUANTILE * len(times))], 2 * ordered[len(times) // 2], _SHORTEST_LATE)
-                share = _HEDGED_SHARE / 2  # the other half is for those that are much too late
-            while await asyncio.wait(asked, timeout=late) and not (first.done() or self._may_hedge(size, share)):
-                late, share = 2 * late, _HEDGED_SHARE
+            late, known = self._late(size)
+            share = _HEDGED_SHARE / 2 if known else _HEDGED_SHARE  # the other half is for those that are much too late
+            while not (await _waited(first, late) or self._may_hedge(size, share)):
+                share = _HEDGED_SHARE
             if not first.done():
                 self.hedged += 1
                 self.hedged_bytes += size
@@ -149,8 +151,33 @@ class Link:
             for one in asked:
                 one.cancel()
 
+    def _late(self, size: int) -> tuple[float, bool]:
+        """After how many seconds a request of so many bytes is late, and whether enough of its size class are known to
+        tell. If not, those of all sizes say it, with the time that its bytes take, as soon as there are a few."""
+        times: Collection[float] = self._times.get(size.bit_length(), ())
+        if len(times) >= _FEWEST_TIMES:
+            return max(_late_of(times), _SHORTEST_LATE), True
+        extra = size / _EXPECTED_BANDWIDTH
+        times = [one for some in list(self._times.values()) for one in some]
+        if len(times) >= _FEWEST_TIMES:
+            return max(_late_of(times), _SHORTEST_LATE) + extra, True
+        if len(times) >= _FEW_TIMES:
+            return min(max(4 * max(times), _UNKNOWN_LATE / 8), _UNKNOWN_LATE) + extra, False
+        return _UNKNOWN_LATE + extra, False
+
     def _may_hedge(self, size: int, share: float) -> bool:
         if not self.hedged:  # a share of few requests is less than one
             return True
         within = self.hedged_bytes + size <= share * self.bytes
         return within and self.hedged + 1 <= share * self.requests
+
+
+def _late_of(times: Collection[float]) -> float:
+    """Longer than 95 % of some times, and twice as long as half of them."""
+    ordered = sorted(times)
+    return max(ordered[int(_QUANTILE * len(ordered))], 2 * ordered[len(ordered) // 2])
+
+
+async def _waited(one: asyncio.Future[T], seconds: float) -> bool:
+    """Whether it is done after so many seconds at most."""
+    return bool((await asyncio.wait({one}, timeout=seconds))[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -10,7 +11,7 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
-from streamvid.storage.byte_range import PART_BYTES, ByteRange, FileVersion, in_parts, join
+from streamvid.storage.byte_range import PART_BYTES, REQUEST_BYTES, WASTE, ByteRange, FileVersion, in_parts, join
 from streamvid.storage.explain import FileChangedError
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
@@ -39,16 +40,21 @@ class RangeReader:
         retry: for how long a remote storage that does not answer is asked again.
         like: another reader: what that knows of remote files is shared, but no open file.
         cache: keeps ranges of remote files on a local disk.
+        turn: for which step of the loop it reads: remote ranges of earlier ones go first.
 
     Attributes:
         remote: reads remote files.
     """
 
     def __init__(
-        self, retry: Retry | None = None, like: RangeReader | None = None, cache: RangeCache | None = None
+        self,
+        retry: Retry | None = None,
+        like: RangeReader | None = None,
+        cache: RangeCache | None = None,
+        turn: int = 0,
     ) -> None:
         self.retry = retry or Retry()
-        self.cache = cache
+        self.cache, self.turn = cache, turn
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
@@ -58,7 +64,13 @@ class RangeReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def read(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion] | None = None) -> list[UInt8]:
+    def read(
+        self,
+        ranges: Sequence[ByteRange],
+        versions: Mapping[str, FileVersion] | None = None,
+        *,
+        neighbours: bool = False,
+    ) -> list[UInt8]:
         """Read ranges: remote ones concurrently, those close together by one request, then local ones, each file from
         front to back.
 
@@ -68,6 +80,8 @@ class RangeReader:
         Args:
             ranges: in any order, of any number of files; they may overlap.
             versions: that files must have, by path.
+            neighbours: what lies between the ranges will be read, too. If there is a cache, it is read with them where
+                that is cheaper than to ask once more.
 
         Returns:
             The bytes of each range, uint8 [end - start], in the order of `ranges`.
@@ -83,7 +97,9 @@ class RangeReader:
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
-            blocks = dict(zip(remote, self._read_remote([ranges[n] for n in remote], versions), strict=True))
+            blocks = dict(
+                zip(remote, self._read_remote([ranges[n] for n in remote], versions, neighbours), strict=True)
+            )
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
@@ -97,24 +113,27 @@ class RangeReader:
                 raise _unreadable(one.path, f"ends before byte {one.end}", FileTooShort)
         return [blocks[n] for n in range(len(ranges))]
 
-    def _read_remote(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
+    def _read_remote(
+        self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], neighbours: bool
+    ) -> list[UInt8]:
         if self.cache is not None:
             kept = self.cache.read(ranges)
             missing = [n for n in range(len(ranges)) if n not in kept]
-            fetched = self._fetch([ranges[n] for n in missing], self.cache, versions) if missing else []
+            gap, waste = (REQUEST_BYTES, math.inf) if neighbours else (self.remote.link.gap, WASTE)
+            fetched = self._fetch([ranges[n] for n in missing], versions, gap, waste) if missing else []
             kept.update(zip(missing, fetched, strict=True))
             return [kept[n] for n in range(len(ranges))]
-        return self._fetch(ranges, None, versions)
+        return self._fetch(ranges, versions, self.remote.link.gap, WASTE)
 
     def _fetch(
-        self, ranges: Sequence[ByteRange], cache: RangeCache | None, versions: Mapping[str, FileVersion]
+        self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], gap: int, waste: float
     ) -> list[UInt8]:
+        cache = self.cache
         wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
-        joined, places = join(wanted, gap=self.remote.link.gap)
+        joined, places = join(wanted, gap=gap, waste=waste)
         parts = in_parts(joined)
-        read = iter(
-            np.frombuffer(data, dtype=np.uint8) for data in self.remote.read(parts, retry=self.retry, versions=versions)
-        )
+        asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn)
+        read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
         blocks = []
         for one in joined:
             pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // PART_BYTES)))]

@@ -48,7 +48,12 @@ class RemoteRanges:
         self._s3 = S3Ranges()
 
     def read(
-        self, ranges: Sequence[Range], *, retry: Retry, versions: Mapping[str, FileVersion] | None = None
+        self,
+        ranges: Sequence[Range],
+        *,
+        retry: Retry,
+        versions: Mapping[str, FileVersion] | None = None,
+        turn: int = 0,
     ) -> list[bytes]:
         """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
 
@@ -56,6 +61,7 @@ class RemoteRanges:
             ranges: path, start and end of each.
             retry: for how long; a range that comes shorter than the file allows is asked for again, too.
             versions: that files must have, by path.
+            turn: for which step of the loop they are: those of earlier ones go first.
 
         Raises DatasetError or InputError, which names the first file that cannot be read, or has another ETag than at
         its first range.
@@ -66,7 +72,7 @@ class RemoteRanges:
             if refused:
                 self._s3 = S3Ranges()  # signs anew
             renew_credentials(refused)
-            outcomes = self._read_once(left, versions or {})
+            outcomes = self._read_once(left, versions or {}, turn)
             for (path, _, _), outcome in zip(left, outcomes, strict=True):
                 if isinstance(outcome, AccessRefused):
                     refused.add(os.fspath(path))
@@ -74,7 +80,9 @@ class RemoteRanges:
 
         return retry.each(ranges, attempt)
 
-    def _read_once(self, ranges: Sequence[Range], versions: Mapping[str, FileVersion]) -> list[bytes | Trouble]:
+    def _read_once(
+        self, ranges: Sequence[Range], versions: Mapping[str, FileVersion], turn: int
+    ) -> list[bytes | Trouble]:
         """The ranges, or errors after which it may be tried again. Raises all other errors."""
         found: dict[int, bytes | BaseException] = {}
         by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
@@ -95,7 +103,7 @@ class RemoteRanges:
                 if not is_s3(fs):  # there, the link counts
                     self.link.count(len(numbers), sum(ends) - sum(starts))
                 if is_s3(fs):
-                    blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)), wanted)
+                    blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)), wanted, turn)
                 elif any(wanted.values()):
                     blocks = _of_version(fs, list(zip(names, starts, ends, strict=True)), wanted)
                 else:
@@ -121,7 +129,7 @@ class RemoteRanges:
         return outcomes
 
     def _of_s3(
-        self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
+        self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None], turn: int
     ) -> list[bytes | BaseException]:
         """Ranges of objects, requested side by side, with their ETags compared. Empty ranges are not asked for."""
         s3 = self._s3
@@ -132,7 +140,7 @@ class RemoteRanges:
             if end <= start:
                 return b""
             data, etag = await self.link.fetch(
-                end - start, lambda: s3.read(fs, name, start, end, etags.get(name, ""), self.link)
+                end - start, lambda: s3.read(fs, name, start, end, etags.get(name, ""), self.link), turn
             )
             if (known := etags.setdefault(name, etag)) != etag:
                 raise changed(name, known, etag)

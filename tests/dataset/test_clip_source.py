@@ -121,10 +121,10 @@ class Counted(RangeReader):
         super().__init__()
         self.calls: list[list[int]] = []
 
-    def read(self, ranges: Any, versions: Any = None) -> Any:
+    def read(self, ranges: Any, versions: Any = None, **more: Any) -> Any:
         wanted: list[ByteRange] = list(ranges)
         self.calls.append([one.end - one.start for one in wanted])
-        return super().read(wanted, versions)
+        return super().read(wanted, versions, **more)
 
 
 def test_a_window_reads_the_directory_and_its_block(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,46 @@ def test_one_of_the_first_that_does_not_come_is_made_again(monkeypatch: pytest.M
     assert link.hedged == 1
 
 
+def test_a_size_that_is_new_is_late_by_what_is_known_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a run are of many sizes: few of one, and those that are stalled may be the only ones."""
+    monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 1000.0)
+    storage, link = Storage({40, 41}), Link()
+
+    async def run() -> None:
+        for _ in range(40):
+            await link.fetch(1000, storage.ask)
+        link.requests, link.bytes = 1000, 10**9
+        await asyncio.gather(link.fetch(1 << 16, storage.ask), link.fetch(1 << 19, storage.ask))
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert link.hedged == storage.cancelled == 2
+
+
+def test_those_of_earlier_steps_go_first() -> None:
+    """Of those that wait; and those of one step in the order in which they were asked for."""
+    link, order = measured(0.0001, 1e8), list[tuple[int, int]]()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        stuck = [asyncio.ensure_future(link.fetch(10, stop.wait)) for _ in range(link.limit)]
+        await asyncio.sleep(0)
+
+        def request(turn: int, n: int) -> Awaitable[None]:
+            async def ask() -> None:
+                order.append((turn, n))
+
+            return link.fetch(10, ask, turn)
+
+        waiting = [asyncio.ensure_future(request(turn, n)) for n, turn in enumerate((5, 3, 9, 3, 0))]
+        await asyncio.sleep(0)
+        stop.set()
+        await asyncio.gather(*stuck, *waiting)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert order == [(0, 4), (3, 1), (3, 3), (5, 0), (9, 2)]
+
+
 def test_stalls_of_one_percent_hold_nobody_up() -> None:
     """Who may not be asked a second time at once is later."""
     lost = set(range(300, 3000, 150))

@@ -80,6 +80,15 @@ def test_a_range_is_fetched_once_with_the_rest_of_its_blocks(reader: Reader, tmp
     assert kept(tmp_path).stat().st_blocks * 512 < len(DATA) / 2
 
 
+def test_neighbours_come_with_those_that_are_asked_for(reader: Reader) -> None:
+    """Where that costs less than another request: what lies between is there afterwards."""
+    spans = [(0, 100), (60_000, 60_100), (120_000, 120_100)]
+    reader.reader.read([ByteRange(URL, start, end) for start, end in spans], neighbours=True)
+    assert reader.asked == 122_880  # one range of whole blocks
+    reader.read((30_000, 31_000), (90_000, 91_000))
+    assert reader.asked == 122_880
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(0, 150_000), st.integers(0, 20_000)), min_size=1, max_size=5)))
 def test_any_ranges_in_any_order(tmp_path_factory: pytest.TempPathFactory, wanted: list[list[tuple[int, int]]]) -> None:
     reader = Reader(tmp_path_factory.mktemp("any"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamvid.errors import DatasetError
-from streamvid.storage import client, filesystem
+from streamvid.storage import client, filesystem, link
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.ranges import RemoteRanges, read_ranges
 from streamvid.storage.retry import Retry
@@ -53,6 +53,7 @@ def first(times: int, fault: str) -> Any:
 def test_every_passing_fault_is_waited_out(s3: FaultyS3, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "stall":  # it counts as broken sooner
         monkeypatch.setattr(client, "STALL_SECONDS", 1.0)
+        monkeypatch.setattr(link, "_UNKNOWN_LATE", 60.0)  # and is not asked for a second time before
         forget_s3_connections()
     clock = Clock()
     # A signed URL that is refused is followed by a request of botocore at once.

@@ -1,10 +1,10 @@
 /* A TCP proxy that adds latency and limits each connection, in front of a server on this machine.
 
-   slow_link PORT SERVER_PORT RTT_MS MBYTES_PER_S
+   slow_link PORT SERVER_PORT RTT_MS MBYTES_PER_S [STALL]
 
    Every byte is handed on half of RTT_MS after it came, in both directions, the first of a connection a whole RTT_MS
-   later, as a handshake takes that; from the server MBYTES_PER_S (10^6 bytes; 0: all it can) for each connection. On
-   SIGUSR1 it says on stdout how many connections and requests it had, and the bytes that it has sent to clients. One thread, epoll. */
+   later, as a handshake takes that; from the server MBYTES_PER_S (10^6 bytes; 0: all it can) for each connection. That share
+   of requests, STALL, is handed on 10 s late. On SIGUSR1 it says on stdout how many connections and requests it had, and the bytes that it has sent to clients. One thread, epoll. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -38,7 +38,7 @@ struct side {                      /* bytes that come from `fd` and go to `peer-
 
 static struct side *all;
 static int poll_fd;
-static double delay, rate;
+static double delay, rate, stall;
 static long connections, requests, sent_bytes;
 static struct piece *spare;
 
@@ -74,8 +74,11 @@ static void take(struct side *s) {
             watch(s, 0);
             return;
         }
-        if (!s->to_client && (!memcmp(p->data, "GET ", 4) || !memcmp(p->data, "HEAD", 4))) requests++;
         double due = now() + delay + s->extra;
+        if (!s->to_client && (!memcmp(p->data, "GET ", 4) || !memcmp(p->data, "HEAD", 4))) {
+            requests++;
+            if (stall > 0 && drand48() < stall) due += 10;
+        }
         if (s->to_client && rate > 0) {
             if (due < s->last_due) due = s->last_due;
             s->last_due = due + got / rate;
@@ -136,8 +139,8 @@ static int local(int port, int serve) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5) { fprintf(stderr, "usage: slow_link PORT SERVER_PORT RTT_MS MBYTES_PER_S\n"); return 2; }
-    delay = atof(argv[3]) / 2000; rate = atof(argv[4]) * 1e6;
+    if (argc < 5) { fprintf(stderr, "usage: slow_link PORT SERVER_PORT RTT_MS MBYTES_PER_S [STALL]\n"); return 2; }
+    delay = atof(argv[3]) / 2000; rate = atof(argv[4]) * 1e6; stall = argc > 5 ? atof(argv[5]) : 0;
     poll_fd = epoll_create1(0);
     int door = local(atoi(argv[1]), 1);
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = NULL}, ready[256];

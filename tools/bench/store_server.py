@@ -44,9 +44,11 @@ def compile_link(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def slow_link(program: Path, port: int, server: int, latency: float, rate: float) -> Iterator[Callable[[], list[int]]]:
+def slow_link(
+    program: Path, port: int, server: int, latency: float, rate: float, stall: float = 0.0
+) -> Iterator[Callable[[], list[int]]]:
     """The proxy; the function says how many connections, requests and bytes it has had."""
-    command = [program, str(port), str(server), str(latency), str(rate)]
+    command = [program, str(port), str(server), str(latency), str(rate), str(stall)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdout is not None
         time.sleep(0.3)

@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,7 @@ class Task:
         folder: where the data is locally.
         decode: to the tensor, not to the slice.
         limit: seconds after the first batch, after which none is asked for.
+        pace: seconds that the loop takes for a step.
     """
 
     way: str
@@ -42,6 +45,7 @@ class Task:
     folder: str
     decode: bool
     limit: float
+    pace: float = 0.0
 
     @property
     def batch(self) -> int:
@@ -89,18 +93,24 @@ def ours(task: Task) -> Iterator[int]:
 
 
 def by_objects(task: Task) -> Iterator[int]:
-    """The client of `ranges` fetches whole videos, each an object, and keeps nothing: what the link and it can do."""
+    """The client of `ranges` fetches whole videos, each an object, side by side and as far ahead as that reads, and
+    keeps nothing: what the link and it can do."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from streamvid.storage.byte_range import ByteRange
     from streamvid.storage.range_reader import RangeReader
 
     videos = sorted(Path(task.folder, task.workload, "videos").iterdir())
     reader, base = RangeReader(), f"s3://{BUCKET}/{task.workload}/videos"
     wanted = [ByteRange(f"{base}/{path.name}", 0, path.stat().st_size) for path in videos]
-    at_once = 64 if task.workload == "dense" else 4
-    for first in range(0, len(wanted), at_once):
-        data = reader.read(wanted[first : first + at_once])
-        for _ in range(0, len(data), task.batch):
-            yield min(task.batch, len(data))
+    steps = deque(wanted[first : first + task.batch] for first in range(0, len(wanted), task.batch))
+    ahead = max(2, (256 << 20) // (task.batch * wanted[0].end))
+    with ThreadPoolExecutor(ahead) as threads:
+        reading = deque[Future[Any]]()
+        while steps or reading:
+            while steps and len(reading) < ahead:
+                reading.append(threads.submit(reader.read, steps.popleft()))
+            yield len(reading.popleft().result())
 
 
 def frames_of(data: bytes, task: Task) -> int:
@@ -238,6 +248,7 @@ def run_here(task: Task) -> dict[str, float]:
         times.append(time.perf_counter() - begin)
         if times[-1] - times[0] > task.limit:
             break
+        time.sleep(task.pace)
     memory = peak_memory()
     batches.close()  # type: ignore[attr-defined]
     del batches

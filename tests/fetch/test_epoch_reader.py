@@ -1,0 +1,141 @@
+"""Chunks of an epoch that are read side by side: in what order they ask a storage, how much they hold, and what a
+request that stalls holds up."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamvid as sv
+from streamvid.fetch import epoch_reader
+from streamvid.fetch.epoch_reader import _Chunks
+from streamvid.packing.pack import pack
+from streamvid.storage import link
+from tests.support.clips import write
+from tests.support.faulty_s3 import faulty_s3
+from tools.clips import Recipe
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
+
+
+def chunks(steps: int, longest: int = 8, mp4_bytes: int = 1000, done: int = 0) -> _Chunks:
+    """Of an epoch of steps of one clip each."""
+    epoch: Any = SimpleNamespace(done=done, steps=steps, step=lambda n: SimpleNamespace(sample_ids=np.array([0])))
+    return _Chunks(epoch, np.array([mp4_bytes]), longest)
+
+
+def test_chunks_grow_from_a_single_step_to_the_longest() -> None:
+    made = chunks(30, done=2)
+    cut = []
+    for number in range(8):
+        cut.append(made.cut(number))
+        made.enter(number, 10)
+    assert [len(one) for one in cut] == [1, 1, 2, 4, 8, 8, 4, 0]
+    assert [step for one in cut for step in one] == list(range(2, 30))
+
+
+def test_their_bytes_are_bounded_before_and_after_it_is_known_what_part_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(epoch_reader, "_AHEAD_BYTES", 8000)
+    made = chunks(100, mp4_bytes=500)  # a share of 1,000 bytes
+    assert [len(made.cut(number)) for number in range(4)] == [1, 1, 2, 2]
+    for number in range(4):
+        made.enter(number, 100)  # a fifth of 500
+    assert [len(made.cut(number)) for number in range(4, 7)] == [4, 8, 8]
+    big = chunks(100, mp4_bytes=10**6)  # more than all of it
+    for number in range(4):
+        assert len(big.cut(number)) == 1
+
+
+def test_packets_are_read_in_the_order_of_chunks_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever chunk knows its ranges first. A chunk that failed is passed over."""
+    monkeypatch.setattr(epoch_reader, "_AHEAD_BYTES", 100)
+    made, entered, inside = chunks(100), list[int](), threading.Semaphore(0)
+    for number in range(4):
+        made.cut(number)
+
+    def enter(number: int, size: int) -> None:
+        made.enter(number, size)
+        entered.append(number)
+        inside.release()
+
+    with ThreadPoolExecutor(6) as pool:
+        for number, size in ((3, 60), (1, 60), (0, 60)):
+            pool.submit(enter, number, size)
+        assert inside.acquire(timeout=20)
+        pool.submit(enter, 2, 0)
+        made.leave(0)
+        assert inside.acquire(timeout=20)
+        assert inside.acquire(timeout=20)
+        assert entered == [0, 1, 2]  # 60 + 60 are more than 100
+        made.leave(1)
+        made.leave(2)
+        assert inside.acquire(timeout=20)
+    assert entered == [0, 1, 2, 3]
+    made.enter(3, 60)  # read once more: it is in
+
+
+def test_few_chunks_at_a_time_read_frame_indexes() -> None:
+    made = chunks(100)
+    for number in range(4):
+        made.cut(number)
+    with ThreadPoolExecutor(1) as pool:
+        fifth = pool.submit(made.cut, 4)
+        made.enter(0, 10)
+        assert len(fifth.result(20)) == 8
+        sixth = pool.submit(made.cut, 5)
+        made.close()
+        with pytest.raises(CancelledError):
+            sixth.result(20)
+
+
+CLIPS, BATCH = 120, 2
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead")
+    (folder / "videos").mkdir()
+    for n in range(CLIPS):
+        write(Recipe(frames=8, gop=4, seed=n % 3, width=64, height=64), folder / "videos" / f"{n:03}.mp4")
+    pack([folder / "videos"], folder / "set", progress=False)
+    return folder / "set"
+
+
+def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first range of packets stalls for good: it comes by a second request, and meanwhile others are read, and
+    their frame indexes by fewer requests than there are clips."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    monkeypatch.setattr(link, "_UNKNOWN_LATE", 30.0)  # longer than the test waits
+    monkeypatch.setattr(epoch_reader, "_CHUNK_CLIPS", 8)
+    with faulty_s3() as s3:
+        s3.add_folder(packed, "bucket/set")
+        stalled: list[str] = []
+
+        def fault(method: str, key: str, before: int) -> str | None:
+            if method == "GET" and key.endswith(".tar") and not stalled:
+                stalled.append(key)
+                return "stall"
+            return None
+
+        s3.fault = fault
+        with sv.StreamLoader(
+            "s3://bucket/set", batch_size=BATCH, sampling=sv.Window(2), device="cpu", num_threads=1, fetch="ranges",
+            cache_dir=tmp_path,
+        ) as loader:  # fmt: skip
+            read = [key for batch in loader for key in batch["key"]]
+            hedged = loader.dataset.reader.remote.link.hedged
+        assert sorted(read) == sorted(sv.Dataset.open(packed).clips.key)
+        assert stalled
+        assert 1 <= hedged <= 1 + 0.02 * len(s3.requests)
+        indexes = [key for method, key, _ in s3.requests if method == "GET" and key.endswith(".packets")]
+        assert len(indexes) < CLIPS / 8
