@@ -117,9 +117,9 @@ def read_epoch(
 
 
 class _Chunks:
-    """Cuts an epoch into chunks of steps, numbered from 0 on, and says when each may be read: first its frame indexes, a
-    few chunks at a time, then its packets, as soon as the chunks before it leave room for their bytes. Chunks that wait
-    for that know their ranges, and ask for them at once when it is their turn.
+    """Cuts an epoch into chunks of steps, numbered from 0 on, and says when each may be read: first its frame indexes,
+    a few chunks at a time, then its packets, as soon as the chunks before it leave room for their bytes. Chunks that
+    wait for that know their ranges, and ask for them at once when it is their turn.
 
     The first chunk is a single step, and the next ones are twice as long from one to the next, up to `longest` steps or
     a share of `_AHEAD_BYTES`, by the bytes of their clips' MP4s and what part of these it has been so far.

@@ -90,9 +90,9 @@ class Link:
             self.bandwidth = max(self._bandwidths)
 
     async def fetch(self, size: int, ask: Callable[[], Awaitable[T]], turn: int = 0) -> T:
-        """What `ask` gives, as soon as fewer than `limit` others are under way, and none of an earlier turn waits. It is asked a second time if it takes
-        longer than 95 % of its size class do, and twice as long as half of them, of 2 % of requests and bytes at most;
-        whichever answers first counts, and the other is cancelled.
+        """What `ask` gives, as soon as fewer than `limit` others are under way, and none of an earlier turn waits. It
+        is asked a second time if it takes longer than 95 % of its size class do, and twice as long as half of them, of
+        2 % of requests and bytes at most; whichever answers first counts, and the other is cancelled.
 
         Args:
             size: bytes that are asked for.
