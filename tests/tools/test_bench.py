@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.packing.options import PackOptions
-from tools.bench import pack, stream
+from tools.bench import pack, pairs, stream
 from tools.bench.report import Check, Report, arguments, finish
 from tools.clips import Recipe
 
@@ -62,3 +62,10 @@ def test_packing_is_measured(tmp_path: Path) -> None:
     pack.pack_all(PackOptions())(source, tmp_path / "packed")
     assert (tmp_path / "packed/dataset.json").exists()
     assert len(seconds) == 1
+
+
+def test_sequences_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "WARM", 1)
+    rows = pairs.measure(tmp_path, "cpu", videos=1, frames=60, batches=2, rounds=1)
+    assert [row["way"] for row in rows] == list(pairs.WAYS)
+    assert all(float(row["sequences/s"]) > 0 for row in rows)
