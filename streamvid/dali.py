@@ -1,3 +1,238 @@
-"""`sv.dali`: streamvid for who writes DALI pipelines, and for who serves models with them. docs/dali.md."""
+"""`sv.dali`: streamvid for who writes DALI pipelines, and for who serves models with them. docs/dali.md.
 
+`pipeline` and `iterator` are of DALI's own classes; `StreamLoader(engine="dali")` is what runs such graphs for a
+training run, one for every few steps.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from streamvid.checks import boolean, integer, one_of
+from streamvid.dali_engine.chunk_pipeline import Inputs, clip_inputs, clip_nodes
+from streamvid.dali_engine.engine import chunk_batch, source_in_shard
+from streamvid.dali_engine.reader import write_indexes
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.decode.dali import abandon_pipeline
+from streamvid.errors import InputError
+from streamvid.fetch.encoded_batch import BATCH_COLUMNS
+from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, plan_samples
+from streamvid.forks import in_children
+from streamvid.loader.stream_loader import StreamLoader
+from streamvid.plan.world import find_cores, find_device
+from streamvid.storage.range_reader import RangeReader
+from streamvid.transform.dali_graph import input_names
+from streamvid.transform.spec import Transform, Views, by_view
 from streamvid.transform.triton import export as export
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+Place = Literal["gpu", "cpu"]
+_PLACES: Final[tuple[Place, ...]] = ("gpu", "cpu")
+_SPARE_FILES: Final = 100
+"""Files that a process may open beside those of the graph."""
+
+
+def pipeline(
+    dataset: Any,
+    *,
+    batch_size: int,
+    epoch: int = 0,
+    state: Mapping[str, Any] | None = None,
+    device: str | int | None = None,
+    num_threads: int | None = None,
+    reader_name: str = "clips",
+    pad_last_batch: bool = False,
+    outputs: Place | Mapping[str, Place] | None = None,
+    exec_dynamic: bool = True,
+    prefetch_queue_depth: int = 2,
+    **options: Any,
+) -> Pipeline:
+    """A DALI pipeline over this rank's part of an epoch: `fn.readers.webdataset` → `fn.decoders.video` → transform.
+
+    Its samples are those of the epoch by the default engine: clips, order, frames, masks and random numbers. The reader
+    goes round and round in that order, as readers do; for the order of another epoch, make another pipeline.
+
+    It is not built yet: `with pipe:` operators can be added to `pipe.nodes`, and other outputs be set. They are by name
+    the transform's views, `video` or as they are called, and `mask`, `pts`, `label`, `clip`, `valid` and `epoch`, as
+    `streamvid.loader.batch.Batch` has them, each of one sample; views are on the device, the others on the CPU.
+    `pipe.names` are those of the outputs that it was made with, `pipe.reader_name` is its reader's.
+
+    Args:
+        dataset, batch_size, device, num_threads: as of `StreamLoader`, and `options` the others of it: sampling,
+            transform, seed, shuffle, rank, world_size …. Shards are local files.
+        epoch: its number.
+        state: of a loader: what is left of its epoch.
+        reader_name, pad_last_batch: of the reader, as DALI's iterators ask for them.
+        outputs: where views and columns are handed out: "gpu" (default with a GPU) or "cpu", for all or by name.
+        exec_dynamic: DALI's dynamic executor, without which outputs of the GPU do not come back to the CPU.
+        prefetch_queue_depth: batches that DALI works on at once.
+
+    Raises:
+        InputError: an option is invalid, clips are none that DALI decodes, or shards are more than may be open.
+        DatasetError: the dataset is missing or damaged.
+    """
+    from nvidia.dali import Pipeline
+
+    device_id = find_device(device)
+    num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
+    integer(prefetch_queue_depth, "prefetch_queue_depth")
+    for name, value in (("pad_last_batch", pad_last_batch), ("exec_dynamic", exec_dynamic)):
+        boolean(value, name)
+    if not isinstance(reader_name, str) or not reader_name:
+        raise InputError(f"reader_name must be a name; it is {reader_name!r}")
+    with StreamLoader(
+        dataset, batch_size=batch_size, device=device, num_threads=num_threads, engine="dali", **options
+    ) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        else:
+            loader.set_epoch(epoch)
+        samples, left = loader.remaining()
+    if not samples.dataset.is_local:
+        raise InputError('sv.dali.pipeline reads local shards: StreamLoader(engine="dali") takes them from a bucket')
+    spec, views = samples.clip_transform(), by_view(samples.transform)
+    if any(one.dtype == "bfloat16" for one in views.values()):
+        raise InputError("DALI writes no bfloat16: give Transform(dtype='float32'), and convert in PyTorch")
+    names = [*views, *BATCH_COLUMNS]
+    places = _places(outputs, names, on_gpu=device_id is not None)
+    if not exec_dynamic and device_id is not None and any(places[view] == "cpu" for view in views):
+        raise InputError("outputs of the GPU come back to the CPU by the dynamic executor alone: exec_dynamic=True")
+    plans: list[SamplePlan] = []
+    for number in range(left.done, left.steps):
+        step = left.step(number)
+        planned = plan_samples(samples.dataset, step, samples.spec)
+        plans += [one for one in planned if one.valid]
+    if not plans:
+        raise InputError("this rank has no samples in what is left of the epoch")
+    # Not a TemporaryDirectory, which every forked child removes when it ends.
+    folder = mkdtemp(prefix="streamvid-dali-")
+    made = Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=device_id,
+        prefetch_queue_depth=prefetch_queue_depth,
+        exec_dynamic=exec_dynamic,
+    )
+    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    sources = [source_in_shard(samples.dataset, one, samples.dataset.shard_path) for one in plans]
+    files = write_indexes(sources, Path(folder), spare=0)
+    _check_open_files(len(files.paths))
+    order = _reading_order(len(plans), batch_size, padded=pad_last_batch)
+    feed = _feed(samples.dataset, plans, samples.spec, samples.transform, input_names(spec, crop_resized=False), order)
+    with made:
+        shown, columns = clip_nodes(
+            files,
+            feed,
+            spec,
+            on_gpu=device_id is not None,
+            reader_name=reader_name,
+            pad_last_batch=pad_last_batch,
+        )
+        made.nodes = dict(zip(names, [*shown, *columns], strict=True))
+        made.set_outputs(
+            *(node.cpu() if places[name] == "cpu" else node.gpu() for name, node in made.nodes.items())
+            if device_id is not None
+            else made.nodes.values()
+        )
+    made.names, made.reader_name = names, reader_name
+    return in_children(made, abandon_pipeline)
+
+
+def iterator(
+    pipelines: Pipeline | Sequence[Pipeline],
+    names: Sequence[str] | None = None,
+    *,
+    size: int = -1,
+    reader_name: str | None = None,
+    last_batch_policy: LastBatchPolicy | Literal["fill", "drop", "partial"] | None = None,
+    last_batch_padded: bool = False,
+    auto_reset: bool | Literal["yes", "no"] = False,
+    prepare_first_batch: bool = True,
+) -> DALIGenericIterator:
+    """DALI's `DALIGenericIterator` over pipelines of `pipeline`, one for each GPU of this process.
+
+    Args:
+        pipelines: built or not. Their readers say how long an epoch is, and whether its last batch is padded.
+        names: of the outputs; default: those that `pipeline` has set.
+        size, reader_name, last_batch_policy, last_batch_padded, auto_reset, prepare_first_batch: as of
+            DALIGenericIterator. With neither `size` nor `reader_name`, the pipelines' own readers count. Policies may
+            be named as in `StreamLoader(last_batch)`; default: FILL, as there.
+    """
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    pipelines = list(pipelines) if isinstance(pipelines, list | tuple) else [pipelines]
+    if isinstance(last_batch_policy, str):
+        one_of(last_batch_policy, ("fill", "drop", "partial"), "last_batch_policy")
+        last_batch_policy = LastBatchPolicy[last_batch_policy.upper()]
+    if reader_name is None and size < 0:
+        reader_name = pipelines[0].reader_name
+    return DALIGenericIterator(
+        pipelines,
+        list(pipelines[0].names if names is None else names),
+        size=size,
+        reader_name=reader_name,
+        auto_reset=auto_reset,
+        last_batch_padded=last_batch_padded,
+        last_batch_policy=LastBatchPolicy.FILL if last_batch_policy is None else last_batch_policy,
+        prepare_first_batch=prepare_first_batch,
+    )
+
+
+def _places(outputs: Place | Mapping[str, Place] | None, names: Sequence[str], *, on_gpu: bool) -> dict[str, Place]:
+    """Where each output is handed out."""
+    default: Place = "gpu" if on_gpu else "cpu"
+    given = outputs if isinstance(outputs, Mapping) else dict.fromkeys(names, outputs or default)
+    for name, place in given.items():
+        one_of(name, tuple(names), "a name in outputs")
+        one_of(place, _PLACES, f"the place of {name} in outputs")
+        if place == "gpu" and not on_gpu:
+            raise InputError(f"without a GPU, {name} cannot be handed out there: leave it out of outputs")
+    return {name: given.get(name, default) for name in names}
+
+
+def _check_open_files(count: int) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if count > most - _SPARE_FILES:
+        raise InputError(
+            f"the epoch goes {count:,} times from one shard to another, each an open file of DALI's reader, and this "
+            f"process may open {most:,}: raise `ulimit -n`, give shuffle=False, or take StreamLoader(engine='dali')"
+        )
+
+
+def _reading_order(count: int, batch_size: int, *, padded: bool) -> Iterator[list[int]]:
+    """Numbers of the samples in each batch of DALI's reader, without end."""
+    first = 0
+    while True:
+        if padded:
+            yield [min(first + n, count - 1) for n in range(batch_size)]
+            first = 0 if first + batch_size >= count else first + batch_size
+        else:
+            yield [(first + n) % count for n in range(batch_size)]
+            first = (first + batch_size) % count
+
+
+def _feed(
+    dataset: ClipSource,
+    plans: Sequence[SamplePlan],
+    spec: SampleSpec,
+    transform: Transform | Views,
+    names: Sequence[str],
+    order: Iterator[list[int]],
+) -> Iterator[Inputs]:
+    """What the external source gives for each batch."""
+    reader = RangeReader(like=dataset.reader)
+    for numbers in order:
+        planned = [plans[n] for n in numbers]
+        batch = chunk_batch(dataset, planned, spec, reader, dataset.shard_path, by_shard=False)
+        yield clip_inputs(batch, transform, names)

@@ -48,16 +48,20 @@ class ChunkBatch:
         frames: per sample int64 [wanted], which frames of its video are decoded, rising.
         encoded: all but the packets; its `slices` are empty.
         keys: the clips' keys, for error messages.
+        by_shard: the reader reads them by shard and by where they lie in it, so that few files are open; else in order.
     """
 
     sources: list[VideoSource]
     frames: list[Int64]
     encoded: EncodedBatch
     keys: list[str]
+    by_shard: bool = True
 
     @cached_property
     def reading_order(self) -> Int64:
-        """int64 [batch], the samples by shard and by where they lie in it, so that few files are open."""
+        """int64 [batch], the samples as the reader reads them."""
+        if not self.by_shard:
+            return np.arange(len(self.sources))
         places = [(source.path, int(source.ranges[0, 0])) for source in self.sources]
         return np.array(sorted(range(len(places)), key=places.__getitem__), dtype=np.int64)
 

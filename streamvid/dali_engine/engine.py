@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.dali_engine.chunk_pipeline import ChunkBatch, ChunkPipeline
-from streamvid.dali_engine.reader import source_of, video_source
+from streamvid.dali_engine.reader import VideoSource, source_of, video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
 from streamvid.decode.lost_gpu import raise_if_lost
@@ -213,15 +213,21 @@ class DaliEngine:
 
 
 def chunk_batch(
-    dataset: ClipSource, planned: Sequence[SamplePlan], spec: SampleSpec, reader: RangeReader, path_of: ShardPaths
+    dataset: ClipSource,
+    planned: Sequence[SamplePlan],
+    spec: SampleSpec,
+    reader: RangeReader,
+    path_of: ShardPaths,
+    *,
+    by_shard: bool = True,
 ) -> ChunkBatch:
-    """What the pipeline takes of these samples; arguments as of `streamvid.fetch.encoded_batch.read_slices`.
+    """What the pipeline takes of these samples; arguments as of `streamvid.fetch.encoded_batch.read_slices`, and of
+    `ChunkBatch`.
 
     Raises:
         ClipError: packets are not those that were indexed.
         VideoError: packets are nonsense.
     """
-    rows = dataset.clips
     local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
     slices = None
     if spec.checksum is not None or not all(local):
@@ -231,18 +237,23 @@ def chunk_batch(
         check_packets(slices)
     samples = pad_to_longest(planned, spec.sampling.pad)
     sources = [
-        source_of(slices[n])
-        if slices is not None and not local[n]
-        else video_source(
-            dataset.location(one.clip, path_of),
-            int(rows.mp4_offset[one.clip]),
-            one.packets,
-            one.spans,
-            stsd=rows.stsds[rows.stsd_id[one.clip]],
-            width=int(rows.width[one.clip]),
-            height=int(rows.height[one.clip]),
-        )
+        source_of(slices[n]) if slices is not None and not local[n] else source_in_shard(dataset, one, path_of)
         for n, one in enumerate(samples)
     ]
     encoded = encoded_batch(dataset, samples, [])
-    return ChunkBatch(sources, [one.packets.frames for one in samples], encoded, [rows.key[s.clip] for s in samples])
+    keys = [dataset.clips.key[one.clip] for one in samples]
+    return ChunkBatch(sources, [one.packets.frames for one in samples], encoded, keys, by_shard)
+
+
+def source_in_shard(dataset: ClipSource, sample: SamplePlan, path_of: ShardPaths) -> VideoSource:
+    """What DALI reads of a local shard for a sample."""
+    rows = dataset.clips
+    return video_source(
+        dataset.location(sample.clip, path_of),
+        int(rows.mp4_offset[sample.clip]),
+        sample.packets,
+        sample.spans,
+        stsd=rows.stsds[rows.stsd_id[sample.clip]],
+        width=int(rows.width[sample.clip]),
+        height=int(rows.height[sample.clip]),
+    )

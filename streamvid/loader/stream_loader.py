@@ -28,9 +28,10 @@ from streamvid.loader.preflight import FALLBACKS, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
+from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
-from streamvid.plan.epoch import LastBatch
+from streamvid.plan.epoch import Epoch, LastBatch
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.inputs import DatasetLike, Mix, Source, Subset
 from streamvid.plan.mixture import SampleStream
@@ -300,6 +301,12 @@ class StreamLoader:
     def planned(self) -> tuple[Source, Int64, RunSchedule]:
         """What `sv.ledger` asks a loader for: the datasets, rows that are not delivered, and the schedule."""
         return self._samples.source, self._samples.pools.excluded, self._schedule
+
+    def remaining(self) -> tuple[SampleSet, Epoch]:
+        """What `sv.dali.pipeline` asks a loader for: clips and how samples are made of them, and what is left of the
+        next epoch on this rank."""
+        self._meet_world(settle=True)
+        return self._samples, replace(self._position.next.epoch(), absent=self._quarantine.absent())
 
     def stats(self) -> LoaderStats:
         """Counts and times so far, and the clips that were found bad."""

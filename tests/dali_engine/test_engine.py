@@ -542,3 +542,27 @@ def test_a_bad_clip_in_the_middle(
         with loader(tmp_path / "set", "dali", quarantine=tmp_path / f"begun{stop}", **options) as resumed:
             resumed.load_state_dict(state)
             assert_same(default[stop:], [batch for _ in range(2) for batch in resumed])
+
+
+@pytest.mark.parametrize("pad", ["constant", "edge", "reflect_101", "reflect_1001"])
+def test_padding_is_that_of_the_decoders_own_modes(packed: Packed, tmp_path: Path, pad: Any) -> None:
+    """Frames are decoded once each, and padded behind the transform; `pad_mode` of fn.decoders.video gives the same."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def stock() -> Any:
+        video = fn.external_source(name="video", ndim=1, dtype=types.UINT8)
+        return fn.decoders.video(video, device="cpu", start_frame=0, sequence_length=9, stride=4, pad_mode=pad)
+
+    graph = stock()
+    graph.build()
+    row = packed.recipes.index(RECIPES["a/vp9.webm"])
+    short = packed.recipes.index(RECIPES["c/five.webm"])
+    sampling = sv.Window(9, stride=4, start="first", pad=pad)
+    (batch,) = batches(packed, "dali", sampling=sampling, shuffle=False, batch_size=len(RECIPES))
+    sv.extract(packed.path, tmp_path / "out", keys=[batch["key"][row], batch["key"][short]], progress=False)
+    for n in (row, short):
+        (path,) = (tmp_path / "out").rglob(f"*{batch['key'][n]}*.mp4")
+        graph.feed_input("video", [np.fromfile(path, dtype=np.uint8)])
+        (frames,) = graph.run()
+        np.testing.assert_array_equal(batch["video"][n].numpy(), np.array(frames.at(0)))
