@@ -82,7 +82,7 @@ def train(model: nn.Module, loader: sv.StreamLoader, steps: int, device: torch.d
     step = 0
     while step < steps:
         for batch in loader:
-            low, high = (batch[name].to(device) for name in ("low", "high"))  # type: ignore[literal-required]
+            low, high = (batch[name].to(device) for name in ("low", "high"))
             loss = (model(low) - high[:, :, FRAMES // 2]).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -102,7 +102,7 @@ def evaluate(model: nn.Module, loader: sv.StreamLoader, device: torch.device, pi
     decibels: list[torch.Tensor] = []
     shown: list[list[torch.Tensor]] = []
     for batch in loader:
-        low, high = (batch[name].to(device) for name in ("low", "high"))  # type: ignore[literal-required]
+        low, high = (batch[name].to(device) for name in ("low", "high"))
         wanted = high[:, :, FRAMES // 2]
         made = [enlarge(low).clamp(0, 1), model(low).clamp(0, 1)]
         errors = torch.stack([(one - wanted).square().mean(dim=(1, 2, 3)) for one in made])
