@@ -10,10 +10,13 @@ import ctypes
 import os
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from streamvid.errors import InputError
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
 
 T = TypeVar("T")
 
@@ -49,6 +52,12 @@ class HomeProcess:
 def keep(value: object) -> None:
     """Never free it in this process, not even at its end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def abandon_pipeline(pipeline: Pipeline) -> None:
+    """Neither shut a DALI pipeline down nor free it, which would wait for its threads."""
+    keep(pipeline._pipe)
+    pipeline._pipe = None
 
 
 def in_children(value: T, abandon: Callable[[T], None] = keep) -> T:

@@ -11,12 +11,12 @@ from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.errors import VideoError
 
 # ITU-T T.81, table B.1. FFmpeg's decoder takes baseline, extended and progressive Huffman coding.
-_DECODED: Final = (0xC0, 0xC1, 0xC2)
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+DECODED: Final = (0xC0, 0xC1, 0xC2)
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _EXIF = 0xDA, 0xE1
 _END: Final = b"\xff\xd9"
 _ORIENTATION: Final = 0x0112
-_ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
+ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
 """EXIF orientation → `streamvid.mp4.boxes.ROTATIONS`."""
 
 
@@ -37,20 +37,28 @@ def check_jpeg(data: bytes, name: str) -> None:
     """
     if data[:2] != b"\xff\xd8":
         raise VideoError(f"{name} is no JPEG")
-    # Decoders fill up what is missing without an error. Some cameras write more data behind the end marker.
-    if _END not in data[-65536:]:
-        raise VideoError(f"{name} is cut off")
-    for marker, payload in _segments(data):
-        if marker in _FRAMES:
-            if marker not in _DECODED:
+    try:
+        check_complete(data)
+    except ValueError:
+        raise VideoError(f"{name} is cut off") from None
+    for marker, payload in segments(data):
+        if marker in FRAMES:
+            if marker not in DECODED:
                 raise VideoError(f"{name} is a lossless or arithmetic JPEG: save it as baseline or progressive")
             if len(payload) < 6 or payload[0] != 8 or payload[5] not in (1, 3):
                 raise VideoError(f"{name} is not 8-bit grey or YCbCr: save it so")
 
 
+def check_complete(data: bytes) -> None:
+    """Refuse a file that is cut off: decoders fill up what is missing without an error. Some cameras write more data
+    behind the end marker."""
+    if _END not in data[-65536:]:
+        raise ValueError("it is cut off")
+
+
 def orientation(data: bytes) -> int:
     """EXIF orientation, 1 to 8; 1 if the file has none."""
-    for marker, payload in _segments(data):
+    for marker, payload in segments(data):
         if marker == _EXIF and payload[:6] == b"Exif\0\0":
             return _tiff_orientation(payload[6:])
     return 1
@@ -58,18 +66,23 @@ def orientation(data: bytes) -> int:
 
 def rotation(data: bytes) -> int:
     """How a JPEG is to be shown by its EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`."""
-    return _ROTATIONS[orientation(data)]
+    return ROTATIONS[orientation(data)]
+
+
+def rotation_of_exif(exif: bytes) -> int:
+    """The same by EXIF metadata alone, with or without the name that they have in a JPEG."""
+    return ROTATIONS[_tiff_orientation(exif.removeprefix(b"Exif\0\0"))]
 
 
 def picture_height(data: bytes) -> int:
     """Lines of a JPEG picture, by its frame header (B.2.2 of ITU-T T.81); 0 if there is none before its data."""
-    for marker, payload in _segments(data):
-        if marker in _FRAMES:
+    for marker, payload in segments(data):
+        if marker in FRAMES:
             return int.from_bytes(payload[1:3], "big")
     return 0
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+def segments(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Marker and payload of each segment up to the first scan."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:

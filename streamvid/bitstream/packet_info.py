@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from streamvid.bitstream import av1, h264, hevc, jpeg, mpeg4, vpx
+from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 
 _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
@@ -23,6 +23,7 @@ _WITHOUT_STATE: Final[dict[str, Classifier]] = {
     "mjpeg": jpeg.classify,
     "vp8": vpx.classify_vp8,
     "vp9": vpx.classify_vp9,
+    **dict.fromkeys(image.CODECS, image.classify),
 }
 
 

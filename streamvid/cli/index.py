@@ -51,6 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
         roots=arguments.roots,
         update=arguments.update,
         copy_others=arguments.copy_others,
+        images=arguments.images,
         labels=arguments.labels,
         metadata=arguments.metadata,
         cuts=arguments.cuts,

@@ -44,7 +44,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def add_shared_options(command: argparse.ArgumentParser) -> None:
     """Add the options that `pack` and `index` have in common."""
-    command.add_argument("--labels", metavar="LIST", help="a .csv, .jsonl or .parquet with columns path and label")
+    command.add_argument(
+        "--images", action="store_true", help="each image is a clip, beside videos and in numbered folders, too"
+    )
+    command.add_argument(
+        "--labels",
+        metavar="LIST",
+        help="a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
+    )
     command.add_argument(
         "--metadata",
         metavar="LIST",
@@ -207,6 +214,7 @@ def _run(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
         retry_for=arguments.retry_for,
         append=arguments.append,
+        images=arguments.images,
     )
     print_summary(report, "packed")
     if arguments.compatible_with == "any":

@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from streamvid.arrays import Int64
 from streamvid.dali_engine.reader import ReaderFiles, VideoSource, write_indexes
-from streamvid.decode.dali import abandon_pipeline
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
-from streamvid.forks import in_children
+from streamvid.forks import abandon_pipeline, in_children
 from streamvid.storage.range_reader import FileTooShort
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs, InputType, external_inputs, input_arrays

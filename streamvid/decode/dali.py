@@ -17,13 +17,12 @@ from streamvid.bitstream.nal import to_annex_b
 from streamvid.bitstream.packet_info import classifier
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
-from streamvid.forks import in_children, keep
+from streamvid.forks import abandon_pipeline, in_children
 from streamvid.mp4.sample_entry import without_bit_rate
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
     import torch
-    from nvidia.dali import Pipeline
     from nvidia.dali.backend import TensorListGPU
     from nvidia.dali.data_node import DataNode
 
@@ -120,12 +119,6 @@ def check_packets(slices: Sequence[EncodedSlice]) -> None:
                     raise ValueError("a key frame is none")
         except ValueError as error:
             raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
-
-
-def abandon_pipeline(pipeline: Pipeline) -> None:
-    """Neither shut a pipeline down nor free it, which would wait for its threads: in a forked child, which has none."""
-    keep(pipeline._pipe)
-    pipeline._pipe = None
 
 
 def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:

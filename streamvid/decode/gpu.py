@@ -1,4 +1,4 @@
-"""Decoding on a GPU: each slice goes to a persistent NVDEC session, to DALI, or to the CPU."""
+"""Decoding on a GPU: each slice goes to a persistent NVDEC session, to DALI's video or image decoder, or to the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
@@ -16,6 +16,7 @@ from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
+from streamvid.decode.images import ImageBatches
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
@@ -26,6 +27,7 @@ from streamvid.video.packet_selection import EncodedSlice
 if TYPE_CHECKING:
     import torch
 
+Tool = TypeVar("Tool")
 _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le"}
 
 
@@ -51,8 +53,9 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
 
 
 class GpuDecoder:
-    """Decodes with NVDEC: by persistent decode sessions (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed
-    and supports the clip, by DALI's `fn.decoders.video` otherwise.
+    """Decodes images with DALI (`streamvid.decode.images`), and videos with NVDEC: by persistent decode sessions
+    (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed and supports the clip, by DALI's `fn.decoders.video`
+    otherwise.
 
     For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once. Clips whose
     size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and those that the table
@@ -81,19 +84,22 @@ class GpuDecoder:
         self._sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
         dali = partial(DaliDecoder, device_id=device_id, threads=threads, max_batch=max_batch)
         self._dali = DeadlineThreads(1, name="streamvid-decode-dali", tool=partial(_ReopenedDali, dali))
+        images = partial(ImageBatches, device_id=device_id, threads=threads, max_batch=max_batch)
+        self._images = DeadlineThreads(1, name="streamvid-decode-image", tool=images)
         self._pace = Pace()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(streams, threads)
 
     def uses_dali(self, route: Route) -> bool:
         """Whether clips of this route go to DALI, and into its decoder cache."""
-        return route is not Route.CPU and not (route is Route.NVDEC and self._sessions is not None)
+        return route is Route.DALI or (route is Route.NVDEC and self._sessions is None)
 
     def submit(self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = ()) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch, as `CpuDecoder.submit`.
 
-        Sessions and the CPU begin at once; DALI decodes when the result is asked for. The tensors of several slices
-        may share memory. After any error, the result raises GpuLostError if this process has lost the GPU.
+        Sessions, images and the CPU begin at once; DALI decodes videos when the result is asked for. The tensors of
+        several slices may share memory. After any error, the result raises GpuLostError if this process has lost the
+        GPU.
 
         Args:
             slices: of the batch.
@@ -103,11 +109,14 @@ class GpuDecoder:
         in_sessions: list[int] = []
         by_dali: list[int] = []
         by_cpu: list[int] = []
+        images: list[int] = []
         for number, encoded in enumerate(slices):
             codec, width, height = encoded.codec, encoded.width, encoded.height
             route = decode_route(codec, encoded.stsd, width, height)
             if route is Route.CPU or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 by_cpu.append(number)
+            elif route is Route.IMAGE:
+                images.append(number)
             elif not self.uses_dali(route):
                 in_sessions.append(number)
             elif guard.admit(self._device_id, codec, width, height):
@@ -121,9 +130,12 @@ class GpuDecoder:
         )
         cpu_frames = self._cpu.submit([slices[n] for n in by_cpu])
 
+        image_frames = self._submit_images([slices[n] for n in images])
+
         def gather() -> list[torch.Tensor]:
             frames: dict[int, torch.Tensor] = {}
             try:
+                frames.update(zip(images, image_frames(), strict=True))
                 frames.update(zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True))
                 frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))
             finally:
@@ -153,6 +165,7 @@ class GpuDecoder:
         """Free threads and device memory."""
         self._cpu.close()
         self._dali.close()
+        self._images.close()
         if self._sessions is not None:
             self._sessions.close()
             self._sessions = None
@@ -161,17 +174,34 @@ class GpuDecoder:
         if not slices:
             return []
         check_packets(slices)
+        return self._submit(self._dali, lambda dali: dali.decode(slices, streams=self._streams), slices)()
+
+    def _submit_images(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[torch.Tensor]]:
+        return self._submit(self._images, lambda images: images.decode(slices), slices) if slices else list
+
+    def _submit(
+        self,
+        threads: DeadlineThreads[Tool],
+        decode: Callable[[Tool], list[torch.Tensor]],
+        slices: Sequence[EncodedSlice],
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Begin to decode slices in a thread with a deadline; waits for their frames when it is called."""
         found: list[list[torch.Tensor]] = []
 
-        def decode(dali: _ReopenedDali) -> None:
+        def timed(tool: Tool) -> None:
             began = perf_counter()
-            found.append(dali.decode(slices, streams=self._streams))
+            found.append(decode(tool))
             self._pace.add_all(slices, perf_counter() - began)
 
-        self._dali.submit(
-            decode, limits=lambda: (self._pace.deadline_of_all(slices), math.inf), overdue=partial(_overdue, slices)
-        ).result()
-        return found[0]
+        future = threads.submit(
+            timed, limits=lambda: (self._pace.deadline_of_all(slices), math.inf), overdue=partial(_overdue, slices)
+        )
+
+        def result() -> list[torch.Tensor]:
+            future.result()
+            return found[0]
+
+        return result
 
     def _to_device(self, frames: Sequence[UInt8]) -> list[torch.Tensor]:
         if not frames:

@@ -109,8 +109,12 @@ class ClipFile:
             raise self._error("its bytes are not those that were stored, by their SHA-256")
 
     def _read_packets(self) -> Iterator[memoryview | bytes]:
-        source, row, index = self._source, self._row, self._source.index(self._row)
         yield self.head
+        yield from self.packets()
+
+    def packets(self) -> Iterator[memoryview]:
+        """Its packets alone, one after the other, in chunks: of an image, that is its file. Errors as of `read`."""
+        source, row, index = self._source, self._row, self._source.index(self._row)
         crcs = index.crc32c.copy()
         for first, end in _parts(index):
             packets = _all_packets(index, first, end)

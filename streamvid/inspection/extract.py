@@ -1,4 +1,5 @@
-"""Clips out of a dataset again: an MP4 each that any player reads, and its metadata as JSON beside it."""
+"""Clips out of a dataset again: an MP4 each that any player reads, or the image's file, and its metadata as JSON beside
+it."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, is_local, local_path, redact
+from streamvid.video.image import EXTENSIONS
 
 _AT_ONCE: Final = 256
 """Clips whose metadata are taken together."""
@@ -40,7 +42,7 @@ class Extracted:
 
     Attributes:
         folder: where the files are.
-        clips, bytes: written, and the size of their MP4s.
+        clips, bytes: written, and the size of their MP4s and images.
         there: clips whose files were there already.
         bad: keys of clips that are damaged, and what is wrong with each; they have no files.
         elapsed: seconds.
@@ -65,7 +67,8 @@ def extract(
     workers: int | None = None,
     progress: bool = True,
 ) -> Extracted:
-    """Write clips as files, ``<key>.mp4`` and ``<key>.json``. A call that was killed goes on when it is made again.
+    """Write clips as files, ``<key>.mp4`` and ``<key>.json``; images as what they were, such as ``<key>.jpg``. A call
+    that was killed goes on when it is made again.
 
     The MP4 of a packed clip is the one in the shard; of a clip in place one is made of its packets. Keys that differ in
     upper and lower case alone get digits, as some file systems take them for one.
@@ -151,19 +154,23 @@ def _documents(dataset: Dataset, rows: Sequence[int]) -> list[bytes]:
 def _write(
     dataset: Dataset, folder: Path, shared: frozenset[str], row: int, document: bytes, *, overwrite: bool
 ) -> int | ClipError | None:
-    """Write a clip's files, the MP4 last.
+    """Write a clip's files, the MP4 or the image last.
 
     Returns:
-        the size of the MP4; None if both were there; or what is wrong with the clip.
+        its size; None if both were there; or what is wrong with the clip.
     """
     key = dataset.key(row)
     name = longer_keys(key)[0] if key.lower() in shared else key
     clip = ClipFile(dataset, row)
-    files: dict[Path, Iterable[memoryview | bytes]] = {folder / f"{name}.json": [document], folder / f"{name}.mp4": ()}
+    image = EXTENSIONS.get(dataset.clips.codec[row])
+    files: dict[Path, Iterable[memoryview | bytes]] = {
+        folder / f"{name}.json": [document],
+        folder / f"{name}.{image or 'mp4'}": (),
+    }
     written = 0
     try:
         for path, content in files.items():
-            data = content or clip.read()
+            data = content or (clip.packets() if image else clip.read())
             if not overwrite and os.path.lexists(path):
                 if not _holds(path, data):
                     raise InputError(f"{path} holds something else: give another folder, or replace it (--overwrite)")
@@ -172,7 +179,8 @@ def _write(
             written += 1
     except ClipError as error:
         return error
-    return clip.size if written else None
+    size = int(dataset.index(row).size.sum()) if image else clip.size
+    return size if written else None
 
 
 def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:

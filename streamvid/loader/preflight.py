@@ -76,7 +76,8 @@ def find_cpu_decoded(
     left = [(group, members, group.support.reason) for group, members in groups.items() if _is_for_cpu(group)]
     for_gpu = {group: members for group, members in groups.items() if not _is_for_cpu(group)}
     if for_gpu:
-        load_nvdec()
+        if any(group.support.route is not Route.IMAGE for group in for_gpu):
+            load_nvdec()
         left += _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
     on_cpu = np.zeros(len(dataset), dtype=bool)
     if not left:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import av
 import numpy as np
 
+from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.checks import fraction
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
 from streamvid.storage.url import is_local, local_path, redact
 from streamvid.video.codec_context import bare_context, padded_packet
-from streamvid.video.probe import MAX_SIDE
 from streamvid.video.remux import as_video_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ _MAX_BYTES: Final = 1 << 28
 _FETCHED_AT_ONCE: Final = 16
 _NO_TIMES: Final = (
     "the images in {} have no frame rate: give --fps, "
-    f"or put a {TIMES_FILES[0]} with a line of seconds for each image beside them"
+    f"or put a {TIMES_FILES[0]} with a line of seconds for each image beside them; to pack each image as a clip, give "
+    "--images"
 )
 _MICROSECONDS: Final = Fraction(1, 1_000_000)
 

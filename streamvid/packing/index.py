@@ -33,6 +33,7 @@ def index(
     roots: Path | Sequence[Path] = (),
     update: bool = False,
     copy_others: bool = False,
+    images: bool = False,
     labels: Path | None = None,
     metadata: Path | Sequence[Path] = (),
     cuts: Path | None = None,
@@ -59,7 +60,8 @@ def index(
         roots: folders and URLs to which links, and lists of others, may lead besides the places.
         update: look at what is new or changed since the dataset at the destination was made, and add it.
         copy_others: pack what cannot be read where it lies.
-        labels, metadata, cuts, name, workers, engine, address, overwrite, retry_for, progress: as of `streamvid.pack`.
+        images, labels, metadata, cuts, name, workers, engine, address, overwrite, retry_for, progress: as of
+            `streamvid.pack`.
         cutting, decode: as of `streamvid.PackOptions`.
 
     Raises:
@@ -92,6 +94,7 @@ def index(
             base=read_base(destination, told) if append else None,
             places=Places(tuple(paths), tuple(told), tuple(cameras), destination),
             after=after,
+            images=images,
         )
 
     def run(spec: JobSpec, *, overwrite: bool) -> PackReport:

@@ -13,11 +13,13 @@ from streamvid.errors import VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.accept import find_clip_damage
 from streamvid.packing.frame_spans import FrameSpan, no_clip, source_spans, span_columns
+from streamvid.packing.image_files import image_source, read_image
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
 from streamvid.packing.source_file import local_video, of_this_file, source_bytes
 from streamvid.storage.url import is_local, local_path
+from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import VideoFile
@@ -37,6 +39,13 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
         raise VideoError(
             "a folder of images is no video, so that it cannot be read where it lies: pack it (--copy-others)"
         )
+    if source.name.lower().endswith(IMAGE_EXTENSIONS):
+        video = local_video(source, folder)
+        if (image := read_image(source, video)) is not None:
+            found = image_source(source, options, video, *image)
+            _check_unchanged(source)
+            shutil.rmtree(folder, ignore_errors=True)
+            return found
     whole = _by_tables(source) if options.in_place == "tables" and not options.track else None
     if whole is not None:
         return _clips(source, whole, options, readable=False)
@@ -64,11 +73,15 @@ def _clips(
         ]
         if not any(isinstance(one, PreparedClip) for one in clips):
             raise no_clip([one for one in clips if isinstance(one, RejectedCut)])
+    _check_unchanged(source)
+    return clips
+
+
+def _check_unchanged(source: SourceVideo) -> None:
     if is_local(source.path):
         now = os.stat(local_path(source.path))
         if (now.st_size, str(now.st_mtime_ns)) != (source.file_bytes or source.size, source.mark):
             raise VideoError("it was changed while it was indexed: run this again")
-    return clips
 
 
 @cache

@@ -32,7 +32,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.url import is_local, local_path, redact
-from streamvid.video.containers import VIDEO_EXTENSIONS
+from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +82,20 @@ class SourceVideo:
         return 1
 
 
-def find_sources(inputs: Sequence[str], lists: MetadataLists, *, places: Places | None = None) -> list[SourceVideo]:
+def find_sources(
+    inputs: Sequence[str], lists: MetadataLists, *, places: Places | None = None, images: bool = False
+) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
+
+    Images are such where they are named or listed, or an input holds no videos. Likewise what lies in tars.
 
     Args:
         inputs: files, folders (searched recursively), globs, or lists (.csv, .jsonl, .parquet with a column `path` or
             `video`; relative paths are relative to the list), local or on an object store. A video that is given more
             than once is packed once.
         lists: takes the other columns of the lists.
-        places: find what others made, too: videos in tars, episodes of LeRobot datasets; and tell where files lie.
+        places: find episodes of LeRobot datasets, and tars beside videos, too; and tell where files lie.
+        images: every image of the inputs is one, beside videos and in folders of numbered images, too.
 
     Raises:
         InputError: an input does not exist or holds no video, or a list cannot be used.
@@ -100,7 +105,7 @@ def find_sources(inputs: Sequence[str], lists: MetadataLists, *, places: Places 
     found: dict[tuple[str, ...], Found] = {}
     for given in inputs:
         try:
-            videos = _find(given, lists) if places is None else _find_foreign(given, lists, places)
+            videos = _find_all(given, lists, places, images)
         except StorageUnavailable:
             raise
         except DatasetError as error:
@@ -120,27 +125,33 @@ def find_sources(inputs: Sequence[str], lists: MetadataLists, *, places: Places 
     sources = []
     for i, key in zip(order, keys, strict=True):
         one = chosen[i]
-        source = SourceVideo(one.path, names[i], key, one.label, one.rows, one.cuts, mark=one.mark, part=one.part)
+        source = SourceVideo(
+            one.path, names[i], key, one.label, one.rows, one.cuts, mark=one.mark, part=one.part, problem=one.problem
+        )
         if places is not None:
             root, file = place_of(one)
-            source = replace(source, root=root, file=file, hosts=places.hosts, problem=one.problem)
+            source = replace(source, root=root, file=file, hosts=places.hosts)
         sources.append(source)
     return sources
 
 
-def _find_foreign(given: str, lists: MetadataLists, places: Places) -> list[Found]:
-    """The same as `_find`, of LeRobot datasets and tars, too."""
-    if is_lerobot(given):
+def _find_all(given: str, lists: MetadataLists, places: Places | None, images: bool) -> list[Found]:
+    """What an input holds, what lies in its tars included."""
+    if places is not None and is_lerobot(given):
         return [*map(places.check, find_episodes(given, places.cameras, lists))]
-    if places.cameras:
+    if places is not None and places.cameras:
         raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
     if "{" in given and given.lower().endswith(TAR_EXTENSIONS):
         found = [_single(path) for path in dict.fromkeys(braceexpand(given))]
     else:
-        found = _find(given, lists, (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS))
-    found = [places.check(one) for one in found if not places.is_own(one)]
+        taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
+        found = _find(given, lists, taken, sequences=not images)
+    if places is not None:
+        found = [places.check(one) for one in found if not places.is_own(one)]
     tars = [one for one in found if not one.problem and one.path.lower().endswith(TAR_EXTENSIONS)]
-    return [one for one in found if one not in tars] + (find_in_tars(tars, lists, places.hosts) if tars else [])
+    hosts = () if places is None else places.hosts
+    inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
+    return [one for one in found if one not in tars] + inside
 
 
 def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]:
@@ -160,13 +171,13 @@ def _names(videos: list[Found]) -> list[str]:
             depths[i] -= 1
 
 
-def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...] = VIDEO_EXTENSIONS) -> list[Found]:
+def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequences: bool) -> list[Found]:
     shown = redact(given)
     local = is_local(given)
     if local:
         given = local_path(given)
     if local and os.path.isdir(given):
-        return _below(given, _walk(given), shown, extensions)
+        return _below(given, _walk(given), shown, extensions, sequences=sequences)
     if local and os.path.isfile(given):
         return _listed(given, lists) if is_list(given) else [_single(given)]
     if glob.has_magic(given):
@@ -175,12 +186,12 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...] = VIDEO_
         raise InputError(f"no such file or folder: {shown}")
     if is_list(given):
         return _listed(given, lists)
-    if not has_ranges(given) and given.lower().endswith(extensions):
+    if not has_ranges(given) and given.lower().endswith((*VIDEO_EXTENSIONS, *TAR_EXTENSIONS, *IMAGE_EXTENSIONS)):
         return [_single(given)]  # a web server would be asked for all of it, to look for links in it
     files = filesystem.list_files(given, recursive=True)
     if [path_parts(file) for file in files] == [path_parts(given)]:
         return [_single(given)]
-    return _below(given, files, shown, extensions)
+    return _below(given, files, shown, extensions, sequences=sequences)
 
 
 def _single(path: str) -> Found:
@@ -207,22 +218,34 @@ def _walk(folder: str) -> list[str]:
     return files
 
 
-def _below(folder: str, files: Sequence[str], shown: str, extensions: tuple[str, ...]) -> list[Found]:
+def _below(
+    folder: str, files: Sequence[str], shown: str, extensions: tuple[str, ...], *, sequences: bool
+) -> list[Found]:
     root = path_parts(folder)
     # Hidden files are skipped: macOS writes a "._clip.mp4" beside each clip.mp4 that it copies.
     parts = {path: path_parts(path) for path in files}
     files = [path for path in files if not any(part.startswith(".") for part in parts[path][len(root) :])]
-    found = [Found(path, parts[path], len(root)) for path in files if path.lower().endswith(extensions)]
-    sequences = _sequences(files, root, {video.parts[:-1] for video in found})
-    folders = {sequence.parts for sequence in sequences}
-    others = [path for path in files if not path.lower().endswith(extensions) and parts[path][:-1] not in folders]
-    if not found and not sequences:
+    videos = [path for path in files if path.lower().endswith(extensions)]
+    found = _sequences(files, root, {parts[path][:-1] for path in videos}) if sequences else []
+    videos = videos or ([] if found else _others(files))
+    folders = {sequence.parts for sequence in found}
+    left_out = [path for path in files if path not in set(videos) and parts[path][:-1] not in folders]
+    if not found and not videos:
         raise InputError(
             f"no videos in {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all are "
-            f"in docs/packing.md), and for folders of nothing but numbered images{_counted(others, '; found ')}"
+            f"in docs/packing.md), for images, and for folders of nothing but numbered images"
+            f"{_counted(left_out, '; found ')}"
         )
-    _tell_left_out(others, shown)
-    return found + sequences
+    _tell_left_out(left_out, shown)
+    return [Found(path, parts[path], len(root)) for path in videos] + found
+
+
+def _others(files: Sequence[str]) -> list[str]:
+    """What is taken of an input without videos: its images, or its tars if it has none."""
+    for extensions in (IMAGE_EXTENSIONS, TAR_EXTENSIONS):
+        if others := [path for path in files if path.lower().endswith(extensions)]:
+            return others
+    return []
 
 
 def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[Found]:
@@ -242,9 +265,13 @@ def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tup
 
 def _tell_left_out(files: Sequence[str], shown: str) -> None:
     """Log how many files of an input are taken for no videos."""
+    images = any(path.lower().endswith(IMAGE_EXTENSIONS) for path in files)
     if files:
         log.warning(
-            "%s: files without an extension of a video are left out%s; to pack one, name it", shown, _counted(files)
+            "%s: files without an extension of a video are left out%s; to pack one, name it%s",
+            shown,
+            _counted(files),
+            ", or give --images to pack each image as a clip" * images,
         )
 
 
@@ -263,20 +290,20 @@ def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Foun
         matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
-    others = [path for path in matches if not path.lower().endswith(extensions)]
-    matches = [path for path in matches if path.lower().endswith(extensions)]
-    if not matches:
+    videos = [path for path in matches if path.lower().endswith(extensions)] or _others(matches)
+    left_out = [path for path in matches if path not in set(videos)]
+    if not videos:
         raise InputError(
             f"no videos match {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all "
-            f"are in docs/packing.md){_counted(others, '; found ')}"
+            f"are in docs/packing.md), or of an image{_counted(left_out, '; found ')}"
         )
-    _tell_left_out(others, shown)
+    _tell_left_out(left_out, shown)
     fixed = []  # the components before the first with a wildcard
     for part in path_parts(pattern)[:-1]:
         if glob.has_magic(part):
             break
         fixed.append(part)
-    return [Found(path, path_parts(path), len(fixed)) for path in matches]
+    return [Found(path, path_parts(path), len(fixed)) for path in videos]
 
 
 def _listed(path: str, lists: MetadataLists) -> list[Found]:

@@ -16,7 +16,7 @@ from streamvid.packing.destination import base_name
 from streamvid.packing.fingerprints import MISSING, NO_MARK, job_fingerprint, source_details, versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
-from streamvid.packing.labels import Join, attach_labels, attach_metadata, class_names
+from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
@@ -126,6 +126,7 @@ def plan_job(
     base: BaseDataset | None,
     places: Places | None = None,
     after: str = "",
+    images: bool = False,
 ) -> JobSpec:
     """Find the sources and determine everything that the dataset's bytes depend on. Reads lists, but no video.
 
@@ -133,6 +134,7 @@ def plan_job(
         base: the dataset that is appended to.
         places: as of `streamvid.packing.inputs.find_sources`.
         after: fingerprint of the job that this one goes on with.
+        images: as of `streamvid.packing.inputs.find_sources`.
         inputs, destination, labels, metadata, cuts, shard_size, name, options: as of `streamvid.packing.pack.pack`.
 
     Raises:
@@ -140,13 +142,15 @@ def plan_job(
     """
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
-    sources = find_sources(inputs, lists, places=places)
+    sources = find_sources(inputs, lists, places=places, images=images)
     if options.in_place:
         check_destination((source.path for source in sources), destination)
     check_rate((source.path for source in sources), options.fps)
     found = len(sources)
     joins: list[Join] = []
-    if labels is not None:
+    if labels == FOLDERS:
+        sources = label_by_folder(sources)
+    elif labels is not None:
         sources, join = attach_labels(sources, labels, lists)
         joins.append(join)
     for path in metadata:

@@ -16,6 +16,8 @@ from streamvid.packing.lists import ParsedList, raw_labels, read_list, video_col
 from streamvid.packing.metadata import MetadataLists
 from streamvid.storage.url import is_local, local_path, redact
 
+FOLDERS: Final = "folders"
+"""In place of a list of labels: by `label_by_folder`."""
 _EXAMPLES: Final = 3
 """Missing videos, and rows without a video, that a message names; the others are counted."""
 _SPELLINGS: Final[Mapping[str, Callable[[SourceVideo], str]]] = {
@@ -42,6 +44,23 @@ def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
     if names and any(isinstance(label, int) for label in labels):
         raise InputError("some labels are numbers and others text: use one or the other")
     return tuple(sorted(names)) or None
+
+
+def label_by_folder(sources: Sequence[SourceVideo]) -> list[SourceVideo]:
+    """Add the folder that each video lies in, directly below the input, as its class: torchvision's `ImageFolder`.
+
+    Videos that have a label, as of a `.cls` in a tar, keep it; those in no folder get none.
+
+    Raises:
+        InputError: none lies in a folder.
+    """
+    folders = [source.name.rpartition("/")[0].partition("/")[0] for source in sources]
+    if not any(folders):
+        raise InputError("no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …")
+    return [
+        replace(source, label=folder) if source.label is None and folder else source
+        for source, folder in zip(sources, folders, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

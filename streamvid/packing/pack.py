@@ -83,6 +83,7 @@ def pack(
     address: str | None = None,
     overwrite: bool = False,
     append: bool = False,
+    images: bool = False,
     options: PackOptions = PackOptions(),  # noqa: B008 - a frozen value
     retry_for: float = 600.0,
     progress: bool = True,
@@ -94,7 +95,8 @@ def pack(
     Args:
         inputs: files, folders, globs and lists, or one of these; see `streamvid.packing.inputs.find_sources`.
         destination: a folder or an object-store prefix.
-        labels: a list of labels, see `streamvid.packing.labels.attach_labels`.
+        labels: a list of labels, see `streamvid.packing.labels.attach_labels`; or "folders": the folder that a video
+            lies in, directly below the input, is its class.
         metadata: lists of further columns, or one of these; see `streamvid.packing.labels.attach_metadata`.
         cuts: a list of clips to cut out of the videos, see `streamvid.packing.cut_list.attach_cuts`.
         shard_size: the most bytes of tar in a shard, unless a single clip is larger.
@@ -104,6 +106,8 @@ def pack(
         address: of the Ray cluster; by default that in RAY_ADDRESS, or a cluster on this machine.
         overwrite: replace a dataset at the destination, or the unfinished one of another pack.
         append: add the videos that the dataset at the destination does not have.
+        images: every image is a clip, beside videos and in folders of numbered images, too. Images that are named, or
+            that lie where there are no videos, are clips in any case.
         options: how videos are cut and transcoded.
         retry_for: seconds for which a remote destination that does not answer is asked again, once packing has begun.
         progress: show a progress bar if stderr is a terminal.
@@ -134,6 +138,7 @@ def pack(
         name=name,
         options=options,
         base=read_base(destination) if append else None,
+        images=images,
     )
     return run_job(
         spec,

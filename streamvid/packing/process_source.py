@@ -16,6 +16,7 @@ from streamvid.dataset.schema import MAX_FILE_BYTES
 from streamvid.errors import StreamvidError, VideoError
 from streamvid.packing.accept import find_clip_damage
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
+from streamvid.packing.image_files import image_source, read_image
 from streamvid.packing.images import is_sequence
 from streamvid.packing.index_source import index_source
 from streamvid.packing.inputs import SourceVideo
@@ -62,6 +63,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         if options.in_place:
             return index_source(source, folder, options)
         video = folder if is_sequence(source.path) else local_video(source, folder)
+        if (image := read_image(source, video)) is not None:
+            return image_source(source, options, video, *image)
         cutting = options.cutting is not None or source.cuts is not None
         scenes = isinstance(options.cutting, Scenes)
         whole, transcoded = remux_or_build(source.path, video, folder, options, cut_only=cutting and not scenes)

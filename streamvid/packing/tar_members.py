@@ -1,4 +1,4 @@
-"""WebDataset shards that others made: each video in a tar is a source, the members beside it are its columns.
+"""WebDataset shards that others made: each video or image in a tar is a source, the members beside it its columns.
 
 Members of a sample have one name up to the first dot, as webdataset groups them, wherever they lie in the tar. Of each
 tar its headers and small members are read, by ranges, and no video.
@@ -32,7 +32,7 @@ from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import is_local, local_path
 from streamvid.text import first_line
-from streamvid.video.containers import VIDEO_EXTENSIONS
+from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
@@ -61,19 +61,30 @@ class _Tar:
     mark: str
 
 
-def find_in_tars(tars: Sequence[Found], lists: MetadataLists, hosts: tuple[str, ...] = ()) -> list[Found]:
+def find_in_tars(
+    tars: Sequence[Found],
+    lists: MetadataLists,
+    hosts: tuple[str, ...] = (),
+    *,
+    images: bool = False,
+    members: bool = True,
+) -> list[Found]:
     """The videos in tars, with what lies beside them as metadata; a tar that cannot be read with its reason.
 
     Args:
         tars: the files.
         lists: takes the columns.
         hosts: to which URLs may redirect.
+        images: of samples without a video, images are such, too; as they are in a tar without videos.
+        members: say where other members are.
 
     Raises:
         DatasetError: a storage does not answer.
     """
-    read = map_in_threads(partial(_read, hosts), [tar.path for tar in tars])
+    read = map_in_threads(partial(_read, hosts, images), [tar.path for tar in tars])
     videos = [video for tar in read for video in tar.videos]
+    for video in videos if not members else ():
+        video.values.pop(MEMBERS, None)
     labels = _take_labels(videos)
     columns = dict.fromkeys(name for video in videos for name in video.values)
     table = pa.table({name: column_of_values([video.values.get(name) for video in videos]) for name in columns})
@@ -107,7 +118,7 @@ def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
     return [int(text) if whole and text is not None else text for text in texts]
 
 
-def _read(hosts: tuple[str, ...], path: str) -> _Tar:
+def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
     """A tar's videos."""
     if path.lower().endswith(COMPRESSED):
         return _Tar(
@@ -122,7 +133,7 @@ def _read(hosts: tuple[str, ...], path: str) -> _Tar:
             FileVersion(details.size, details.mark, () if is_local(path) else hosts),
             block=_BLOCK_BYTES,
         )
-        return _Tar(list(_videos(file, details.size)), details.mark)
+        return _Tar(list(_videos(file, details.size, images)), details.mark)
     except StorageUnavailable:
         raise
     except DatasetError as error:
@@ -140,7 +151,7 @@ def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
     return Details(status.st_size, str(status.st_mtime_ns), False)
 
 
-def _videos(file: RangedFile, size: int) -> Iterator[_Video]:
+def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:
     members: dict[str, tarfile.TarInfo] = {}
     broken = ""
     try:
@@ -155,15 +166,27 @@ def _videos(file: RangedFile, size: int) -> Iterator[_Video]:
         sample, extension = _split(name)
         samples[sample][extension] = member
     there = False
+    images = images or not any(_is_video(extension) for own in samples.values() for extension in own)
     for own in samples.values():
-        videos = [one for extension, one in own.items() if _is_video(extension)]
-        for member in videos:
-            there = True
+        sources = _of_sample(own, images)
+        for extension in sources:
+            member, there = own[extension], True
             problem = _problem(member, size)
-            values = {} if problem else _values(file, own, _split(member.name)[1])
+            values = {} if problem else _values(file, own, extension, sources)
             yield _Video(member.name, None if problem else (member.offset_data, member.size), values, problem)
     if broken or not there:
-        yield _Video("", problem=broken or "it holds no videos")
+        yield _Video("", problem=broken or "it holds no videos and no images")
+
+
+def _of_sample(own: dict[str, tarfile.TarInfo], images: bool) -> list[str]:
+    """What of a sample are sources, by extension: its videos; without any, and if wanted, its images.
+
+    An image with more before its extension, such as the mask `a.seg.png` beside `a.jpg`, is one only if all have."""
+    videos = [extension for extension in own if _is_video(extension)]
+    if not videos and images:
+        videos = [extension for extension in own if f".{extension}".lower().endswith(IMAGE_EXTENSIONS)]
+        videos = [extension for extension in videos if "." not in extension] or videos
+    return videos
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -182,16 +205,16 @@ def _problem(member: tarfile.TarInfo, size: int) -> str:
     return ""
 
 
-def _values(file: RangedFile, sample: dict[str, tarfile.TarInfo], video: str) -> dict[str, Any]:
+def _values(file: RangedFile, sample: dict[str, tarfile.TarInfo], video: str, sources: Sequence[str]) -> dict[str, Any]:
     """The columns of a video: of the members with its sample's name, `a.1.json` for `a.1.mp4` before others."""
     prefix = video.rpartition(".")[0]
-    others = {name.rpartition(".")[0] for name in sample if _is_video(name)} - {"", prefix}
+    others = {name.rpartition(".")[0] for name in sources} - {"", prefix}
     values: dict[str, Any] = {}
     members: dict[str, tuple[int, int, bytes]] = {}
     for extension, member in sorted(sample.items(), key=lambda item: item[0].rpartition(".")[0] == prefix):
         before, _, kind = extension.rpartition(".")
         kind, before = kind.lower(), "" if before == prefix else before
-        if _is_video(extension) or before in others or not member.isreg() or member.issparse():
+        if extension in sources or before in others or not member.isreg() or member.issparse():
             continue
         name = f"{before}.{kind}" if before else kind
         head = b""

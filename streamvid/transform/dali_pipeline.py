@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.decode.base import Frames
-from streamvid.decode.dali import abandon_pipeline
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, EncodedBatch
-from streamvid.forks import in_children
+from streamvid.forks import abandon_pipeline, in_children
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.params import PARAM_TYPES, ClipTransform, Params
 from streamvid.transform.spec import Views, by_view

@@ -1,4 +1,4 @@
-"""FFmpeg's decoder of a clip, the same for all who decode: loaders, packing and `verify`.
+"""FFmpeg's decoder of a clip, or DALI's of an image, the same for all who decode: loaders, packing and `verify`.
 
 What a codec context gives depends on what it was told when it was opened, and on what it has decoded before. It is told
 here what FFmpeg's demuxer would tell it of the whole clip, and every run of packets begins with an empty decoder. So a
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.image import is_image_entry
 from streamvid.mp4.sample_entry import coded_size, visual_sample_description
 from streamvid.mp4.writer import composition_offsets, slice_header
+from streamvid.video.image_decoder import decode_images
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -66,6 +68,9 @@ class ReusableCodecContext(threading.local):
         Raises:
             av.error.FFmpegError: they cannot be decoded.
         """
+        if is_image_entry(stsd):
+            yield from decode_images(stsd, packets)
+            return
         # Taken out while it is in use, so that one that fails is not kept.
         kept, self._kept = self._kept, None
         if kept is None or kept.stsd != stsd or kept.reorder < reorder:

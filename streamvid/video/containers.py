@@ -49,7 +49,13 @@ VIDEO_EXTENSIONS: Final = (
     ".flic", ".roq", ".thp", ".viv", ".cine", ".ser", ".mlv", ".r3d",
 )  # fmt: skip
 """Extensions by which packing searches folders and globs. Files that are named one by one may have any."""
+IMAGE_EXTENSIONS: Final = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".jp2", ".j2k", ".j2c", ".jpc",
+    ".jpf", ".jpx",
+)  # fmt: skip
+"""Extensions of single images, which may be clips of one frame. What such a file holds is told by its content."""
 
+_PICTURE: Final = "a single picture without the extension of one"
 _KINDS: Final[Mapping[bytes, str]] = {
     b"#EXTM3U": "an HLS playlist, which names other files",
     b"ffconcat version": "an ffconcat script, which names other files",
@@ -58,9 +64,9 @@ _KINDS: Final[Mapping[bytes, str]] = {
     b"v=0": "an SDP description of a network stream",
     b"# VobSub index": "an index of VobSub subtitles",
     b"MLVI": "a Magic Lantern recording, which may go on in other files",
-    b"\x89PNG": "a single picture",
-    b"\xff\xd8\xff": "a single picture",
-    b"BM": "a single picture",
+    b"\x89PNG": _PICTURE,
+    b"\xff\xd8\xff": _PICTURE,
+    b"BM": _PICTURE,
     b"ID3": "audio",
     b"fLaC": "audio",
 }

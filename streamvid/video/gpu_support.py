@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from streamvid.bitstream import image
 from streamvid.errors import InputError
 from streamvid.video.encoders import Target
 from streamvid.video.frame_index import RANDOM_ACCESS
@@ -29,11 +30,13 @@ class Route(Enum):
 
     NVDEC: persistent decode sessions, or DALI where PyNvVideoCodec is not installed.
     DALI: DALI's `fn.decoders.video`, which drives NVDEC, too.
+    IMAGE: DALI's `fn.decoders.image`: nvJPEG, nvJPEG2000, and the CPU for what the GPU has no decoder of.
     CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
     """
 
     NVDEC = "nvdec"
     DALI = "dali"
+    IMAGE = "image"
     CPU = "cpu"
 
 
@@ -97,6 +100,8 @@ def support(
         has_av1: the chip has an AV1 decoder; A100, H100 and H200 do not.
     """
     found = traits.split(",")
+    if codec in image.CODECS:
+        return Support(Route.IMAGE)
     if codec == "mjpeg":
         return Support(Route.CPU, "NVDEC has no decoder for Motion JPEG")
     if UNORDERED in found:

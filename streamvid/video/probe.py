@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import av
 
 from streamvid.bitstream import jpeg, packet_info
+from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import NO_MOOV, box, lacks_moov, rotation_of_matrix
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg")
-MAX_SIDE: Final = 16384
-"""Frames wider or higher than this, in pixels, are refused: no model wants them, and headers lie."""
 
 
 class CannotCopyError(VideoError, ValueError):

@@ -19,6 +19,7 @@ import av
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.image import MAX_SIDE
 from streamvid.checks import suggesting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
@@ -27,7 +28,7 @@ from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
-from streamvid.video.probe import MAX_SIDE, VideoFile, frame_rotation
+from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip

@@ -1,0 +1,65 @@
+"""A file of a single image as a clip of one frame: its bytes are the only packet, as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from streamvid.bitstream.image import CODECS, classify, read_header
+from streamvid.checksum import crc32c
+from streamvid.mp4.sample_entry import visual_sample_description
+from streamvid.mp4.writer import clip_header
+from streamvid.video.clip_index import ClipTimes, build_clip
+from streamvid.video.probe import FrameFormat
+from streamvid.video.stored_clip import StoredClip, UnwrittenMp4
+
+EXTENSIONS: Final[Mapping[str, str]] = {
+    "jpeg": "jpg", "png": "png", "webp": "webp", "tiff": "tif", "bmp": "bmp", "jpeg2000": "jp2",
+}  # fmt: skip
+"""Codecs of images → how their files are named."""
+_RATE: Final = 25
+"""An image is shown for a 25th of a second: what FFmpeg takes for one."""
+
+
+def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None) -> StoredClip:
+    """The clip of an image.
+
+    Args:
+        file: holds it, and nothing else.
+        data: its bytes.
+        signature: `streamvid.video.stored_clip.file_signature` of the file, to store the clip as an MP4; None: the
+            index has positions in the file.
+
+    Raises:
+        ValueError: as of `streamvid.bitstream.image.read_header`.
+    """
+    header = read_header(data)
+    width, height = header.width, header.height
+    stsd = visual_sample_description(CODECS[header.codec], b"", width=width, height=height)
+    size = np.array([len(data)])
+    head, sha256, unwritten = b"", "", None
+    if signature is not None:
+        head = clip_header(
+            stsd, pts=np.zeros(1, np.int64), sizes=size, sync=np.ones(1, np.bool_), shown=(0, 1), width=width,
+            height=height, rotation=header.rotation, timescale=_RATE,
+        )  # fmt: skip
+        sha256 = hashlib.sha256(head + data).hexdigest()
+        unwritten = UnwrittenMp4(head, np.zeros(1, np.int64), size, signature)
+    clip = build_clip(
+        file,
+        header.codec,
+        "",
+        FrameFormat(width, height, header.pix_fmt, "unknown", "pc", header.rotation),
+        stsd=stsd,
+        kinds=[classify(memoryview(data))],
+        times=ClipTimes(np.zeros(1, np.int64), np.zeros(1, np.bool_), 1, (1, _RATE)),
+        offset=np.array([len(head)]),
+        size=size,
+        crcs=[crc32c(data)],
+    )
+    return replace(clip, sha256=sha256, unwritten=unwritten)

@@ -1,0 +1,90 @@
+"""Images decoded by DALI's `fn.decoders.image` (nvImageCodec) on either device: RGB with 8 bits, as stored."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamvid.bitstream.image import to_decode
+from streamvid.forks import abandon_pipeline, in_children
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+    from nvidia.dali import Pipeline
+    from nvidia.dali.data_node import DataNode
+
+
+def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pipeline:
+    """A DALI pipeline that decodes a batch of images, its input `encoded`: uint8 [height, width, 3] each.
+
+    Alpha is left out, 16 bits are rounded to 8 (v / 257), grey and CMYK become RGB. EXIF orientation is not applied: it
+    is the clip's rotation.
+
+    Args:
+        device_id: the GPU's number; None for the CPU.
+        threads: CPU threads.
+        max_batch: images of a batch at most.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
+    def graph() -> DataNode:
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+        device = "cpu" if device_id is None else "mixed"
+        return fn.decoders.image(encoded, device=device, output_type=types.RGB, adjust_orientation=False)
+
+    pipeline = in_children(graph(), abandon_pipeline)
+    pipeline.build()
+    return pipeline
+
+
+def run_images(pipeline: Pipeline, images: Sequence[bytes]) -> Any:
+    """Decode a batch: DALI's list of tensors. Raises RuntimeError if one cannot be; the pipeline is of no use then."""
+    pipeline.feed_input("encoded", [np.frombuffer(data, dtype=np.uint8) for data in images])
+    (decoded,) = pipeline.run()
+    return decoded
+
+
+def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator[VideoFrame]:
+    """Decode images on the CPU, in the calling thread, which keeps its pipeline.
+
+    Args:
+        stsd: sample description box.
+        packets: the files, each with the `pts` of its frame.
+
+    Raises:
+        av.error.FFmpegError: one is damaged, or not what the sample description says.
+    """
+    import av
+
+    mine = _kept()
+    for data, rank in packets:
+        # Taken out while it is in use, so that one that fails, or another process's, is not kept.
+        pid, pipeline = mine.__dict__.pop("pipeline", (0, None))
+        try:
+            image = to_decode(data, stsd)
+            if pipeline is None or pid != os.getpid():
+                pipeline = image_pipeline(device_id=None, threads=1, max_batch=1)
+            frame = av.VideoFrame.from_ndarray(np.asarray(run_images(pipeline, [image]).at(0)), format="gbrp")
+        except (ValueError, RuntimeError) as error:
+            raise av.error.InvalidDataError(errno.EINVAL, reason_of(error)) from error
+        mine.pipeline = os.getpid(), pipeline
+        frame.pts = rank
+        yield frame
+
+
+def reason_of(error: Exception) -> str:
+    """What DALI, or a check before it, has said, in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "no longer valid" not in line]
+    return f"DALI: {lines[-1][-200:]}" if isinstance(error, RuntimeError) and lines else " ".join(lines)[:200]
+
+
+@cache
+def _kept() -> threading.local:
+    return threading.local()
