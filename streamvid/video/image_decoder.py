@@ -63,19 +63,18 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
     """
     import av
 
-    mine = _kept()
+    mine = _of_threads()
     for data, rank in packets:
-        # Taken out while it is in use, so that one that fails, or another process's, is not kept.
-        pid, pipeline = mine.__dict__.pop("pipeline", (0, None))
+        # Taken out while it is in use, so that one that fails is not kept; nor is another process's.
+        kept = mine.__dict__.pop("kept", None)
         try:
             image = to_decode(data, stsd)
-            if pipeline is None or pid != os.getpid():
-                pipeline = image_pipeline(device_id=None, threads=1, max_batch=1)
-            frame = av.VideoFrame.from_ndarray(np.asarray(run_images(pipeline, [image]).at(0)), format="gbrp")
+            if kept is None or kept.pid != os.getpid():
+                kept = _Kept(image_pipeline(device_id=None, threads=1, max_batch=1))
+            frame = av.VideoFrame.from_ndarray(np.asarray(run_images(kept.pipeline, [image]).at(0)), format="gbrp")
         except (ValueError, RuntimeError) as error:
             raise av.error.InvalidDataError(errno.EINVAL, reason_of(error)) from error
-        mine.pipeline = os.getpid(), pipeline
-        frame.pts = rank
+        mine.kept, frame.pts = kept, rank
         yield frame
 
 
@@ -85,6 +84,17 @@ def reason_of(error: Exception) -> str:
     return f"DALI: {lines[-1][-200:]}" if isinstance(error, RuntimeError) and lines else " ".join(lines)[:200]
 
 
+class _Kept:
+    """A thread's pipeline. A forked child frees what other threads had before `in_children` can have it abandoned."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pid, self.pipeline = os.getpid(), pipeline
+
+    def __del__(self) -> None:
+        if self.pid != os.getpid():
+            abandon_pipeline(self.pipeline)
+
+
 @cache
-def _kept() -> threading.local:
+def _of_threads() -> threading.local:
     return threading.local()

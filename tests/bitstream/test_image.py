@@ -1,0 +1,65 @@
+"""Headers of images: what they say is what Pillow finds, and nothing that is cut off or nonsense passes or hangs."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from streamvid.bitstream.image import CODECS, MAX_SIDE, classify, is_image_entry, read_header, to_decode
+from streamvid.mp4.sample_entry import visual_sample_description
+from tests.support.images import encode, exif, listed, picture, taken
+
+
+@pytest.mark.parametrize("name", sorted(taken()))
+def test_headers_say_what_the_file_is(name: str) -> None:
+    file = taken()[name]
+    header = read_header(file.data)
+    assert (header.width, header.height) == Image.open(io.BytesIO(file.data)).size
+    assert (header.codec, header.rotation) == (file.codec, 0)
+    kind = classify(memoryview(file.data))
+    assert kind.random_access
+    assert kind.disposable
+    assert not kind.broken
+
+
+@pytest.mark.parametrize("name", sorted(name for name in listed() if not name.startswith("cut_")))
+def test_what_is_not_read_is_refused_with_the_reason(name: str) -> None:
+    _, data, reason = listed()[name]
+    with pytest.raises(ValueError, match=reason):
+        read_header(data)
+    assert classify(memoryview(data)).broken
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_read_in_every_format_that_has_it(form: str, orientation: int) -> None:
+    data = encode(picture(), form, exif=exif(orientation))
+    assert read_header(data).rotation == {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}[orientation]
+
+
+def test_an_image_that_is_not_what_its_row_says_is_not_decoded() -> None:
+    file = taken()["png_rgb"]
+    stsd = visual_sample_description(CODECS["png"], b"", width=61, height=46)
+    assert is_image_entry(stsd)
+    assert to_decode(file.data, stsd) == file.data
+    for entry, width in ((b"png ", 60), (b"jpeg", 61)):
+        with pytest.raises(ValueError, match="not what its row says"):
+            to_decode(file.data, visual_sample_description(entry, b"", width=width, height=46))
+
+
+@given(st.sampled_from(sorted(taken())), st.data())
+def test_damaged_headers_are_refused_or_within_limits(name: str, data: st.DataObject) -> None:
+    damaged = bytearray(taken()[name].data)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, min(len(damaged), 300) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    try:
+        header = read_header(bytes(damaged))
+    except ValueError:
+        return
+    assert 0 < header.width <= MAX_SIDE
+    assert 0 < header.height <= MAX_SIDE

@@ -1,0 +1,112 @@
+"""Decoding images: bounded before, an error that costs no other image, in forked children and in child processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import streamvid as sv
+from streamvid.bitstream.image import CODECS
+from streamvid.decode.cpu import DamagedClipError, decode_with_pyav
+from streamvid.decode.isolated import IsolatedDecoder
+from streamvid.mp4.sample_entry import visual_sample_description
+from streamvid.video import image_decoder
+from streamvid.video.image import image_clip
+from streamvid.video.image_decoder import decode_images
+from streamvid.video.packet_selection import EncodedSlice
+from tests.support.images import HEIGHT, WIDTH, ImageFile, taken
+from tests.support.packed import packing_inline
+
+
+def stsd(codec: str) -> bytes:
+    return visual_sample_description(CODECS[codec], b"", width=WIDTH, height=HEIGHT)
+
+
+def encoded(file: ImageFile, data: bytes | None = None) -> EncodedSlice:
+    packet = np.frombuffer(data or file.data, dtype=np.uint8)
+    one = np.zeros(1, dtype=np.int64)
+    return EncodedSlice("clip", file.codec, stsd(file.codec), WIDTH, HEIGHT, True, packet, one + len(packet), one, one)
+
+
+def broken(file: ImageFile) -> bytes:
+    """A PNG whose header is sound and whose data are not."""
+    data = bytearray(file.data)
+    at = data.index(b"IDAT") + 30
+    data[at : at + 40] = bytes(40)
+    return bytes(data)
+
+
+def test_a_damaged_image_costs_no_other() -> None:
+    file = taken()["png_rgb"]
+    with pytest.raises(DamagedClipError, match="clip clip is damaged"):
+        decode_with_pyav(encoded(file, broken(file)))
+    np.testing.assert_array_equal(decode_with_pyav(encoded(file))[0], file.pixels)
+
+
+def test_what_claims_another_size_is_never_given_to_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_decoder, "run_images", lambda *_: pytest.fail("it was decoded"))
+    data = bytearray(taken()["png_rgb"].data)
+    data[16:24] = (50_000).to_bytes(4, "big") * 2
+    with pytest.raises(av.error.InvalidDataError, match="limit is 16384"):
+        list(decode_images(stsd("png"), [(bytes(data), 0)]))
+    with pytest.raises(av.error.InvalidDataError, match="not what its row says"):
+        list(decode_images(stsd("jpeg"), [(taken()["png_rgb"].data, 0)]))
+
+
+def test_in_a_child_process_the_pixels_are_the_same() -> None:
+    with IsolatedDecoder() as decoder:
+        for name in ("jpeg_420", "png_bits48", "jpeg2000_rgb"):
+            ((row, planes),) = [
+                (row, [plane.copy() for plane in planes])
+                for row, planes in decoder.frames(encoded(taken()[name]), limit_s=60)
+            ]
+            assert row == 0
+            np.testing.assert_array_equal(np.stack(planes, axis=-1), taken()[name].pixels)
+        with pytest.raises(DamagedClipError):
+            list(decoder.frames(encoded(taken()["png_rgb"], broken(taken()["png_rgb"])), limit_s=60))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("jpeg_420", "png_rgb", "webp_lossy", "bmp_rgb"):
+        (folder / f"{name}.{taken()[name].extension}").write_bytes(taken()[name].data)
+    with packing_inline():
+        sv.pack(folder, folder / "made", images=True, progress=False)
+    yield folder / "made"
+
+
+def test_workers_that_are_forked_after_decoding_decode(dataset: Path) -> None:
+    clips = sv.ClipDataset(dataset, sampling=sv.Window(1), transform=sv.Transform(layout="THWC", dtype="uint8"))
+    here = [clips[row]["video"] for row in range(len(clips))]
+    loader = DataLoader(clips, batch_size=1, num_workers=1, multiprocessing_context="fork")
+    for mine, theirs in zip(here, loader, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs["video"])[0])
+
+
+def test_a_thread_keeps_its_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    build = image_decoder.image_pipeline
+    monkeypatch.setattr(image_decoder, "image_pipeline", lambda **options: made.append(os.getpid()) or build(**options))
+    image_decoder._of_threads.cache_clear()
+    for _ in range(3):
+        decode_with_pyav(encoded(taken()["jpeg_420"]))
+    assert len(made) == 1
+
+
+def test_the_clip_of_an_image_is_an_mp4_that_ffmpeg_plays(tmp_path: Path) -> None:
+    for name in ("jpeg_420", "png_rgb", "tiff_raw"):
+        file = taken()[name]
+        source = tmp_path / f"{name}.bin"
+        source.write_bytes(file.data)
+        status = source.stat()
+        clip = image_clip(source, file.data, (status.st_size, status.st_mtime_ns)).as_file(tmp_path / f"{name}.mp4")
+        with av.open(str(clip.mp4)) as container:
+            (frame,) = container.decode(video=0)
+        assert (frame.width, frame.height) == (WIDTH, HEIGHT)
