@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -73,13 +72,13 @@ def test_in_a_child_process_the_pixels_are_the_same() -> None:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     for name in ("jpeg_420", "png_rgb", "webp_lossy", "bmp_rgb"):
         (folder / f"{name}.{taken()[name].extension}").write_bytes(taken()[name].data)
     with packing_inline():
         sv.pack(folder, folder / "made", images=True, progress=False)
-    yield folder / "made"
+    return folder / "made"
 
 
 def test_workers_that_are_forked_after_decoding_decode(dataset: Path) -> None:
