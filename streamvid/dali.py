@@ -19,11 +19,10 @@ from streamvid.dali_engine.chunk_pipeline import Inputs, clip_inputs, clip_nodes
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
 from streamvid.dali_engine.reader import write_indexes
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.dali import abandon_pipeline
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, plan_samples
-from streamvid.forks import in_children
+from streamvid.forks import abandon_pipeline, in_children
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.plan.world import find_cores, find_device
 from streamvid.storage.range_reader import RangeReader
