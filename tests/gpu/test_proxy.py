@@ -14,7 +14,7 @@ import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tests.examples.test_dali_proxy import load_example
+from tests.examples.test_dali_proxy import load_example, numbers
 from tests.loader.test_clip_dataset import same
 from tests.support.clips import write
 from tools.clips import Recipe, hard_recipes
@@ -108,7 +108,8 @@ def test_slices_through_dali_proxy(tmp_path: Path) -> None:
         for got, wanted in zip(made, ours, strict=True):
             assert got["video"].is_cuda
             assert got["video"].shape == (2, 3, 6, 96, 96)
-            # The colours of DALI's decoder; other frames differ by more.
-            assert (255 * (got["video"] - wanted["video"])).abs().mean() < 4
+            assert numbers(got["video"], (320, 192)) == numbers(wanted["video"], (320, 192))
+            # Resized, and converted to RGB, by DALI and by us.
+            assert (255 * (got["video"] - wanted["video"])).abs().mean() < 6
             for name in ("clip", "mask", "pts", "label"):
                 assert got[name].tolist() == wanted[name].tolist(), name
