@@ -289,7 +289,8 @@ def decode_frames(
         for run in pairwise(cuts):
             # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
             shown: set[int | None] = set()
-            for frame in context.decode(encoded.stsd, _packets(encoded, *run), reorder=reorder):
+            packets = _packets(encoded, *run)
+            for frame in context.decode(encoded.stsd, packets, reorder=reorder, pixels=_most_pixels(encoded)):
                 shown.add(frame.pts)
                 # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
                 if frame.is_corrupt:
@@ -323,6 +324,11 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, shown: set[int | No
     return first.random_access and any(
         not kind.hidden and not kind.skipped_leading and kind.order is not None for kind in kinds
     )
+
+
+def _most_pixels(encoded: EncodedSlice) -> int:
+    """Of its pictures, which are cropped to its size: that is known, so that what claims another is damaged."""
+    return 4 * (encoded.width + 64) * (encoded.height + 64)
 
 
 def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:

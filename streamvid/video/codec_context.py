@@ -30,12 +30,18 @@ if TYPE_CHECKING:
 MAX_REORDER: Final = 16
 """Pictures that H.264 lets a decoder hold back at most (max_dec_frame_buffering, A.3.1 of ITU-T H.264)."""
 
+MAX_PIXELS: Final = 1 << 26
+"""Of a picture, of a video that predicts pictures from others: FFmpeg holds ten and more of them. 8192x8192 is twice
+as much as any level of H.264, and any of HEVC and AV1 below 7, allows."""
+_MAX_INTRA_PIXELS: Final = 1 << 28
+
 
 class _Kept(NamedTuple):
-    """An open codec context, the sample description it was opened for, and the reordering it was told of."""
+    """An open codec context, the sample description it was opened for, and the reordering and size it was told of."""
 
     stsd: bytes
     reorder: int
+    pixels: int
     context: VideoCodecContext
 
 
@@ -52,7 +58,9 @@ class ReusableCodecContext(threading.local):
         self._strict, self._taken = strict, taken
         self._kept: _Kept | None = None
 
-    def decode(self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int) -> Iterator[VideoFrame]:
+    def decode(
+        self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int, pixels: int = _MAX_INTRA_PIXELS
+    ) -> Iterator[VideoFrame]:
         """Decode a stream that depends on nothing before it.
 
         Args:
@@ -61,6 +69,7 @@ class ReusableCodecContext(threading.local):
                 They are taken only as frames are asked for.
             reorder: the most pictures that are decoded before one of them and displayed after it: see
                 `reorder_depth`.
+            pixels: the largest picture that is decoded: see `limit_pixels`.
 
         Returns:
             all frames, in display order.
@@ -73,8 +82,10 @@ class ReusableCodecContext(threading.local):
             return
         # Taken out while it is in use, so that one that fails is not kept.
         kept, self._kept = self._kept, None
-        if kept is None or kept.stsd != stsd or kept.reorder < reorder:
-            kept = _Kept(stsd, reorder, open_context(stsd, reorder, strict=self._strict))
+        if kept is None or kept.stsd != stsd or kept.reorder < reorder or kept.pixels != pixels:
+            context = open_context(stsd, reorder, strict=self._strict)
+            limit_pixels(context, pixels)
+            kept = _Kept(stsd, reorder, pixels, context)
         # A caller that has all the frames it wants closes this generator early; the context is still good.
         with suppress(GeneratorExit):
             yield from _decode(kept.context, packets, self._taken)
@@ -141,6 +152,7 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
     if strict or context.codec.canonical_name == "mjpeg":
         # Else what is damaged of a picture shows whatever lies in memory, and no flag says so.
         context.options = {"err_detect": "explode"}
+    limit_pixels(context)
     return context
 
 
@@ -152,7 +164,25 @@ def bare_context(decoder: str, extradata: bytes | None = None) -> VideoCodecCont
     assert isinstance(context, av.VideoCodecContext)
     context.extradata = extradata
     context.thread_count = 1
+    limit_pixels(context)
     return context
+
+
+def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) -> int:
+    """Have a decoder that is not open yet refuse larger pictures before it allocates them: a parameter set of some
+    bytes may claim any size, at any time.
+
+    Args:
+        context: the decoder.
+        pixels: of a picture as it is coded, which may be cropped; `MAX_PIXELS` at most, more for codecs without
+            prediction from other pictures.
+
+    Returns:
+        what the limit is.
+    """
+    most = min(pixels, _MAX_INTRA_PIXELS if context.codec.intra_only else MAX_PIXELS)
+    context.options = {**context.options, "max_pixels": str(most)}
+    return most
 
 
 def padded_packet(data: bytes) -> Packet[Any]:

@@ -27,7 +27,7 @@ from streamvid.mp4.boxes import NO_MOOV, box, lacks_moov, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
-from streamvid.video.codec_context import bare_context, open_context, padded_packet
+from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
 from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 
@@ -94,6 +94,7 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
         ValueError: it is of none of the formats in `streamvid.video.containers`.
     """
     options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
+    options["max_pixels"] = str(MAX_PIXELS)  # of what FFmpeg decodes to find out about the streams
     if not apply_edits:
         options["ignore_editlist"] = "1"
     if not fill_times:
@@ -137,6 +138,7 @@ class VideoFile:
             stream = video_stream(container, self.track)
             if stream.codec_context is not None:
                 stream.codec_context.thread_count = 1
+                limit_pixels(stream.codec_context)
             yield container, stream
 
 
@@ -249,12 +251,18 @@ class _NoFrameError(ValueError):
 def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
     with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
-        for packet in chain(demux(container, stream, context.codec.canonical_name), [None]):
-            for frame in context.decode(packet):
-                found = _frame_format(frame, source.path)
-                if packet and context.name == "mjpeg" and not found.rotation:
-                    return replace(found, rotation=jpeg.rotation(bytes(packet)))
-                return found
+        width, height, most = context.width, context.height, limit_pixels(context)
+        try:
+            for packet in chain(demux(container, stream, context.codec.canonical_name), [None]):
+                for frame in context.decode(packet):
+                    found = _frame_format(frame, source.path)
+                    if packet and context.name == "mjpeg" and not found.rotation:
+                        return replace(found, rotation=jpeg.rotation(bytes(packet)))
+                    return found
+        except av.error.FFmpegError as error:
+            if width * height <= most:
+                raise
+            raise ValueError(f"its frames are {width}x{height}; the limit is {most:,} pixels") from error
     return _frame_format(None)
 
 
@@ -272,7 +280,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
         context = open_context(track.stsd, 0)
     else:
         context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
-    context.options = {"skip_loop_filter": "all"}  # pixels do not matter here
+    context.options = {**context.options, "skip_loop_filter": "all"}  # pixels do not matter here
     # The container's matrix and range hold where the bitstream has none.
     if track.matrix is not None:
         context.colorspace = track.matrix

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+import streamvid as sv
+from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from tests.support import bombs
 from tests.support.bounded import outcomes
 from tests.support.clips import write
 from tests.support.packed import packing_inline
@@ -41,3 +47,48 @@ def test_headers_that_claim_enormous_pictures(tmp_path: Path) -> None:
         paths.append(str(path))
     found = outcomes(pack_alone, paths)
     assert all("can be packed" in text for text in found), found
+
+
+def index_alone(path: str) -> None:
+    """Index one file, by all packets and by its tables alone."""
+    for fast in (False, True):
+        with packing_inline():
+            try:
+                sv.index([path], f"{path}.{fast}", workers=1, fast=fast, progress=False)
+            except StreamvidError as error:
+                caught = error
+            else:
+                continue
+        if fast:
+            raise caught
+        if "can be packed" not in str(caught):
+            raise InputError(f"another error: {caught}")
+
+
+@pytest.mark.parametrize("function", [pack_alone, index_alone])
+def test_parameter_sets_that_claim_enormous_pictures(function: Callable[[str], None], tmp_path: Path) -> None:
+    """FFmpeg would allocate up to 17 of them, and spend seconds on what it makes up for each."""
+    paths = []
+    for codec in bombs.CONTAINERS:
+        whole = bombs.source(codec, tmp_path, frames=10)
+        for side in (16384, 16000):
+            target = tmp_path / f"{codec}-{side}{whole.suffix}"
+            paths.append(str(bombs.claiming(codec, whole, target, side, side)))
+    found = dict(zip((Path(path).stem for path in paths), outcomes(function, paths), strict=True))
+    assert all("can be packed" in text for text in found.values()), found
+    for codec in ("h264", "hevc"):
+        assert "its frames are 16000x16000; the limit is 67,108,864 pixels" in found[f"{codec}-16000"]
+
+
+def test_sizes_that_change_midway(tmp_path: Path) -> None:
+    paths = []
+    for codec in ("h264", "hevc", "av1", "vp9", "vp8", "mjpeg"):
+        small = bombs.source(codec, tmp_path, frames=10)
+        large = bombs.source(codec, tmp_path, width=1280, height=960, frames=10)
+        enormous = bombs.claiming(codec, small, tmp_path / f"enormous-{codec}{small.suffix}", 16000, 16000)
+        # Packets of H.264 and HEVC have no parameter sets of their own here: those of the last would be like the first.
+        last = [] if codec in ("h264", "hevc") else [(small, enormous)]
+        for n, two in enumerate([(small, large), (large, small), *last]):
+            paths.append(str(bombs.joined(codec, *two, tmp_path / f"{codec}-{n}{small.suffix}")))
+    found = dict(zip((Path(path).stem for path in paths), outcomes(pack_alone, paths), strict=True))
+    assert all("frames do not decode" in text for text in found.values()), found

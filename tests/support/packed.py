@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -177,14 +178,21 @@ def edit_index(folder: Path, row: int, **columns: Any) -> None:
 def replace_packets(folder: Path, row: int, data: Callable[[int], bytes]) -> None:
     """Overwrite a clip's packets by bytes of their sizes, as of a video that was damaged when it was packed: all
     checksums agree."""
+    change_packets(folder, row, lambda packet: data(len(packet)))
+
+
+def change_packets(folder: Path, row: int, change: Callable[[bytes], bytes]) -> None:
+    """Make other packets of a clip's, of the same sizes; all checksums agree."""
     dataset = Dataset.open(folder)
     index, s = dataset.index(row), int(dataset.clips.shard[row])
     crcs = []
     with open(dataset.shard_path(s), "r+b") as file:
         for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
-            packet = data(size)
-            crcs.append(crc32c(packet))
             file.seek(int(dataset.clips.mp4_offset[row]) + offset)
+            packet = change(file.read(size))
+            assert len(packet) == size
+            crcs.append(crc32c(packet))
+            file.seek(-size, os.SEEK_CUR)
             file.write(packet)
     edit_index(folder, row, crc32c=crcs)
     reseal(folder)
