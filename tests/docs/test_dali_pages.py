@@ -60,19 +60,25 @@ def on_screen(dataset: sv.Dataset, key: str, instant: float) -> float:
     return float((times - times[0])[times - times[0] < instant + 0.99 * tick][-1])
 
 
+def write_jpeg(path: Path, seed: int) -> None:
+    """Noise of 160x96."""
+    noise = np.random.default_rng(seed).integers(0, 256, (96, 160, 3)).astype(np.uint8)
+    with av.open(str(path), "w", format="image2", options={"update": "1"}) as file:
+        stream = file.add_stream("mjpeg", rate=1)
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuvj420p"
+        file.mux([*stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")), *stream.encode(None)])
+
+
 def test_issue_5888(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "frames").mkdir()
     for name, recipe in VIDEOS.items():
         write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
-    still = np.random.default_rng(0).integers(0, 256, (96, 160, 3)).astype(np.uint8)
+    (tmp_path / "stills").mkdir()
     for number in range(12):
-        with av.open(
-            str(tmp_path / "frames" / f"{number:03}.jpg"), "w", format="image2", options={"update": "1"}
-        ) as file:
-            stream = file.add_stream("mjpeg", rate=1)
-            stream.width, stream.height, stream.pix_fmt = 160, 96, "yuvj420p"
-            file.mux([*stream.encode(av.VideoFrame.from_ndarray(still, format="rgb24")), *stream.encode(None)])
+        write_jpeg(tmp_path / "frames" / f"{number:03}.jpg", seed=number)
+    for name in ("cat", "dog"):
+        write_jpeg(tmp_path / "stills" / f"{name}.jpg", seed=len(name))
     made = run("dali-5888.md", tmp_path, monkeypatch)
 
     dataset = sv.Dataset.open(tmp_path / "datasets" / "mine")
@@ -101,12 +107,18 @@ def test_issue_5888(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_work
     assert list(shown(made["by_workers"])) == list(shown(made["by_main_process"]))
     assert len([key for batch in made["one_rank"] for key in batch["key"]]) == 2
     # Images beside videos.
-    both = made["both"]
-    assert sorted(both["key"]) == sorted([*VIDEOS, "frames"])
-    (place,) = [n for n, key in enumerate(both["key"]) if key == "frames"]
-    times = both["pts"][place].tolist()
-    assert times == pytest.approx([times[0] + n / 10 for n in range(4)], abs=1 / 24)
-    assert times[0] < times[1] < times[2] < times[3]
+    seen = set()
+    for batch in made["both"]:
+        assert len(batch["key"]) == 8
+        for n, key in enumerate(batch["key"]):
+            times, mask = batch["pts"][n].tolist(), batch["mask"][n].tolist()
+            if key in ("cat", "dog"):
+                assert mask == [True, False, False, False]
+            if key == "frames":
+                assert times == pytest.approx([times[0] + n / 10 for n in range(4)], abs=1 / 24)
+                assert times[0] < times[1] < times[2] < times[3]
+            seen.add(key)
+    assert seen == {*VIDEOS, "frames", "cat", "dog"}
     # Several GPUs.
     keys = [[key for batch in rank for key in batch["key"]] for rank in made["ranks"]]
     assert len(keys[0]) == len(keys[1]) == 2
