@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 MOST_REQUESTS: Final = 256
 """Requests under way, and so connections, of one reader at most."""
@@ -27,6 +27,11 @@ _EXPECTED_BANDWIDTH: Final = 100e6
 _QUANTILE: Final = 0.95
 _HEDGED_SHARE: Final = 0.02
 """Share of requests, and of bytes, that may be asked for twice."""
+_HEDGED_AT_FIRST: Final = 4
+"""How many may be before so many requests are made that this is less than the share of them."""
+_OLDEST: Final = 3
+"""One that is late is asked again if it is of the first so many that are under way: where many others are, too, all of
+the link is slow."""
 _SHORTEST_LATE: Final = 0.005
 _FEWEST_TIMES: Final = 32
 """Requests of a size class whose times are known before these say when one is late."""
@@ -34,6 +39,8 @@ _FEW_TIMES: Final = 4
 """Requests of any size whose times are known before one that takes four times as long is late."""
 _UNKNOWN_LATE: Final = 2.0
 """Seconds after which one is late until then, on top of what its bytes take."""
+_LOOK: Final = 0.25
+"""Seconds after which it is looked again when one is late."""
 
 T = TypeVar("T")
 
@@ -58,6 +65,7 @@ class Link:
         self._busy = 0
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         self._queued = itertools.count()
+        self._asked: dict[asyncio.Future[Any], None] = {}
         self.latency, self.bandwidth = _EXPECTED_LATENCY, _EXPECTED_BANDWIDTH
         self._latencies: deque[float] = deque(maxlen=_SAMPLES)
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
@@ -92,7 +100,8 @@ class Link:
     async def fetch(self, size: int, ask: Callable[[], Awaitable[T]], turn: int = 0) -> T:
         """What `ask` gives, as soon as fewer than `limit` others are under way, and none of an earlier turn waits. It
         is asked a second time if it takes longer than 95 % of its size class do, and twice as long as half of them, of
-        2 % of requests and bytes at most; whichever answers first counts, and the other is cancelled.
+        2 % of requests and bytes at most, and once more if that does not come; whichever answers first counts, and the
+        others are cancelled.
 
         Args:
             size: bytes that are asked for.
@@ -130,54 +139,55 @@ class Link:
                 free -= 1
 
     async def _hedge(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
-        first = asyncio.ensure_future(ask())
-        asked = {first}
+        loop = asyncio.get_running_loop()
+        first, since = asyncio.ensure_future(ask()), loop.time()
+        asked, left = {first}, {first}
+        self._asked[first] = None
+        # Half of what may be hedged is for those that take four times as long: they are stuck, the others only late.
+        patience, share = 1, _HEDGED_SHARE / 2
         try:
-            late, known = self._late(size)
-            share = _HEDGED_SHARE / 2 if known else _HEDGED_SHARE  # the other half is for those that are much too late
-            while not (await _waited(first, late) or self._may_hedge(size, share)):
-                share = _HEDGED_SHARE
-            if not first.done():
-                self.hedged += 1
-                self.hedged_bytes += size
-                asked = {first, asyncio.ensure_future(ask())}
-            left = asked
             while True:
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                late = since + patience * self._late(size) - loop.time()  # by what others have taken meanwhile, too
+                timeout = min(late, _LOOK) if late > 0 else _LOOK
+                done, left = await asyncio.wait(left, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 good = next((one for one in done if one.exception() is None), None)
                 if good is not None or not left:
                     return (good or done.pop()).result()
+                if not done and late <= _LOOK:
+                    if self._is_old(first) and self._may_hedge(size, share):
+                        self.hedged += 1
+                        self.hedged_bytes += size
+                        since = loop.time()
+                        asked.add(again := asyncio.ensure_future(ask()))
+                        left.add(again)
+                    patience, share = 4, _HEDGED_SHARE
         finally:
+            del self._asked[first]
             for one in asked:
                 one.cancel()
 
-    def _late(self, size: int) -> tuple[float, bool]:
-        """After how many seconds a request of so many bytes is late, and whether enough of its size class are known to
-        tell. If not, those of all sizes say it, with the time that its bytes take, as soon as there are a few."""
+    def _is_old(self, asked: asyncio.Future[Any]) -> bool:
+        return asked in itertools.islice(self._asked, _OLDEST)
+
+    def _late(self, size: int) -> float:
+        """After how many seconds a request of so many bytes is late. If few of its size class are known, those of all
+        sizes say it, with the time that its bytes take."""
         times: Collection[float] = self._times.get(size.bit_length(), ())
+        extra = 0.0
+        if len(times) < _FEWEST_TIMES:
+            times = [one for some in self._times.values() for one in some]
+            extra = size / _EXPECTED_BANDWIDTH
         if len(times) >= _FEWEST_TIMES:
-            return max(_late_of(times), _SHORTEST_LATE), True
-        extra = size / _EXPECTED_BANDWIDTH
-        times = [one for some in list(self._times.values()) for one in some]
-        if len(times) >= _FEWEST_TIMES:
-            return max(_late_of(times), _SHORTEST_LATE) + extra, True
-        if len(times) >= _FEW_TIMES:
-            return min(max(4 * max(times), _UNKNOWN_LATE / 8), _UNKNOWN_LATE) + extra, False
-        return _UNKNOWN_LATE + extra, False
+            ordered = sorted(times)
+            late = max(ordered[int(_QUANTILE * len(ordered))], 2 * ordered[len(ordered) // 2], _SHORTEST_LATE)
+        elif len(times) >= _FEW_TIMES:
+            late = min(max(4 * max(times), _UNKNOWN_LATE / 8), _UNKNOWN_LATE)
+        else:
+            late = _UNKNOWN_LATE
+        return late + extra
 
     def _may_hedge(self, size: int, share: float) -> bool:
-        if not self.hedged:  # a share of few requests is less than one
+        if self.hedged < _HEDGED_AT_FIRST:
             return True
         within = self.hedged_bytes + size <= share * self.bytes
         return within and self.hedged + 1 <= share * self.requests
-
-
-def _late_of(times: Collection[float]) -> float:
-    """Longer than 95 % of some times, and twice as long as half of them."""
-    ordered = sorted(times)
-    return max(ordered[int(_QUANTILE * len(ordered))], 2 * ordered[len(ordered) // 2])
-
-
-async def _waited(one: asyncio.Future[T], seconds: float) -> bool:
-    """Whether it is done after so many seconds at most."""
-    return bool((await asyncio.wait({one}, timeout=seconds))[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,19 @@ def test_a_request_that_does_not_come_is_made_again_and_the_loser_cancelled() ->
     assert storage.asked == 300 + link.hedged
 
 
+def test_the_second_may_stall_as_well() -> None:
+    storage, link = Storage({100, 101}), Link()
+
+    async def run() -> None:
+        for _ in range(110):
+            await link.fetch(1000, storage.ask)
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert storage.cancelled == 2
+    assert 2 <= link.hedged <= 4
+
+
 def test_one_of_the_first_that_does_not_come_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it is known how long they take."""
     monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 0.01)
@@ -135,6 +149,50 @@ def test_those_of_earlier_steps_go_first() -> None:
 
     asyncio.run(asyncio.wait_for(run(), 20))
     assert order == [(0, 4), (3, 1), (3, 3), (5, 0), (9, 2)]
+
+
+def test_what_others_take_says_when_one_of_the_first_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 1000.0)
+    monkeypatch.setattr(link_module, "_LOOK", 0.01)
+    storage, link = Storage({0}), Link()
+
+    async def run() -> None:
+        first = asyncio.ensure_future(link.fetch(1000, storage.ask))
+        while not storage.asked:
+            await asyncio.sleep(0)
+        for _ in range(40):
+            await link.fetch(1000, storage.ask)
+        await first
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert link.hedged == storage.cancelled == 1
+
+
+def test_where_all_are_slow_the_oldest_alone_are_made_again() -> None:
+    """And one that stalls afterwards still is, as they have not taken all that may be."""
+    link, stop, asked = Link(), asyncio.Event(), list[int]()
+
+    async def run() -> None:
+        for _ in range(1000):
+            await link.fetch(1000, lambda: asyncio.sleep(0))
+
+        def request(n: int) -> Callable[[], Awaitable[Any]]:
+            def ask() -> Awaitable[Any]:
+                asked.append(n)
+                return stop.wait()
+
+            return ask
+
+        burst = [asyncio.ensure_future(link.fetch(1000, request(n))) for n in range(30)]
+        while link.hedged < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        stop.set()
+        await asyncio.gather(*burst)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert asked[:30] == list(range(30))
+    assert set(asked[30:]) == {0, 1, 2}
 
 
 def test_stalls_of_one_percent_hold_nobody_up() -> None:
@@ -189,6 +247,7 @@ def test_a_request_that_fails_fails_and_the_other_of_two_still_counts() -> None:
         fetched = asyncio.ensure_future(link.fetch(1000, storage.ask))
         while storage.asked < 102:
             await asyncio.sleep(0.001)
+        link.hedged = 10**6  # no third
         await asyncio.sleep(0.01)
         assert not fetched.done()  # the second has failed: the first is still waited for
         fetched.cancel()

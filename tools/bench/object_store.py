@@ -7,8 +7,10 @@ It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limi
 (tools/bench/slow_link.c, compiled with cc). Two workloads: dense, 16 frames at 8 frames per second of clips of 10 s and
 1.4 MB, in batches of 8; sparse, 16 frames a second apart out of videos of 300 s and 41 MB, in batches of 2. Each way
 runs in a process of its own, with empty caches, once through all clips or until `--limit` seconds are over, to the
-slice; at 50 ms once more to the tensor. Requests and bytes are those that the proxy sees. What is not installed is left
-out; `--peers` names the Python of an environment that has others' packages, and this one's.
+slice; at 50 ms once more to the tensor, for three times as long. And ranges once more for a loop that takes 0.8 of the
+clips that come, over a link on which no requests stall, or 1 % of them for 10 s: P50 and P99 are then of a step with
+its batch, in eight passes without a cache. Requests and bytes are those that the proxy sees. What is not installed is
+left out; `--peers` names the Python of an environment that has others' packages, and this one's.
 
 Others' readers fetch whole samples: `webdataset` by a pipe of curl, `litdata` and `mosaicml` from their own formats, of
 some of the same files, `dali` by its reader of files; `lance` takes the bytes of the same packets out of a column of
@@ -28,29 +30,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tests.support.s3_server import S3Server
 from tools.bench.report import Check, Report, Row, arguments, finish
-from tools.bench.store_data import SAMPLING, make
+from tools.bench.store_data import BATCH, SAMPLING, make
 from tools.bench.store_server import BUCKET, ROOT, ceph, compile_link, slow_link
 from tools.bench.store_ways import PEERS, WAYS, Task
 
 RATE: Final = 100.0
 LATENCY: Final = 50.0
 """The condition of most checks: MB/s of a connection, and ms."""
+STALLS: Final = (0.0, 0.01)
+"""Shares of requests that stall where a loop takes its time for a step."""
+PACE: Final = 0.8
+"""How fast that takes clips, as a share of the rate at which they come."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One row's circumstances."""
+    """One row's circumstances; with `stall`, of a loop that takes its time, and that share of requests stall."""
 
     workload: str
     latency: float
     rate: float
     decode: bool
+    stall: float | None = None
 
 
 Found = Mapping[tuple[Condition, str], Mapping[str, float] | str]
@@ -59,11 +66,22 @@ Found = Mapping[tuple[Condition, str], Mapping[str, float] | str]
 def conditions(options: argparse.Namespace) -> list[Condition]:
     """The link as given to the slice, at the other rates with `LATENCY` alone; that and `RATE` to the tensor, too."""
     rates = options.rate
-    links = [(latency, rates[0], False) for latency in options.latency]
+    links: list[tuple[float, float, bool]] = [(latency, rates[0], False) for latency in options.latency]
     links += [(LATENCY, rate, False) for rate in rates[1:]]
     if not options.no_decode:
         links.append((LATENCY, rates[0], True))
-    return [Condition(workload, *link) for workload in options.workloads for link in links]
+    found = [Condition(workload, *link) for workload in options.workloads for link in links]
+    if LATENCY in options.latency and "dense" in options.workloads:
+        found += [Condition("dense", LATENCY, rates[0], False, stall) for stall in STALLS]
+    return found
+
+
+def pace_of(condition: Condition, found: Found) -> float:
+    """Seconds of a step of a loop that takes clips at `PACE` of the rate without one; else 0."""
+    free = found.get((replace(condition, stall=None), "ranges"))
+    if condition.stall is None or free is None or isinstance(free, str):
+        return 0.0
+    return BATCH[condition.workload] / PACE / free["steady"]
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
@@ -91,7 +109,9 @@ def measure(task: Task, python: str, environment: Mapping[str, str]) -> Mapping[
 def row_of(condition: Condition, way: str, found: Mapping[str, float] | str) -> Row:
     """A row of the table."""
     head: dict[str, str | int | float] = {
-        "workload": condition.workload + (" decoded" if condition.decode else ""),
+        "workload": condition.workload
+        + (" decoded" if condition.decode else "")
+        + ("" if condition.stall is None else f" paced, {round(100 * condition.stall)} % stall"),
         "ms": f"{condition.latency:g}",
         "MB/s each": f"{condition.rate:g}",
         "way": way,
@@ -126,6 +146,11 @@ def checks_of(found: Found) -> list[Check]:
         bar = 5.0 if peer == "dali" else 1.5
         ratio(f"dense: clips/s, ranges to {peer}", dense, figure("dense", peer, "steady"), bar)
         ratio(f"sparse: clips/s, ranges to {peer}", sparse, figure("sparse", peer, "steady"), 3.0)
+    for stall in STALLS:
+        paced = found.get((Condition("dense", LATENCY, RATE, False, stall), "ranges"))
+        if paced and not isinstance(paced, str):
+            text = f"dense: P99 of a step with its batch to the median, {round(100 * stall)} % of requests stall"
+            ratio(text, paced["p99"], paced["p50"], 1.5, most=True)
     sent, whole = (figure("sparse", way, "sent") for way in ("ranges", "shards"))
     clips = [figure("sparse", way, "clips") for way in ("ranges", "shards")]
     if sent and whole and clips[0] and clips[1]:
@@ -174,11 +199,15 @@ def main() -> int:
                     fs.put(str(part), f"{BUCKET}/{workload}/{part.name}", recursive=True)
         for condition in conditions(options):
             for way in options.ways:
-                if condition.decode and way in ("objects", "lance"):
+                left_out = ("objects", "lance") if condition.decode else ()
+                if way in left_out or (condition.stall is not None and way != "ranges"):
                     continue
                 port = options.port + 1
-                with slow_link(program, port, options.port, condition.latency, condition.rate) as counts:
-                    task = Task(way, condition.workload, port, str(folder), condition.decode, options.limit)
+                link = (condition.latency, condition.rate, condition.stall or 0.0)
+                with slow_link(program, port, options.port, *link) as counts:
+                    limit = options.limit * (3 if condition.decode or condition.stall is not None else 1)
+                    pace = pace_of(condition, found)
+                    task = Task(way, condition.workload, port, str(folder), condition.decode, limit, pace)
                     python = options.peers if way in PEERS else sys.executable
                     one = unusable.get((condition.workload, way)) or measure(
                         task, python, S3Server(f"http://127.0.0.1:{port}").environment()
