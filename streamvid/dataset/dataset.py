@@ -197,7 +197,8 @@ def _read_blocks(
         entries = [shard.entry for shard in some]
         if table is not None:
             try:
-                return row_blocks(read_table(path, table, entries, cache=cache, retry=retry, stop=stop), entries)
+                rows = read_table(path, table, entries, cache=cache, retry=retry, stop=stop, joint=joint)
+                return row_blocks(rows, entries)
             except (StorageUnavailable, AccessRefused):
                 raise
             except DatasetError as error:

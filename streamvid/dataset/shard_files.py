@@ -83,12 +83,8 @@ class ShardFiles:
                 "copy it again or run streamvid verify"
             )
         table = read_scalars(source, self.entry)
-        if joint is not None:
-            try:
-                joint.take(table, os.stat(source).st_size if isinstance(source, str) else source.size)
-            except TooLargeError as error:
-                raise DatasetError(f"shard {self.entry.name}.parquet cannot be read: {error}") from error
-        return table
+        size = os.stat(source).st_size if isinstance(source, str) else source.size
+        return _counted(table, size, f"shard {self.entry.name}.parquet", joint)
 
     def read_checksums(self, retry: Retry) -> StringColumn:
         """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""
@@ -115,6 +111,7 @@ def read_table(
     cache: ShardCache | None,
     retry: Retry,
     stop: threading.Event,
+    joint: JointLimit | None = None,
 ) -> list[pa.Table]:
     """The rows of a table, for each of its shards what `shard_rows.read_scalars` gives.
 
@@ -124,9 +121,10 @@ def read_table(
         entries: the shards.
         cache: keeps a copy of the file, if there is one.
         retry, stop: for how long a storage that does not answer is asked again.
+        joint: counts what the tables take together.
 
     Raises:
-        DatasetError: it cannot be read, or is not what dataset.json says.
+        DatasetError: it cannot be read, is not what dataset.json says, or is too large together with others.
     """
     path = join(dataset, table.file)
     if cache is not None:
@@ -138,4 +136,15 @@ def read_table(
     schema = TABLE_COLUMNS if entries[0].has_tar else pa.schema([*TABLE_COLUMNS, *PLACE_SCHEMA])
     clips = [entry.clips for entry in entries]
     rows = read_columns(pa.py_buffer(data), table.file, sum(clips), schema, FIELD_PREFIX)
+    _counted(rows, len(data), table.file, joint)
     return [rows.slice(end - count, count) for end, count in zip(itertools.accumulate(clips), clips, strict=True)]
+
+
+def _counted(table: pa.Table, size: int, name: str, joint: JointLimit | None) -> pa.Table:
+    """A table that was read from a file of so many bytes. Raises DatasetError if it is too large with others."""
+    try:
+        if joint is not None:
+            joint.take(table, size)
+    except TooLargeError as error:
+        raise DatasetError(f"{name} cannot be read: {error}") from error
+    return table

@@ -43,15 +43,16 @@ class JointLimit:
         self._taken, self._limit = 0, _JOINT_BYTES
 
     def take(self, table: pa.Table, size: int) -> None:
-        """Count a table that was read from a file of so many bytes. Raises TooLargeError."""
+        """Count a table that was read from a file of so many bytes. Raises TooLargeError; then it does not count."""
         with self._lock:
-            self._taken += table.nbytes
-            self._limit += _JOINT_ROW_BYTES * min(table.num_rows, size // _LEAST_ROW) + RATIO * size
-            if self._taken > self._limit:
+            taken = self._taken + table.nbytes
+            limit = self._limit + _JOINT_ROW_BYTES * min(table.num_rows, size // _LEAST_ROW) + RATIO * size
+            if taken > limit:
                 raise TooLargeError(
-                    f"it and the files before it stand for {self._taken >> 20} MiB, where {self._limit >> 20} MiB are "
-                    "the most for their rows and bytes"
+                    f"it and the files before it stand for {taken >> 20} MiB, where {limit >> 20} MiB are the most for "
+                    "their rows and bytes"
                 )
+            self._taken, self._limit = taken, limit
 
 
 def memory_limit(rows: int, size: int) -> int:

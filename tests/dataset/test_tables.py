@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -11,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.dataset.tables import TableEntry, digest, usable
 from streamvid.errors import DatasetError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.storage import table_bounds
 from streamvid.storage.shard_cache import ShardCache
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
@@ -117,10 +121,12 @@ def _edit(**fields: object) -> Callable[[Path], None]:
 
 def _other_rows(folder: Path) -> None:
     """A table with the checksum that dataset.json names, and a row less."""
-    import hashlib
+    _rewrite(folder, lambda table: table.slice(1))
 
+
+def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     (path,) = (folder / "tables").iterdir()
-    pq.write_table(pq.read_table(path).slice(1), path)
+    pq.write_table(change(pq.read_table(path)), path, compression="zstd", use_dictionary=False)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     path.rename(path.with_name(f"{sha256}.parquet"))
     _edit(sha256=sha256)(folder)
@@ -148,6 +154,24 @@ def test_a_table_that_does_not_fit_is_not_used(
     said = [record.getMessage() for record in caplog.records if record.name == "streamvid.dataset.dataset"]
     assert len(said) == 1, said
     assert "read instead" in said[0] or "not of the shards" in said[0]
+
+
+def test_a_table_that_stands_for_too_much_with_others_is_not_used(
+    packed: Path, site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does it count then: its shards' own files are sound."""
+    monkeypatch.setattr(table_bounds, "_JOINT_BYTES", 16 << 20)  # of 512 MiB
+    copy = Path(shutil.copytree(packed, tmp_path / "set"))
+
+    def inflate(table: pa.Table) -> pa.Table:
+        at = table.schema.get_field_index(FIELD_PREFIX + "place")
+        return table.set_column(at, table.schema.field(at), pa.array(["x" * 8_000_000] * len(table)))
+
+    _rewrite(copy, inflate)
+    with caplog.at_level(logging.WARNING):
+        same(Dataset.open(site.add_folder(copy, "bucket/set"), retry_for=0), Dataset.open(packed))
+    assert "stand for 3" in caplog.text
+    assert "read instead" in caplog.text
 
 
 @pytest.mark.parametrize(
