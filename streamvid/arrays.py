@@ -10,6 +10,7 @@ import pyarrow as pa
 
 Bool = npt.NDArray[np.bool_]
 UInt8 = npt.NDArray[np.uint8]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

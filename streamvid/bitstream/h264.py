@@ -42,7 +42,7 @@ _X264_VERSION: Final = re.compile(_X264 + rb"(\d{1,4})")
 _FIXED_444: Final = 151
 """x264 coded 4:4:4 in CABAC wrongly before this version. Decoders read it as it meant it where they have met its SEI
 message, which is in the first packet alone, so they can start nowhere else."""
-_EXTENDED_SAR: Final = 255
+EXTENDED_SAR: Final = 255
 _HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
@@ -156,13 +156,7 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
         ValueError: it ends early.
     """
     sps = read_sps(bits)
-    if not sps.frame_mbs_only:
-        bits.u(1)  # mb_adaptive_frame_field_flag
-    bits.u(1)  # direct_8x8_inference_flag
-    if bits.u(1):  # frame_cropping_flag
-        for _ in range(4):
-            bits.ue()  # frame_crop_left_offset, right, top, bottom
-    restriction = _bitstream_restriction(bits) if bits.u(1) else None  # vui_parameters_present_flag
+    restriction = _bitstream_restriction(bits) if _skip_to_vui(bits, sps) else None
     references = sps.max_num_ref_frames
     if restriction is None:
         group = f"{sps.profile_idc}/{sps.constraint_flags}/{sps.level_idc}/{references}"
@@ -171,9 +165,28 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
     return DpbRequirement("", max(kept, references), reorder)
 
 
+def skip_to_vui(bits: BitReader) -> bool:
+    """Skip a sequence parameter set up to its VUI (annex E); whether it has one.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    return _skip_to_vui(bits, read_sps(bits))
+
+
+def _skip_to_vui(bits: BitReader, sps: Sps) -> bool:
+    if not sps.frame_mbs_only:
+        bits.u(1)  # mb_adaptive_frame_field_flag
+    bits.u(1)  # direct_8x8_inference_flag
+    if bits.u(1):  # frame_cropping_flag
+        for _ in range(4):
+            bits.ue()  # frame_crop_left_offset, right, top, bottom
+    return bool(bits.u(1))  # vui_parameters_present_flag
+
+
 def _bitstream_restriction(bits: BitReader) -> tuple[int, int] | None:
     """max_num_reorder_frames and max_dec_frame_buffering of the VUI (E.1.1); None if they are not there."""
-    if bits.u(1) and bits.u(8) == _EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
+    if bits.u(1) and bits.u(8) == EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
         bits.u(32)  # sar_width, sar_height
     if bits.u(1):  # overscan_info_present_flag
         bits.u(1)  # overscan_appropriate_flag

@@ -165,6 +165,68 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
     return DpbRequirement(str(sps.level_idc), kept, reorder)
 
 
+def skip_to_vui(bits: BitReader) -> bool:
+    """Skip a sequence parameter set up to its VUI (annex E); whether it has one.
+
+    Raises:
+        ValueError: it ends early, or breaks a limit.
+    """
+    sps = read_sps(bits)
+    for _ in range(sps.max_sub_layers if bits.u(1) else 1):  # sps_sub_layer_ordering_info_present_flag
+        for _ in range(3):
+            bits.ue()  # sps_max_dec_pic_buffering_minus1, sps_max_num_reorder_pics, sps_max_latency_increase_plus1
+    for _ in range(6):
+        bits.ue()  # sizes of coding and transform blocks, depths of transform hierarchies
+    if bits.u(1) and bits.u(1):  # scaling_list_enabled_flag, sps_scaling_list_data_present_flag
+        _skip_scaling_lists(bits)
+    bits.u(2)  # amp_enabled_flag, sample_adaptive_offset_enabled_flag
+    if bits.u(1):  # pcm_enabled_flag
+        bits.u(8)  # pcm_sample_bit_depth_luma_minus1 and _chroma_minus1
+        bits.ue()  # log2_min_pcm_luma_coding_block_size_minus3
+        bits.ue()  # log2_diff_max_min_pcm_luma_coding_block_size
+        bits.u(1)  # pcm_loop_filter_disabled_flag
+    pictures = 0
+    for number in range(_limited(bits.ue(), 64)):  # num_short_term_ref_pic_sets
+        pictures = _skip_reference_picture_set(bits, pictures if number else None)
+    if bits.u(1):  # long_term_ref_pics_present_flag
+        for _ in range(_limited(bits.ue(), 32)):  # num_long_term_ref_pics_sps
+            bits.u(sps.poc_lsb_bits + 1)  # lt_ref_pic_poc_lsb_sps, used_by_curr_pic_lt_sps_flag
+    bits.u(2)  # sps_temporal_mvp_enabled_flag, strong_intra_smoothing_enabled_flag
+    return bool(bits.u(1))  # vui_parameters_present_flag
+
+
+def _skip_scaling_lists(bits: BitReader) -> None:
+    """scaling_list_data, 7.3.4."""
+    for size in range(4):
+        for _ in range(2 if size == 3 else 6):
+            if not bits.u(1):  # scaling_list_pred_mode_flag
+                bits.ue()  # scaling_list_pred_matrix_id_delta
+                continue
+            for _ in range(min(64, 1 << (4 + 2 * size)) + (size > 1)):
+                bits.se()  # scaling_list_dc_coef_minus8, scaling_list_delta_coef
+
+
+def _skip_reference_picture_set(bits: BitReader, before: int | None) -> int:
+    """st_ref_pic_set, 7.3.7, of a sequence parameter set; how many pictures it has. `before`: the one before it has so
+    many."""
+    if before is not None and bits.u(1):  # inter_ref_pic_set_prediction_flag
+        bits.u(1)  # delta_rps_sign
+        bits.ue()  # abs_delta_rps_minus1
+        # used_by_curr_pic_flag, use_delta_flag
+        return sum(bool(bits.u(1) or bits.u(1)) for _ in range(before + 1))
+    pictures = _limited(bits.ue() + bits.ue(), 32)  # num_negative_pics, num_positive_pics
+    for _ in range(pictures):
+        bits.ue()  # delta_poc_s0_minus1 and _s1_
+        bits.u(1)  # used_by_curr_pic_s0_flag and _s1_
+    return pictures
+
+
+def _limited(count: int, most: int) -> int:
+    if count > most:
+        raise ValueError(f"a count of {count}, {most} at most")
+    return count
+
+
 class HevcOrder(OutputOrder):
     """Output order of HEVC, of the base layer (nuh_layer_id 0).
 

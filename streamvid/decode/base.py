@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from streamvid.arrays import UInt8
-from streamvid.color.yuv_to_rgb import Planes
+from streamvid.color.picture import Picture
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +40,10 @@ PendingFrames: TypeAlias = Pending[Sequence[Frames]]
 class FrameSink(Protocol):
     """Takes the frames of one slice from the CPU's decoder, each as soon as it is decoded."""
 
-    def write(self, row: int, planes: Planes) -> None:
+    def write(self, row: int, picture: Picture) -> None:
         """Take one frame. Frames come in any order, from any thread, each once.
 
         Args:
             row: the frame's index in `EncodedSlice.frames`.
-            planes: red, green and blue, uint8 [height, width] each; valid until this returns.
+            picture: the frame; valid until this returns.
         """

@@ -1,6 +1,6 @@
 """Decoding on the CPU with FFmpeg: slices are cut at key frames, and threads decode the segments.
 
-`streamvid.color.yuv_to_rgb` converts the frames to RGB.
+Frames go on as they are decoded, as planes of YUV; frame sinks convert them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.bitstream.packet_info import classifier
-from streamvid.color.yuv_to_rgb import Planes, RgbConverter
+from streamvid.color.full_size import FullSizeConverter
+from streamvid.color.picture import Picture, picture_of
+from streamvid.color.tags import ColorOption
 from streamvid.decode.base import FrameSink, Pending
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
@@ -69,7 +71,7 @@ class SliceDecoder(Protocol):
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
-    ) -> Iterator[tuple[int, Planes]]:
+    ) -> Iterator[tuple[int, Picture]]:
         """The wanted frames of a slice, or of a segment of one.
 
         Args:
@@ -77,7 +79,7 @@ class SliceDecoder(Protocol):
             limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
 
         Returns:
-            not always in order, each frame's row and its planes, which are valid until the next is asked for.
+            not always in order, each frame's row and the frame, which is valid until the next is asked for.
 
         Raises:
             DamagedClipError: it does not decode to its frames.
@@ -116,13 +118,13 @@ class CpuDecoder:
             progress=lambda decoder: decoder.packets,
         )  # fmt: skip
 
-    def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[UInt8]]:
-        """Begin to decode a batch.
+    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption) -> Pending[list[UInt8]]:
+        """Begin to decode a batch to RGB at full size; `color` is the transform's option.
 
         Batches are finished in the order in which they were submitted: with one submitted ahead of the one that is
         waited for, a decoder never pauses between them.
         """
-        sinks = [_FullSizeSink(encoded) for encoded in slices]
+        sinks = [_FullSizeSink(encoded, color) for encoded in slices]
         written = self.write(slices, sinks)
 
         def frames() -> list[UInt8]:
@@ -154,13 +156,13 @@ class CpuDecoder:
 
         return Pending(wait)
 
-    def decode(self, slices: Sequence[EncodedSlice]) -> list[UInt8]:
+    def decode(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> list[UInt8]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3].
 
         Raises:
             VideoError: a slice does not decode to its frames.
         """
-        return self.submit(slices).result()
+        return self.submit(slices, color=color).result()
 
     def close(self) -> None:
         """Free the threads. Waits for what they do, but not beyond its deadline."""
@@ -173,8 +175,8 @@ class CpuDecoder:
 
     def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment, decoder: SliceDecoder) -> None:
         began, packets = perf_counter(), segment[1] - segment[0]
-        for row, planes in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
-            sink.write(row, planes)
+        for row, picture in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
+            sink.write(row, picture)
         self._pace.add(encoded, packets, perf_counter() - began)
 
 
@@ -188,7 +190,7 @@ class InThreadDecoder:
     keeps_limit: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._convert, self._context = RgbConverter(), ReusableCodecContext(taken=self._count)
+        self._context = ReusableCodecContext(taken=self._count)
         self.packets = 0
 
     def _count(self) -> None:
@@ -196,10 +198,10 @@ class InThreadDecoder:
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
-    ) -> Iterator[tuple[int, Planes]]:
+    ) -> Iterator[tuple[int, Picture]]:
         """See `SliceDecoder`; the limit is its caller's."""
         for row, frame in decode_frames(encoded, segment, context=self._context):
-            yield row, self._convert(frame, full_range=encoded.full_range)
+            yield row, picture_of(frame)
 
     def close(self) -> None:
         """See `SliceDecoder`."""
@@ -216,8 +218,12 @@ def _opened(make: Callable[[], SliceDecoder], initializer: Callable[[], None] | 
         decoder.close()
 
 
-def decode_with_pyav(encoded: EncodedSlice) -> UInt8:
+def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> UInt8:
     """Decode one slice in the calling thread, without holding the GIL while FFmpeg works.
+
+    Args:
+        encoded: the slice.
+        color: of a transform.
 
     Returns:
         uint8 [frames, height, width, 3], RGB.
@@ -225,17 +231,18 @@ def decode_with_pyav(encoded: EncodedSlice) -> UInt8:
     Raises:
         VideoError: the slice does not decode to its frames.
     """
-    sink = _FullSizeSink(encoded)
-    for row, planes in InThreadDecoder().frames(encoded, limit_s=math.inf):
-        sink.write(row, planes)
+    sink = _FullSizeSink(encoded, color)
+    for row, picture in InThreadDecoder().frames(encoded, limit_s=math.inf):
+        sink.write(row, picture)
     return sink.frames
 
 
 class _FullSizeSink:
-    """Keeps the frames as decoded: uint8 [frames, height, width, 3]. Raises DamagedClipError if they do not fit into
-    memory: a row may claim any size."""
+    """Keeps the frames in RGB at full size: uint8 [frames, height, width, 3]. Raises DamagedClipError if they do not fit
+    into memory: a row may claim any size."""
 
-    def __init__(self, encoded: EncodedSlice) -> None:
+    def __init__(self, encoded: EncodedSlice, color: ColorOption) -> None:
+        self._convert = FullSizeConverter(encoded.color.chosen(color))
         shape = (len(encoded.frames), encoded.height, encoded.width, 3)
         try:
             self.frames: UInt8 = np.empty(shape, dtype=np.uint8)
@@ -243,10 +250,9 @@ class _FullSizeSink:
             what = f"{shape[0]} frames of {encoded.width}x{encoded.height} do not fit into memory"
             raise undecodable(DamagedClipError, encoded, what) from None
 
-    def write(self, row: int, planes: Planes) -> None:
+    def write(self, row: int, picture: Picture) -> None:
         """See `streamvid.decode.base.FrameSink`."""
-        for channel, plane in enumerate(planes):
-            self.frames[row, ..., channel] = plane
+        self._convert(picture, self.frames[row].transpose(2, 0, 1))
 
 
 def split_at_keyframes(encoded: EncodedSlice) -> list[SliceSegment]:

@@ -144,7 +144,7 @@ class CpuAssistWorker:
             raise VideoError(f"clip {job.encoded.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
         # One kernel launch converts one colour range.
         if len(self._staged) == len(self._planes) or (
-            self._last is not None and self._last.encoded.full_range != job.encoded.full_range
+            self._last is not None and self._last.encoded.color != job.encoded.color
         ):
             self._convert()
         target = self._planes.numpy()[len(self._staged)]
@@ -178,6 +178,6 @@ class CpuAssistWorker:
         if key.bit_depth > 8:
             samples, surfaces = surfaces, torch.empty_like(surfaces, dtype=torch.uint8)
             nv12.to_8_bit(samples, surfaces, count=count, shift=0)
-        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, full_range=job.encoded.full_range)
+        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, full_range=job.encoded.color.full_range)
         # The pinned memory is overwritten next.
         self._stream.synchronize()

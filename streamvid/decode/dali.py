@@ -134,7 +134,7 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, encoded in enumerate(slices):
         key: tuple[object, ...] = (
-            encoded.codec, without_bit_rate(encoded.stsd), encoded.width, encoded.height, encoded.full_range,
+            encoded.codec, without_bit_rate(encoded.stsd), encoded.width, encoded.height, encoded.color,
         )  # fmt: skip
         if encoded.stsd[20:24] in _IN_BAND_ENTRIES:
             key += (encoded.name,)
@@ -180,7 +180,7 @@ def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
         stsd=first.stsd,
         width=first.width,
         height=first.height,
-        full_range=first.full_range,
+        color=first.color,
         data=np.concatenate([encoded.data for encoded in slices]),
         sizes=np.concatenate([encoded.sizes for encoded in slices]),
         display_order=np.concatenate([one.display_order + base for one, base in zip(slices, bases, strict=True)]),

@@ -128,7 +128,7 @@ class GpuDecoder:
             if self._sessions is not None and in_sessions
             else None
         )
-        cpu_frames = self._cpu.submit([slices[n] for n in by_cpu])
+        cpu_frames = self._cpu.submit([slices[n] for n in by_cpu], color="bt601")
 
         image_frames = self._submit_images([slices[n] for n in images])
 

@@ -12,12 +12,13 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.color.yuv_to_rgb import Planes, RgbConverter
+from streamvid.color.picture import Picture, picture_of
+from streamvid.color.render import PlaneFormat, Samples
 from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
 from streamvid.decode.deadline import LEAST_S, Pace
 from streamvid.errors import VideoError
@@ -25,6 +26,8 @@ from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
 
+_LARGEST: Final = 6
+"""Bytes of a pixel at most: three planes of 16 bits, as large as luma each."""
 _LEAST_BYTES: Final = 8 << 20
 """Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
 _PACKET_S: Final = LEAST_S
@@ -60,9 +63,8 @@ class IsolatedDecoder:
         *,
         limit_s: float,
         packet_s: float = _PACKET_S,
-    ) -> Iterator[tuple[int, Planes]]:
-        """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.cpu.decode_frames` and
-        `RgbConverter` give them.
+    ) -> Iterator[tuple[int, Picture]]:
+        """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.cpu.decode_frames` gives them.
 
         Args:
             encoded, segment: as of `decode_frames`.
@@ -70,14 +72,14 @@ class IsolatedDecoder:
             packet_s: seconds after which it is killed if it takes no further packet.
 
         Returns:
-            not always in order, each frame's row and its planes, which are valid until the next is asked for.
+            not always in order, each frame's row and the frame, which is valid until the next is asked for.
 
         Raises:
             DamagedClipError: it does not decode to its frames; a StuckDecoderError: not in that time; a
                 CrashedDecoderError: the process died.
             OSError: no process can be started.
         """
-        frame = 3 * encoded.height * encoded.width
+        frame = _LARGEST * encoded.height * encoded.width
         size = 2 * frame * max(1, _LEAST_BYTES // 2 // max(1, frame))
         if self._map is None or len(self._map) < size:
             os.ftruncate(self._memory, size)
@@ -85,12 +87,11 @@ class IsolatedDecoder:
         slots = _slots(self._map, encoded)
         part = _cut(encoded, segment)
         try:
-            for first, rows in self._start().stream(
+            for first, rows, form, pix_fmt in self._start().stream(
                 _decode_into, self._memory, len(self._map), part, segment, limit_s=limit_s, silent_s=packet_s
             ):
                 for slot, row in enumerate(rows, first):
-                    red, green, blue = slots[slot]
-                    yield row, (red, green, blue)
+                    yield row, Picture(_planes(slots[slot], form), form, pix_fmt)
         except WorkerCrashError as error:
             self._process = None
             if isinstance(error, WorkerStuckError):
@@ -183,38 +184,53 @@ def _cut(encoded: EncodedSlice, segment: SliceSegment | None) -> EncodedSlice:
 
 
 def _slots(memory: mmap.mmap, encoded: EncodedSlice) -> UInt8:
-    """The memory as room for an even number of frames, uint8 [slots, 3, height, width]."""
-    shape = (3, encoded.height, encoded.width)
-    frame = int(np.prod(shape))
+    """The memory as room for an even number of frames, uint8 [slots, bytes]."""
+    frame = _LARGEST * encoded.height * encoded.width
     count = len(memory) // (2 * frame) * 2
-    return np.frombuffer(memory, dtype=np.uint8, count=count * frame).reshape(count, *shape)
+    return np.frombuffer(memory, dtype=np.uint8, count=count * frame).reshape(count, frame)
+
+
+def _planes(slot: UInt8, form: PlaneFormat) -> tuple[Samples, Samples, Samples]:
+    """A slot as the planes of a frame."""
+    chroma = form.chroma
+    luma_size, chroma_size = form.height * form.width, chroma[0] * chroma[1]
+    samples: Samples = slot if form.bits == 8 else slot[: len(slot) // 2 * 2].view(np.uint16)
+    parts: Any = np.split(samples, np.cumsum([luma_size, chroma_size, chroma_size]))
+    luma, first, second, _ = parts
+    return luma.reshape(form.height, form.width), first.reshape(chroma), second.reshape(chroma)
 
 
 def _decode_into(
     descriptor: int, size: int, encoded: EncodedSlice, segment: SliceSegment | None
-) -> Generator[tuple[int, list[int]], None, None]:
+) -> Generator[tuple[int, list[int], PlaneFormat, str], None, None]:
     """In the child: decode into the shared memory. Yields the rows of the frames that lie in one half of the slots, in
-    turn, and the first of those slots: the parent reads one half while the other is filled."""
+    turn, the first of those slots, and how the frames lie: the parent reads one half while the other is filled."""
     slots = _slots(_mapped(descriptor, size), encoded)
-    convert, context = _tools(descriptor)
+    context = _context(descriptor)
     half, first = len(slots) // 2, 0
     rows: list[int] = []
+    before: Picture | None = None
     for row, frame in decode_frames(encoded, segment, context=context):
-        for channel, plane in enumerate(convert(frame, full_range=encoded.full_range)):
-            slots[first + len(rows), channel] = plane
+        picture = picture_of(frame)
+        if before is not None and rows and (before.form, before.pix_fmt) != (picture.form, picture.pix_fmt):
+            yield first, rows, before.form, before.pix_fmt
+            first, rows = half - first, []
+        before = picture
+        for target, plane in zip(_planes(slots[first + len(rows)], picture.form), picture.planes, strict=True):
+            target[:] = plane
         rows.append(row)
         if len(rows) == half:
-            yield first, rows
+            yield first, rows, picture.form, picture.pix_fmt
             first, rows = half - first, []
-    if rows:
-        yield first, rows
+    if rows and before is not None:
+        yield first, rows, before.form, before.pix_fmt
 
 
 def _prepare(descriptor: int) -> None:
     """In the child: import what decoding needs."""
     import av.filter  # noqa: F401
 
-    _tools(descriptor)
+    _context(descriptor)
     bare_context("h264")
 
 
@@ -224,7 +240,7 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 
 @lru_cache(maxsize=1)
-def _tools(descriptor: int) -> tuple[RgbConverter, ReusableCodecContext]:
+def _context(descriptor: int) -> ReusableCodecContext:
     """What is kept from slice to slice. It reads a byte before each packet, by which the parent sees that decoding goes
     on (`WorkerProcess.stream`)."""
-    return RgbConverter(), ReusableCodecContext(taken=partial(os.pread, descriptor, 1, 0))
+    return ReusableCodecContext(taken=partial(os.pread, descriptor, 1, 0))

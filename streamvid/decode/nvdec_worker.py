@@ -235,7 +235,7 @@ class NvdecWorker:
             # One kernel launch writes to one tensor, and converts one colour range.
             if self._staged:
                 _, before, _ = self._staged[-1]
-                if before.out is not job.out or before.encoded.full_range != job.encoded.full_range:
+                if before.out is not job.out or before.encoded.color != job.encoded.color:
                     self._convert()
             self._copies.on_device(
                 samples_address + len(self._staged) * key.surface_bytes, frame.GetPtrToPlane(0), key.surface_bytes
@@ -266,7 +266,7 @@ class NvdecWorker:
         self._copies.to_device(staging.dst_rows_address, indices.address, 8 * count)
         if staging.samples8 is not staging.samples:
             nv12.to_8_bit(staging.samples, staging.samples8, count=count, shift=6)
-        nv12.to_rgb(staging.samples8, job.out, staging.dst_rows, count=count, full_range=job.encoded.full_range)
+        nv12.to_rgb(staging.samples8, job.out, staging.dst_rows, count=count, full_range=job.encoded.color.full_range)
         written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         written.record(self._stream)
         indices.reusable = written

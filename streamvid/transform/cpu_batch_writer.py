@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.arrays import UInt8
-from streamvid.transform.cpu_crop_resize import CropResizedFrames, Scratch, crop_boxes, fits_crop_resize
+from streamvid.color.picture import Picture
+from streamvid.color.render import normalise
+from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_frame_renderer import FrameRenderer
 from streamvid.transform.params import Params, batch_params
 from streamvid.transform.spec import DType, Transform, Views, by_view
 
 if TYPE_CHECKING:
-    import torch
-
     from streamvid.fetch.encoded_batch import EncodedBatch
     from streamvid.video.packet_selection import EncodedSlice
 
@@ -31,8 +31,6 @@ _DTYPES: Final[Mapping[DType, type[_Number]]] = {
     "bfloat16": np.uint16,  # NumPy has no bfloat16: its bits
     "float32": np.float32,
 }
-_SERIAL_NUMBERS: Final = 1 << 15
-"""Numbers that PyTorch converts without starting threads of its own; decoding keeps all cores busy already."""
 
 
 def fits_batch_writer(transform: Transform | Views) -> bool:
@@ -60,16 +58,23 @@ class CpuBatchWriter:
         params = batch_params(transform, batch)
         boxes = crop_boxes(transform, params, batch.heights, batch.widths)
         views = [
-            _View(one, batch.gather.shape, boxes[0][number].size, scratch)
+            _View(one, batch.gather.shape, boxes[0][number].size)
             for number, one in enumerate(by_view(transform).values())
         ]
         names = list(by_view(transform))
         self.tensors = {name: view.tensor for name, view in zip(names, views, strict=True)}
         self.sinks = []
         for clip, (encoded, gather) in enumerate(zip(batch.slices, batch.gather, strict=True)):
-            frames = CropResizedFrames(boxes[clip], height=encoded.height, width=encoded.width, scratch=scratch)
+            render = FrameRenderer(
+                list(by_view(transform).values()),
+                boxes[clip],
+                color=encoded.color,
+                height=encoded.height,
+                width=encoded.width,
+                scratch=scratch,
+            )
             flips = [_flips(params, view, clip) for view in names]
-            self.sinks.append(_Sink(clip, encoded, gather.tolist(), frames, views, flips))
+            self.sinks.append(_Sink(clip, encoded, gather.tolist(), render, views, flips))
 
 
 def _flips(params: Params, view: str, clip: int) -> tuple[slice, slice]:
@@ -87,11 +92,11 @@ class _Sink:
         clip: int,
         encoded: EncodedSlice,
         gather: list[int],
-        frames: CropResizedFrames,
+        render: FrameRenderer,
         views: Sequence[_View],
         flips: Sequence[tuple[slice, slice]],
     ) -> None:
-        self._clip, self._frames, self._views, self._flips = clip, frames, views, flips
+        self._clip, self._render, self._views, self._flips = clip, render, views, flips
         self._positions: list[list[int]] = [[] for _ in range(len(encoded.frames))]
         black: list[int] = []
         for position, row in enumerate(gather):
@@ -99,13 +104,16 @@ class _Sink:
         for view in views:
             view.blacken(clip, black)
 
-    def write(self, row: int, planes: Sequence[UInt8]) -> None:
+    def write(self, row: int, picture: Picture) -> None:
         """See `streamvid.decode.base.FrameSink`."""
         positions = self._positions[row]
         if not positions:
             return
-        for view, frame, flips in zip(self._views, self._frames.of(planes), self._flips, strict=True):
-            view.write(self._clip, positions, [plane[flips] for plane in frame])
+        firsts = [view.pictures[self._clip, positions[0]] for view in self._views]
+        self._render(picture, [one[:, rows, columns] for one, (rows, columns) in zip(firsts, self._flips, strict=True)])
+        for view, first in zip(self._views, firsts, strict=True):
+            for position in positions[1:]:
+                view.pictures[self._clip, position] = first
 
 
 class _View:
@@ -115,56 +123,25 @@ class _View:
         transform: says layout, dtype, mean and std.
         shape: clips, and frame positions of each.
         size: height and width.
-        scratch: memory to work in.
 
     Attributes:
         tensor: [batch, …], in the transform's layout and dtype.
+        pictures: the same memory, as [batch, frames, channels, height, width]; bfloat16 as uint16.
     """
 
-    def __init__(self, transform: Transform, shape: tuple[int, ...], size: tuple[int, int], scratch: Scratch) -> None:
+    def __init__(self, transform: Transform, shape: tuple[int, ...], size: tuple[int, int]) -> None:
         import torch
 
         lengths = {"T": shape[1], "C": 3, "H": size[0], "W": size[1]}
         axes = [lengths[axis] for axis in transform.layout]
         array: npt.NDArray[_Number] = np.empty((shape[0], *axes), dtype=_DTYPES[transform.dtype])
-        self._dtype: torch.dtype = getattr(torch, transform.dtype)
-        self.tensor = torch.from_numpy(array).view(self._dtype)
-        # The same memory, as [batch, frames, channels, height, width].
-        self._array = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
-        self._scratch = scratch
-        mean, std = transform.mean_std
-        self._mean = [np.float32(255 * value) for value in mean]
-        self._scale = [np.float32(1 / (255 * value)) for value in std]
-
-    def write(self, clip: int, positions: Sequence[int], planes: Sequence[UInt8]) -> None:
-        """Write a frame, red, green and blue, uint8 [height, width] each, to all positions that show it."""
-        first = self._array[clip, positions[0]]
-        for channel, plane in enumerate(planes):
-            self._normalise(channel, plane, first[channel])
-        for position in positions[1:]:
-            self._array[clip, position] = first
+        self.tensor = torch.from_numpy(array).view(getattr(torch, transform.dtype))
+        self.pictures = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
+        self._transform = transform
 
     def blacken(self, clip: int, positions: Sequence[int]) -> None:
-        """Write a black frame."""
-        if positions:
-            self.write(clip, positions, [np.zeros(self._array.shape[3:], dtype=np.uint8)] * 3)
-
-    def _normalise(self, channel: int, plane: UInt8, out: npt.NDArray[_Number]) -> None:
-        if out.dtype == np.uint8:
-            out[:] = plane
-            return
-        half = self._dtype.itemsize == 2
-        numbers = self._scratch.take("numbers", (4 * out.size,)).view(np.float32).reshape(out.shape) if half else out
-        np.subtract(plane, self._mean[channel], out=numbers, dtype=np.float32)
-        np.multiply(numbers, self._scale[channel], out=numbers)
-        if half:
-            _to_half(numbers, out, self._dtype)
-
-
-def _to_half(numbers: npt.NDArray[_Number], out: npt.NDArray[_Number], dtype: torch.dtype) -> None:
-    """float32 → float16 or bfloat16, by PyTorch, which is ten times as fast at it as NumPy."""
-    import torch
-
-    lines = max(1, _SERIAL_NUMBERS // numbers.shape[1])
-    for start in range(0, len(numbers), lines):
-        torch.from_numpy(out[start : start + lines]).view(dtype).copy_(torch.from_numpy(numbers[start : start + lines]))
+        """Write black frames."""
+        mean, std = self._transform.mean_std
+        black = [np.zeros(self.pictures.shape[3:], dtype=np.uint8)] * 3
+        for position in positions:
+            normalise(black, self.pictures[clip, position], dtype=self._transform.dtype, mean=mean, std=std)

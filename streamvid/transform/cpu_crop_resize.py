@@ -26,8 +26,6 @@ from streamvid.transform.spec import Transform, Views, by_view
 if TYPE_CHECKING:
     import torch
 
-    from streamvid.fetch.encoded_batch import EncodedBatch
-
 _NEAR: Final = 1 / 256
 """Coordinates this near to a whole pixel are taken to be on it: they were rounded to float32 on their way."""
 
@@ -92,17 +90,6 @@ def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None
     return None if values is None else (float(values[n, 0]), float(values[n, 1]))
 
 
-def crop_resize_sinks(
-    transform: Transform | Views, batch: EncodedBatch, params: Params, scratch: Scratch
-) -> list[CropResizeSink]:
-    """For each clip of a batch, what takes its frames from the decoder and crops and resizes them."""
-    boxes = crop_boxes(transform, params, batch.heights, batch.widths)
-    return [
-        CropResizeSink(views, height=encoded.height, width=encoded.width, count=len(encoded.frames), scratch=scratch)
-        for views, encoded in zip(boxes, batch.slices, strict=True)
-    ]
-
-
 def resize_in_one_thread() -> None:
     """Have PyTorch use no other threads for what the calling thread asks for: the caller is one of many threads with
     work of their own, and PyTorch's helpers, which spin while they wait, take a tenth of a resize's time."""
@@ -142,13 +129,11 @@ class CropResizer:
 
     def __init__(self, box: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
         # Resized as decoded, and turned afterwards, when there is less to turn.
-        as_decoded = _as_decoded(box, height, width)
+        part = as_decoded(box, height, width)
         self._turns, self._mirrored, self._scratch = box.turns, box.mirrored, scratch
         self._rows, self._columns = (
             _Axis(source, start, end, out)
-            for source, start, end, out in zip(
-                (height, width), as_decoded.start, as_decoded.end, as_decoded.size, strict=True
-            )
+            for source, start, end, out in zip((height, width), part.start, part.end, part.size, strict=True)
         )
 
     def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
@@ -206,48 +191,6 @@ def _resize(pixels: torch.Tensor, size: tuple[int, int], scales: tuple[float, fl
 
     resize: Callable[..., torch.Tensor] = torch.ops.aten._upsample_bilinear2d_aa
     return resize(pixels, list(size), False, 1 / scales[0], 1 / scales[1])
-
-
-class CropResizedFrames:
-    """Crops and resizes the frames of a clip for all its views.
-
-    Args:
-        boxes: of each view.
-        height, width: of the decoded frames.
-        scratch: memory to work in.
-    """
-
-    def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, scratch: Scratch) -> None:
-        self._boxes = boxes
-        # Views with the same box share the work.
-        self._resizers = {box: CropResizer(box, height=height, width=width, scratch=scratch) for box in boxes}
-
-    def of(self, planes: Sequence[UInt8]) -> list[list[UInt8]]:
-        """Per view red, green and blue, uint8 [height, width] each, of those of a decoded frame."""
-        made = {box: resize(planes) for box, resize in self._resizers.items()}
-        return [made[box] for box in self._boxes]
-
-
-class CropResizeSink:
-    """Keeps the cropped and resized frames of all views of a clip (`streamvid.decode.base.FrameSink`).
-
-    Args:
-        boxes, height, width, scratch: as of `CropResizedFrames`.
-        count: how many frames there are.
-
-    Attributes:
-        frames: of each view, uint8 [count, height, width, 3].
-    """
-
-    def __init__(self, boxes: Sequence[CropBox], *, height: int, width: int, count: int, scratch: Scratch) -> None:
-        self._resized = CropResizedFrames(boxes, height=height, width=width, scratch=scratch)
-        self.frames: list[UInt8] = [np.empty((count, *box.size, 3), dtype=np.uint8) for box in boxes]
-
-    def write(self, row: int, planes: Sequence[UInt8]) -> None:
-        """See `streamvid.decode.base.FrameSink`."""
-        for frames, resized in zip(self.frames, self._resized.of(planes), strict=True):
-            for channel, plane in enumerate(resized):
-                frames[row, ..., channel] = plane
 
 
 class _Axis:
@@ -317,7 +260,7 @@ def _lines(planes: Sequence[UInt8], across: _Axis, along: _Axis) -> UInt8:
     return np.asarray(np.clip(np.rint(values), 0, 255), dtype=np.uint8)
 
 
-def _as_decoded(box: CropBox, height: int, width: int) -> CropBox:
+def as_decoded(box: CropBox, height: int, width: int) -> CropBox:
     """The same box in the coordinates of the frame as decoded; the resized frame is rotated afterwards."""
     (top, left), (bottom, right), (high, wide) = box.start, box.end, box.size
     match box.turns:

@@ -23,10 +23,11 @@ from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
-from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize, resize_in_one_thread
+from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize, resize_in_one_thread
+from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.params import ClipTransform, batch_params
-from streamvid.transform.spec import Transform, Views
+from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +168,7 @@ class DaliRenderer:
         isolate: bool = False,
     ) -> None:
         self._transform, self._scratch, self._on_cpu = spec.transform, Scratch(), on_cpu
+        self._color = next(iter(by_view(spec.transform).values())).color
         self._cpu_decoder: CpuDecoder | None = None
         self._decoder: CpuDecoder | GpuDecoder
         if device_id is not None:
@@ -205,7 +207,19 @@ class DaliRenderer:
         if self._cpu_decoder is None:
             frames = self._submit_slices(batch, on_cpu)
             return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
-        sinks = crop_resize_sinks(self._transform, batch, params, self._scratch)
+        boxes = crop_boxes(self._transform, params, batch.heights, batch.widths)
+        sinks = [
+            RenderedFrames(
+                list(by_view(self._transform).values()),
+                views,
+                color=one.color,
+                height=one.height,
+                width=one.width,
+                count=len(one.frames),
+                scratch=self._scratch,
+            )
+            for views, one in zip(boxes, batch.slices, strict=True)
+        ]
         written = self._cpu_decoder.write(batch.slices, sinks)
 
         def decoded() -> DecodedBatch:
@@ -218,7 +232,7 @@ class DaliRenderer:
 
     def _submit_slices(self, batch: EncodedBatch, on_cpu: bool) -> PendingFrames:
         if isinstance(self._decoder, CpuDecoder):
-            return self._decoder.submit(batch.slices)
+            return self._decoder.submit(batch.slices, color=self._color)
         if on_cpu or self._on_cpu is None:
             return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices))
         return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist())

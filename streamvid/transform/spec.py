@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from streamvid.checks import is_integer, is_real, one_of, suggesting
+from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
 from streamvid.transform.sharing import checked_share, pair
 
@@ -25,6 +26,7 @@ Layout = Literal["THWC", "TCHW", "CTHW"]
 DType = Literal["uint8", "float16", "bfloat16", "float32"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
 Span = float | tuple[float, float]
+COLORS: Final[tuple[ColorOption, ...]] = get_args(ColorOption)
 LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 DTYPES: Final[tuple[DType, ...]] = get_args(DType)
 INTERPOLATIONS: Final[tuple[Interpolation, ...]] = get_args(Interpolation)
@@ -100,6 +102,10 @@ class Transform:
         erase_scale, erase_ratio: of the box that is made black: share of the frame's area, and width / height; from
             and to.
         vertical_flip: the probability of turning the clip upside down; True for 0.5.
+        color: the matrix of YUV: "auto", by each clip's tags; "bt709" or "bt2020", whatever the tags; "bt601", whatever
+            the tags, with the pixels of DALI's decoder.
+        resize_in: "yuv" resizes decoded planes and converts what comes out; "rgb" converts first, as torchvision does
+            with decoded frames. docs/transforms.md has the difference.
         dali: your own part of the graph: a function of a DALI node, uint8 in DALI's layout FHWC, that returns one.
     """
 
@@ -128,6 +134,8 @@ class Transform:
     erase_scale: tuple[float, float] = (0.02, 0.33)
     erase_ratio: tuple[float, float] = (0.3, 3.3)
     vertical_flip: float = 0.0
+    color: ColorOption = "auto"
+    resize_in: Literal["yuv", "rgb"] = "yuv"
     dali: Callable[[DataNode], DataNode] | None = None
 
     def __post_init__(self) -> None:
@@ -204,6 +212,11 @@ class Transform:
         return tuple(mean.tolist()), tuple(std.tolist())
 
     @property
+    def converts_first(self) -> bool:
+        """Whether frames become RGB before they are resized."""
+        return self.resize_in == "rgb" or self.color == "bt601"
+
+    @property
     def recolours(self) -> bool:
         """Whether colours may change."""
         return bool(self.grayscale) or any(
@@ -242,7 +255,9 @@ class Transform:
             object.__setattr__(self, "layout", self.layout.upper().replace("F", "T"))
         if not isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
-        for name, choices in (("layout", LAYOUTS), ("dtype", DTYPES), ("interpolation", INTERPOLATIONS)):
+        for name, choices in (("layout", LAYOUTS), ("dtype", DTYPES), ("interpolation", INTERPOLATIONS),
+            ("color", COLORS), ("resize_in", ("yuv", "rgb")),
+        ):  # fmt: skip
             one_of(getattr(self, name), choices, f"Transform({name})")
         if not isinstance(self.random_crop, bool):
             raise InputError(f"Transform(random_crop) must be True or False; it is {self.random_crop!r}")
@@ -331,6 +346,8 @@ class Views:
                 )
             if not isinstance(transform, Transform):
                 raise InputError(f"the view {name!r} must be a Transform; it is {transform!r}")
+        if len({(one.color, one.resize_in) for one in views.values()}) > 1:
+            raise InputError("Views share their decoded frames: give all of them the same color and resize_in")
         object.__setattr__(self, "transforms", views)
         object.__setattr__(self, "share", checked_share(views, share))
 

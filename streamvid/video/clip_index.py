@@ -10,6 +10,7 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
+from streamvid.bitstream.chroma_location import chroma_location
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.checksum import crc32c
 from streamvid.mp4.sample_entry import sample_description
@@ -131,7 +132,9 @@ def build_clip(
         profile=profile,
         pix_fmt=frame_format.pix_fmt,
         color_space=frame_format.color_space,
+        color_primaries=frame_format.color_primaries,
         color_range=frame_format.color_range,
+        chroma_location=chroma_location(codec, stsd),
         traits=traits(codec, kinds, times.pts),
         width=frame_format.width,
         height=frame_format.height,

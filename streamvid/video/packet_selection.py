@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamvid.arrays import Int64, UInt8
 from streamvid.checksum import crc32c
+from streamvid.color.tags import Color
 from streamvid.mp4.sample_entry import coded_size
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
@@ -58,7 +59,7 @@ class EncodedSlice:
         codec: as in docs/format.md.
         stsd: the track's sample description box.
         width, height: of decoded frames, in pixels.
-        full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
+        color: what decoded samples mean.
         data: uint8 [bytes], the packets one after another in decode order.
         sizes, display_order, frames: as in `PacketSelection`.
         starts: likewise; by default the first packet alone.
@@ -70,7 +71,7 @@ class EncodedSlice:
     stsd: bytes
     width: int
     height: int
-    full_range: bool
+    color: Color
     data: UInt8
     sizes: Int64
     display_order: Int64

@@ -77,6 +77,7 @@ class FrameFormat:
     height: int
     pix_fmt: str
     color_space: str
+    color_primaries: str
     color_range: str
     rotation: int
     interlaced: bool = False
@@ -307,6 +308,7 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         height=frame.height,
         pix_fmt=frame.format.name,
         color_space=_COLOR_SPACES.get(int(frame.colorspace), "unknown"),
+        color_primaries=_COLOR_PRIMARIES.get(int(frame.color_primaries), "unknown"),
         color_range="pc"
         if frame.format.name.startswith("yuvj")
         else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
@@ -315,7 +317,7 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
     )
 
 
-# ITU-T H.273 table 4 and FFmpeg's AVColorRange, by FFmpeg's names.
+# ITU-T H.273 tables 4 and 2, and FFmpeg's AVColorRange, by FFmpeg's names.
 _COLOR_SPACES: Final = {
     0: "gbr",
     1: "bt709",
@@ -326,6 +328,19 @@ _COLOR_SPACES: Final = {
     8: "ycgco",
     9: "bt2020nc",
     10: "bt2020c",
+}
+_COLOR_PRIMARIES: Final = {
+    1: "bt709",
+    4: "bt470m",
+    5: "bt470bg",
+    6: "smpte170m",
+    7: "smpte240m",
+    8: "film",
+    9: "bt2020",
+    10: "smpte428",
+    11: "smpte431",
+    12: "smpte432",
+    22: "jedec-p22",
 }
 _COLOR_RANGES: Final = {1: "tv", 2: "pc"}
 

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.color.tags import Color, settle
 from streamvid.errors import InputError
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
@@ -56,7 +57,8 @@ class StoredClip:
     Attributes:
         mp4: a local file with the clip's bytes, one video track, moov first; or the file that `unwritten` refers to.
         index: its packets.
-        codec, profile, pix_fmt, color_space, color_range, traits: as docs/format.md names them.
+        codec, profile, pix_fmt, color_space, color_primaries, color_range, chroma_location, traits: as docs/format.md
+            names them.
         width, height: decoded frames, in pixels, before rotation.
         rotation: degrees clockwise that stand the frames upright, plus 360 if they are mirrored, left to right, before
             they are turned: one of `streamvid.mp4.boxes.ROTATIONS`.
@@ -74,7 +76,9 @@ class StoredClip:
     profile: str
     pix_fmt: str
     color_space: str
+    color_primaries: str
     color_range: str
+    chroma_location: str
     traits: str
     width: int
     height: int
@@ -114,6 +118,19 @@ class StoredClip:
         except (EOFError, OSError) as error:
             raise self._unreadable(error) from error
 
+    @property
+    def color(self) -> Color:
+        """What decoded samples mean."""
+        return settle(
+            matrix=self.color_space,
+            primaries=self.color_primaries,
+            color_range=self.color_range,
+            location=self.chroma_location,
+            codec=self.codec,
+            width=self.width,
+            height=self.height,
+        )
+
     def slice(self, frames: Int64) -> EncodedSlice:
         """Some frames of the clip, by their numbers (int64 [wanted], ascending), as a loader reads them.
 
@@ -138,7 +155,7 @@ class StoredClip:
             stsd=self.stsd,
             width=self.width,
             height=self.height,
-            full_range=self.color_range == "pc",
+            color=self.color,
             data=extract_packets(inside, spans, blocks),
             sizes=packets.sizes,
             display_order=packets.display_order,

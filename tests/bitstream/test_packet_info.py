@@ -84,7 +84,7 @@ def decoded_alone(clip: StoredClip, keep: np.ndarray) -> dict[int, np.ndarray]:
     part = slice_of(clip, [0])
     frames = np.sort(rank[numbers])
     part = EncodedSlice(
-        **{name: getattr(part, name) for name in ("name", "codec", "stsd", "width", "height", "full_range")},
+        **{name: getattr(part, name) for name in ("name", "codec", "stsd", "width", "height", "color")},
         data=np.concatenate([np.frombuffer(data[n], dtype=np.uint8) for n in numbers]),
         sizes=index.size[numbers],
         display_order=rank[numbers],

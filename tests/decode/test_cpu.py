@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamvid.color.picture import Picture, picture_of
 from streamvid.decode import cpu
 from streamvid.decode.cpu import CpuDecoder, StuckDecoderError, decode_frames, decode_with_pyav, split_at_keyframes
 from streamvid.decode.deadline import Pace
@@ -112,7 +113,7 @@ def test_batches_that_are_begun_ahead_come_in_their_order(tmp_path: Path) -> Non
     decoder = CpuDecoder(threads=2)
     try:
         numbers = [[n, n + 30, n + 60] for n in range(0, 60, 7)]
-        begun = [decoder.submit([slice_of(clip, one)]) for one in numbers]
+        begun = [decoder.submit([slice_of(clip, one)], color="bt601") for one in numbers]
         for one, wait in zip(numbers, begun, strict=True):
             np.testing.assert_array_equal(wait.result()[0], frames[one])
     finally:
@@ -139,8 +140,8 @@ def test_a_sink_gets_what_is_decoded(threads: int, tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.frames = [0, 0, 0]
 
-        def write(self, row: int, planes: tuple[np.ndarray, ...]) -> None:  # type: ignore[type-arg]
-            self.frames[row] = int(sum(plane.sum(dtype=np.int64) for plane in planes))
+        def write(self, row: int, picture: Picture) -> None:
+            self.frames[row] = int(sum(plane.sum(dtype=np.int64) for plane in picture.planes))
 
     sinks, decoder = [Sums(), Sums()], CpuDecoder(threads=threads)
     try:
@@ -148,7 +149,8 @@ def test_a_sink_gets_what_is_decoded(threads: int, tmp_path: Path) -> None:
     finally:
         decoder.close()
     for sink in sinks:
-        assert sink.frames == decode_with_pyav(part).sum(axis=(1, 2, 3)).tolist()
+        pictures = {row: picture_of(frame) for row, frame in decode_frames(part)}
+        assert sink.frames == [int(sum(plane.sum(dtype=np.int64) for plane in pictures[n].planes)) for n in range(3)]
 
 
 def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) -> None:

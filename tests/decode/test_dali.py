@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.color.tags import RGB
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali import fuse, group
 from streamvid.video.packet_selection import EncodedSlice
@@ -38,7 +39,7 @@ def test_a_fused_stream_decodes_to_the_frames_of_its_slices(name: str, tmp_path:
 
 def part(packets: int, stsd: bytes, name: str = "a") -> EncodedSlice:
     return EncodedSlice(
-        name=name, codec="h264", stsd=stsd, width=64, height=64, full_range=False, data=np.zeros(packets, np.uint8),
+        name=name, codec="h264", stsd=stsd, width=64, height=64, color=RGB, data=np.zeros(packets, np.uint8),
         sizes=np.ones(packets, np.int64), display_order=np.arange(packets), frames=np.arange(1),
     )  # fmt: skip
 

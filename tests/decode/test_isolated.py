@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from streamvid.decode import isolated
+from streamvid.color.full_size import FullSizeConverter
 from streamvid.decode.cpu import (
     CrashedDecoderError,
     DamagedClipError,
@@ -53,10 +54,10 @@ def decoder() -> Iterator[IsolatedDecoder]:
 def frames_of(decoder: IsolatedDecoder, encoded: EncodedSlice, *, limit_s: float = 60) -> np.ndarray:
     """uint8 [frames, height, width, 3], of all segments."""
     out = np.empty((len(encoded.frames), encoded.height, encoded.width, 3), np.uint8)
-    rows = []
+    rows, convert = [], FullSizeConverter(encoded.color.chosen("bt601"))
     for segment in split_at_keyframes(encoded):
-        for row, planes in decoder.frames(encoded, segment, limit_s=limit_s):
-            out[row] = np.stack(planes, axis=-1)
+        for row, picture in decoder.frames(encoded, segment, limit_s=limit_s):
+            convert(picture, out[row].transpose(2, 0, 1))
             rows.append(row)
     assert sorted(rows) == list(range(len(out)))
     return out
@@ -211,6 +212,7 @@ def _stop_child(others: set[int]) -> None:
 _LEFT_ALONE = """
 import os, sys, time
 from pathlib import Path
+from streamvid.color.full_size import FullSizeConverter
 from streamvid.decode.isolated import IsolatedDecoder
 from tests.decode.test_isolated import LONG, stored
 decoder = IsolatedDecoder()

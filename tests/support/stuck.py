@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from streamvid.color.yuv_to_rgb import Planes
+from streamvid.color.picture import Picture
 from streamvid.decode.cpu import InThreadDecoder, SliceSegment
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -22,7 +22,7 @@ class Hangs(InThreadDecoder):
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
-    ) -> Iterator[tuple[int, Planes]]:
+    ) -> Iterator[tuple[int, Picture]]:
         if encoded.name == self.clip:
             self.hang()
         yield from super().frames(encoded, segment, limit_s=limit_s)

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from streamvid.color.picture import Picture
+from streamvid.color.render import PlaneFormat
+from streamvid.color.tags import RGB
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.mp4.boxes import MIRRORED
-from streamvid.transform.cpu_crop_resize import CropResizeSink, Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.params import ClipTransform, Params, batch_params
-from streamvid.transform.spec import DRAWS, Transform, Views
+from streamvid.transform.spec import DRAWS, Transform, Views, by_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -130,8 +134,18 @@ def _crop_resized(
     boxes = crop_boxes(transform, params, encoded.heights, encoded.widths)
     for views, frames in zip(boxes, clips, strict=True):
         count, height, width, _ = frames.shape
-        sink = CropResizeSink(views, height=height, width=width, count=count, scratch=Scratch())
+        sink = RenderedFrames(
+            list(by_view(transform).values()), views, color=RGB, height=height, width=width, count=count,
+            scratch=Scratch(),
+        )  # fmt: skip
         for row, frame in enumerate(frames):
-            sink.write(row, [frame[..., channel] for channel in range(3)])
+            sink.write(row, rgb_picture(frame))
         sinks.append(sink)
     return [list(view) for view in zip(*(sink.frames for sink in sinks), strict=True)]
+
+
+def rgb_picture(frame: Array) -> Picture:
+    """An RGB frame, uint8 [height, width, 3], as a decoder of planar RGB gives it."""
+    height, width, _ = frame.shape
+    red, green, blue = (np.ascontiguousarray(frame[..., channel]) for channel in range(3))
+    return Picture((green, blue, red), PlaneFormat(height, width, (1, 1), 8, is_rgb=True), "gbrp")

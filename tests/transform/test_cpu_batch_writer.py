@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamvid.color.tags import RGB
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch
 from streamvid.transform.spec import Draw, Transform, Views, by_view
 from streamvid.video.packet_selection import EncodedSlice
-from tests.support.views import Clip, clip, encoded_batch, torch_batches
+from tests.support.views import Clip, clip, encoded_batch, rgb_picture, torch_batches
 
 
 def finished(transform: Transform | Views, clips: list[Clip]) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def finished(transform: Transform | Views, clips: list[Clip]) -> dict[str, Any]:
     writer = CpuBatchWriter(transform, _with_slices(encoded_batch(clips), clips), Scratch())
     for sink, one in zip(writer.sinks, clips, strict=True):
         for row in np.random.default_rng(0).permutation(len(one.frames)).tolist():
-            sink.write(row, [one.frames[row, ..., channel] for channel in range(3)])
+            sink.write(row, rgb_picture(one.frames[row]))
     return writer.tensors
 
 
@@ -29,9 +30,7 @@ def _with_slices(batch: EncodedBatch, clips: list[Clip]) -> EncodedBatch:
     for one in clips:
         count, height, width, _ = one.frames.shape
         batch.slices.append(
-            EncodedSlice(
-                "a", "h264", b"", width, height, False, none.view(np.uint8), none, none, np.arange(count), True
-            )
+            EncodedSlice("a", "h264", b"", width, height, RGB, none.view(np.uint8), none, none, np.arange(count), True)
         )
     return batch
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import streamvid as sv
+from streamvid.color.tags import RGB
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
@@ -206,7 +207,7 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
     vpcc = full_box(b"vpcC", bytes([0, 10, 0x82, 2, 2, 2, 0, 0]), version=1)
     stsd = visual_sample_description(b"vp08", vpcc, width=64, height=48)
     encoded = EncodedSlice(
-        name="a", codec="vp8", stsd=stsd, width=64, height=48, full_range=False, data=data,
+        name="a", codec="vp8", stsd=stsd, width=64, height=48, color=RGB, data=data,
         sizes=part.sizes, display_order=part.display_order, frames=part.frames,
     )  # fmt: skip
     written = encoded.to_mp4()

@@ -1,0 +1,52 @@
+"""Where chroma samples lie between luma samples, as sequence parameter sets and configurations have it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streamvid.bitstream import h264, hevc
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.bits import BitReader
+from streamvid.mp4.sample_entry import codec_configuration
+
+_NAMES: Final = ("left", "center", "topleft", "top", "bottomleft", "bottom")
+"""Of chroma_sample_loc_type_top_field, 0 to 5 (ITU-T H.264 and H.265, figure E-1), by FFmpeg's names."""
+_OF_AV1: Final = {1: "left", 2: "topleft"}
+"""chroma_sample_position: CSP_VERTICAL and CSP_COLOCATED (AV1 bitstream specification, 6.4.2)."""
+
+
+def chroma_location(codec: str, stsd: bytes) -> str:
+    """The location by FFmpeg's name; "unknown" if the clip's configuration does not say.
+
+    Args:
+        codec, stsd: as in docs/format.md.
+    """
+    try:
+        if codec == "av1":  # av1C, byte 2: chroma_sample_position in the last two bits
+            return _OF_AV1.get(codec_configuration(stsd, b"av1C")[2] & 3, "unknown")
+        if codec not in NAL_SYNTAX:
+            return "unknown"
+        syntax = NAL_SYNTAX[codec]
+        units = syntax.sequence_parameter_sets(parameter_sets(codec, stsd).annex_b)
+        found = {_of_sps(codec, unit[syntax.header_bytes :]) for unit in units}
+    except (ValueError, IndexError):
+        return "unknown"
+    return found.pop() if len(found) == 1 else "unknown"
+
+
+def _of_sps(codec: str, payload: bytes) -> str:
+    bits = BitReader.of_nal(payload)
+    has_vui = (h264 if codec == "h264" else hevc).skip_to_vui(bits)
+    if not has_vui:
+        return "unknown"
+    if bits.u(1) and bits.u(8) == h264.EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
+        bits.u(32)  # sar_width, sar_height
+    if bits.u(1):  # overscan_info_present_flag
+        bits.u(1)  # overscan_appropriate_flag
+    if bits.u(1):  # video_signal_type_present_flag
+        bits.u(4)  # video_format, video_full_range_flag
+        if bits.u(1):  # colour_description_present_flag
+            bits.u(24)  # colour_primaries, transfer_characteristics, matrix_coefficients
+    if not bits.u(1):  # chroma_loc_info_present_flag
+        return "unknown"
+    return dict(enumerate(_NAMES)).get(bits.ue(), "unknown")

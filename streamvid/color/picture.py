@@ -1,0 +1,55 @@
+"""FFmpeg's frames as planes of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from streamvid.color.render import PlaneFormat, Samples
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+_GRAY: Final = 1 << 16
+"""Subsampling of chroma that is one sample for the whole frame."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded frame, valid as long as what it was made from.
+
+    Attributes:
+        planes: Y, Cb and Cr (or G, B and R) as the format says, uint8 or uint16 [height, width] each.
+        form: how they lie in memory.
+        pix_fmt: FFmpeg's name of that.
+    """
+
+    planes: tuple[Samples, Samples, Samples]
+    form: PlaneFormat
+    pix_fmt: str
+
+
+def picture_of(frame: VideoFrame) -> Picture:
+    """The planes of a frame, without copying, but for pixel formats that are neither planar YUV, planar RGB nor gray:
+    FFmpeg makes those planar RGB. Alpha is left out."""
+    name = frame.format.name
+    if not name.startswith(("yuv", "gray", "gbr")) or name.endswith("be"):
+        # Packed and paletted formats, of which none has chroma that is subsampled.
+        frame = frame.reformat(format="gbrp")
+    form, bits = frame.format, frame.format.components[0].bits
+    luma = _samples(frame, 0, bits)
+    height, width = luma.shape
+    if len(form.components) < 3:
+        neutral: Any = np.full((1, 1), 1 << (bits - 1), dtype=luma.dtype)
+        return Picture((luma, neutral, neutral), PlaneFormat(height, width, (_GRAY, _GRAY), bits), form.name)
+    subsampling = (16 // form.chroma_height(16), 16 // form.chroma_width(16))
+    planes = (luma, _samples(frame, 1, bits), _samples(frame, 2, bits))
+    return Picture(planes, PlaneFormat(height, width, subsampling, bits, is_rgb=form.is_rgb), form.name)
+
+
+def _samples(frame: VideoFrame, number: int, bits: int) -> Any:
+    plane: Any = frame.planes[number]
+    lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
+    return (lines if bits == 8 else lines.view(np.uint16))[:, : plane.width]

@@ -1,0 +1,226 @@
+"""Decoded planes → the pixels of one picture of the model's tensor, in one pass.
+
+The definition: resample Y, Cb and Cr in real numbers, each from its own size and siting (`streamvid.color.resample`),
+convert by the matrix, clip to 0 to 255 and round, once; then normalise. The C of `streamvid/native/pixels.c` does it in
+float32, and NumPy in some ten times the time where that was not compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.arrays import Float32, Float64, UInt8
+from streamvid.color.resample import Taps, taps
+from streamvid.color.tags import KR_KB, RGB, Color
+
+Samples = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+_SERIAL_NUMBERS: Final = 1 << 15
+"""Numbers that PyTorch converts without starting threads."""
+_TYPES: Final = {"uint8": 0, "float16": 1, "bfloat16": 2, "float32": 3}
+
+
+@dataclass(frozen=True)
+class PlaneFormat:
+    """How the planes of a clip's frames lie in memory.
+
+    Attributes:
+        height, width: of luma.
+        subsampling: luma samples per chroma sample, down and across.
+        bits: of a sample; more than 8 lie in uint16.
+        is_rgb: the planes are G, B and R, whatever the clip is tagged with.
+    """
+
+    height: int
+    width: int
+    subsampling: tuple[int, int]
+    bits: int
+    is_rgb: bool = False
+
+    @property
+    def chroma(self) -> tuple[int, int]:
+        """Height and width of the chroma planes."""
+        return -(-self.height // self.subsampling[0]), -(-self.width // self.subsampling[1])
+
+
+def conversion(color: Color, bits: int) -> Float64:
+    """float64 [3, 4]: samples (Y, Cb, Cr, 1) → R, G, B from 0 to 255.
+
+    ITU-T H.273, 8.3, the equations of MatrixCoefficients and VideoFullRangeFlag. By "gbr" the planes are G, B and R.
+    """
+    one, peak = 1 << (bits - 8), (1 << bits) - 1
+    luma, black = (255 / peak, 0.0) if color.full_range else (255 / (219 * one), 16.0 * one)
+    if color.matrix == "gbr":
+        factors = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0]]) * luma
+        return np.column_stack([factors, np.full(3, -luma * black)])
+    if color.matrix == "ycgco":
+        factors = np.array([[1.0, -1, 1], [1, 1, 0], [1, -1, -1]])
+    else:
+        kr, kb = KR_KB[color.matrix]
+        of_blue, of_red = 2 * (1 - kb), 2 * (1 - kr)
+        green = 1 - kr - kb
+        factors = np.array([[1, 0, of_red], [1, -of_blue * kb / green, -of_red * kr / green], [1, of_blue, 0]])
+    factors = factors * [luma, *2 * [255 / peak if color.full_range else 255 / (224 * one)]]
+    return np.column_stack([factors, -factors @ [black, 128 * one, 128 * one]])
+
+
+def normalise(
+    planes: Sequence[UInt8], out: npt.NDArray[Any], *, dtype: str, mean: Sequence[float], std: Sequence[float]
+) -> None:
+    """(level / 255 - mean) / std, as `PlaneRenderer` has it.
+
+    Args:
+        planes: red, green and blue, uint8 [height, width] each.
+        out: [3, height, width] of the dtype, of any strides; written.
+        dtype: as of `PlaneRenderer`.
+        mean, std: per channel, in units of the full range; not for uint8.
+    """
+    for plane, target, centre, spread in zip(planes, out, mean, std, strict=True):
+        if dtype == "uint8":
+            target[:] = plane
+            continue
+        numbers = np.subtract(plane, np.float32(255 * centre), dtype=np.float32)
+        numbers *= np.float32(1 / (255 * spread))
+        _store(numbers, target, dtype)
+
+
+def _store(numbers: Float32, out: npt.NDArray[Any], dtype: str) -> None:
+    """float32 → the dtype; PyTorch converts half floats ten times as fast as NumPy."""
+    if dtype == "float32":
+        out[:] = numbers
+        return
+    import torch
+
+    # Without threads of its own: decoding keeps all cores busy already.
+    halves = torch.empty(numbers.shape, dtype=getattr(torch, dtype))
+    lines = max(1, _SERIAL_NUMBERS // numbers.shape[-1])
+    rows, made = numbers.reshape(-1, numbers.shape[-1]), halves.view(-1, numbers.shape[-1])
+    for start in range(0, len(rows), lines):
+        made[start : start + lines].copy_(torch.from_numpy(rows[start : start + lines]))
+    out[:] = (halves.view(torch.uint16) if dtype == "bfloat16" else halves).numpy()
+
+
+class _Axis(ctypes.Structure):
+    _fields_ = (
+        ("out", ctypes.c_int32), ("taps", ctypes.c_int32), ("first", ctypes.c_void_p), ("weights", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Plane(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("step", ctypes.c_int32), ("wide", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Picture(ctypes.Structure):
+    _fields_ = (
+        ("planes", _Plane * 3), ("rows", _Axis * 2), ("columns", _Axis * 2), ("matrix", ctypes.c_float * 12),
+        ("mean", ctypes.c_float * 3), ("scale", ctypes.c_float * 3), ("out", ctypes.c_void_p),
+        ("strides", ctypes.c_int64 * 3), ("type", ctypes.c_int32),
+    )  # fmt: skip
+
+
+@cache
+def compiled() -> Any:
+    """The compiled `sv_render`; None where it was not built."""
+    for path in sorted(Path(__file__).parents[1].glob("native/pixels*.so")):
+        call = ctypes.CDLL(str(path)).sv_render
+        call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+        return call
+    return None
+
+
+class PlaneRenderer:
+    """Renders frames of one clip for one view; any thread may call it.
+
+    Args:
+        planes: how they lie in memory.
+        color: what their samples mean.
+        start, end: y and x of the part of the frame that is shown, in luma samples from its upper left corner.
+        size: height and width that it is resized to.
+        dtype: of the output: "uint8", "float16", "bfloat16" (its bits in uint16) or "float32".
+        mean, std: per channel, in levels: (level - mean) / std; not for uint8.
+    """
+
+    def __init__(
+        self,
+        planes: PlaneFormat,
+        color: Color,
+        *,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        size: tuple[int, int],
+        dtype: str = "uint8",
+        mean: Sequence[float] = (0, 0, 0),
+        std: Sequence[float] = (1, 1, 1),
+    ) -> None:
+        color = RGB if planes.is_rgb else color
+        self._matrix = conversion(color, planes.bits).astype(np.float32)
+        self._mean: Float32 = np.asarray(mean, dtype=np.float32)
+        self._scale: Float32 = (1 / np.asarray(std, dtype=np.float64)).astype(np.float32)
+        self._dtype = dtype
+        across, down = color.siting
+        self._rows, self._columns = (
+            (
+                taps(source, start[axis], end[axis], size[axis]),
+                taps(chroma, start[axis], end[axis], size[axis], subsampling=share, siting=siting),
+            )
+            for axis, (source, chroma, share, siting) in enumerate(
+                zip((planes.height, planes.width), planes.chroma, planes.subsampling, (down, across), strict=True)
+            )
+        )
+        self._floats = 4 * size[1] + max(planes.width, planes.chroma[1]) + 64
+
+    def __call__(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
+        """Render one frame.
+
+        Args:
+            planes: Y, Cb and Cr as the format has them, uint8 or uint16 [height, width] each.
+            out: [3, height, width] of the output's dtype, of any strides; written.
+        """
+        call = compiled()
+        if call is None:
+            self._by_numpy(planes, out)
+            return
+        scratch = np.empty(self._floats, dtype=np.float32)
+        picture = _Picture(
+            rows=tuple(map(_axis, self._rows)), columns=tuple(map(_axis, self._columns)),
+            planes=tuple(_plane(one) for one in planes), matrix=tuple(self._matrix.ravel().tolist()),
+            mean=tuple(self._mean.tolist()), scale=tuple(self._scale.tolist()), out=out.ctypes.data,
+            strides=tuple(stride // out.itemsize for stride in out.strides), type=_TYPES[self._dtype],
+        )  # fmt: skip
+        call(ctypes.byref(picture), scratch.ctypes.data)
+
+    def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
+        made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]
+        levels = np.tensordot(self._matrix[:, :3], np.stack(made), axes=1) + self._matrix[:, 3, None, None]
+        levels = np.floor(np.clip(levels, 0, 255) + np.float32(0.5))
+        if self._dtype == "uint8":
+            out[:] = levels
+            return
+        levels -= self._mean[:, None, None]
+        levels *= self._scale[:, None, None]
+        _store(levels, out, self._dtype)
+
+
+def _axis(of: Taps) -> _Axis:
+    return _Axis(len(of.first), len(of.weights), of.first.ctypes.data, of.weights.ctypes.data)
+
+
+def _plane(samples: Samples) -> _Plane:
+    return _Plane(samples.ctypes.data, samples.strides[0], samples.strides[1] // samples.itemsize, samples.itemsize > 1)
+
+
+def _mixed(plane: Samples, rows: Taps, columns: Taps) -> Float32:
+    low, high = int(columns.first.min()), int(columns.first.max()) + len(columns.weights)
+    part = plane[:, low:high]
+    lines = sum(weights[:, None] * part[rows.first + n] for n, weights in enumerate(rows.weights))
+    found = sum(weights * lines[:, columns.first - low + n] for n, weights in enumerate(columns.weights))
+    return np.asarray(found, dtype=np.float32)

@@ -1,0 +1,52 @@
+"""Resampling along one axis: a triangle as wide as the source samples that an output pixel covers, two at least, as
+antialiased bilinear resizing of torchvision and Pillow. At the frame's edge the outermost samples are repeated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamvid.arrays import Float32, Int32
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """Output sample n is the sum over t of weights[t, n] * source[first[n] + t].
+
+    Attributes:
+        first: int32 [out]; first + taps is at most the source's length.
+        weights: float32 [taps, out]; those of an output sample add up to 1.
+    """
+
+    first: Int32
+    weights: Float32
+
+
+def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 1, siting: int = 0) -> Taps:
+    """The part from `start` to `end` of an axis becomes `out` samples.
+
+    Args:
+        source: samples of the plane.
+        start, end: in luma samples, from the edge of the first one.
+        out: how many samples the part becomes.
+        subsampling: luma samples per sample of this plane.
+        siting: where among them it lies, as of `streamvid.color.tags.Color`.
+    """
+    shift = siting * (0.5 - 0.5 / subsampling)
+    start, end = start / subsampling + shift, end / subsampling + shift
+    scale = (end - start) / out
+    reach = max(scale, 1.0)
+    centres = start + (np.arange(out) + 0.5) * scale
+    at = np.floor(centres - reach)[:, None] + np.arange(math.ceil(2 * reach) + 1)
+    shares = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach)
+    shares /= shares.sum(axis=1, keepdims=True)
+    inside = np.clip(at, 0, source - 1).astype(np.int64)
+    # Only samples with a share: others may lie in another row's memory.
+    low = np.where(shares > 0, inside, source).min(axis=1)
+    count = int((np.where(shares > 0, inside, 0).max(axis=1) - low).max()) + 1
+    first = np.minimum(low, source - count)
+    weights = np.zeros((out, count))
+    np.add.at(weights, (np.arange(out)[:, None], np.clip(inside - first[:, None], 0, count - 1)), shares)
+    return Taps(first.astype(np.int32), np.ascontiguousarray(weights.T, dtype=np.float32))

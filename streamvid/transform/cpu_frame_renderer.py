@@ -1,0 +1,127 @@
+"""Decoded frames of a clip → the pictures of its views, on the CPU, as they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.arrays import UInt8
+from streamvid.color.full_size import FullSizeConverter
+from streamvid.color.picture import Picture
+from streamvid.color.render import PlaneFormat, PlaneRenderer, normalise
+from streamvid.color.tags import Color
+from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, as_decoded
+from streamvid.transform.spec import Transform
+
+Pixels = npt.NDArray[Any]
+
+
+class FrameRenderer:
+    """Renders frames of one clip for all its views; any thread may call it.
+
+    Planes are resized and what comes out is converted (`streamvid.color.render`), or with a transform that converts
+    first, the other way round (`streamvid.transform.cpu_crop_resize`).
+
+    Args:
+        transforms, boxes: of each view. What comes after cropping, resizing and normalising is not done here.
+        color: what decoded samples mean, by the clip's tags.
+        height, width: of decoded frames, which may lie on their side.
+        scratch: memory to work in.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        boxes: Sequence[CropBox],
+        *,
+        color: Color,
+        height: int,
+        width: int,
+        scratch: Scratch,
+    ) -> None:
+        self._views = list(zip(transforms, boxes, strict=True))
+        self._color = color.chosen(transforms[0].color)
+        self._height, self._width, self._scratch = height, width, scratch
+        self._renderers: dict[PlaneFormat, list[PlaneRenderer]] = {}
+        self._convert: FullSizeConverter | None = None
+        if transforms[0].converts_first:
+            self._convert = FullSizeConverter(self._color)
+            # Views with the same box share the work.
+            self._resizers = {box: CropResizer(box, height=height, width=width, scratch=scratch) for box in boxes}
+
+    def __call__(self, picture: Picture, outs: Sequence[Pixels]) -> None:
+        """Render a frame.
+
+        Args:
+            picture: as decoded.
+            outs: of each view [3, height, width] in the transform's dtype, of any strides; written. bfloat16 is uint16.
+        """
+        if self._convert is not None:
+            self._from_rgb(picture, outs)
+            return
+        for renderer, (_, box), out in zip(self._of(picture.form), self._views, outs, strict=True):
+            # What is written is turned back, rather than what is read turned.
+            lying = np.rot90(out, box.turns, axes=(1, 2))
+            renderer(picture.planes, lying[:, :, ::-1] if box.mirrored else lying)
+
+    def _of(self, form: PlaneFormat) -> list[PlaneRenderer]:
+        if form not in self._renderers:
+            self._renderers[form] = [self._renderer(form, *view) for view in self._views]
+        return self._renderers[form]
+
+    def _renderer(self, form: PlaneFormat, transform: Transform, box: CropBox) -> PlaneRenderer:
+        part = as_decoded(box, self._height, self._width)
+        mean, std = transform.mean_std
+        return PlaneRenderer(
+            form,
+            self._color,
+            start=part.start,
+            end=part.end,
+            size=part.size,
+            dtype=transform.dtype,
+            mean=[255 * value for value in mean],
+            std=[255 * value for value in std],
+        )
+
+    def _from_rgb(self, picture: Picture, outs: Sequence[Pixels]) -> None:
+        assert self._convert is not None
+        rgb: UInt8 = self._scratch.take("rgb", (3, self._height, self._width))
+        self._convert(picture, rgb)
+        made = {box: resize(list(rgb)) for box, resize in self._resizers.items()}
+        for (transform, box), out in zip(self._views, outs, strict=True):
+            mean, std = transform.mean_std
+            normalise(made[box], out, dtype=transform.dtype, mean=mean, std=std)
+
+
+class RenderedFrames:
+    """Keeps the cropped and resized frames of all views of a clip, for DALI (`streamvid.decode.base.FrameSink`).
+
+    Args:
+        transforms, boxes, color, height, width, scratch: as of `FrameRenderer`.
+        count: how many frames there are.
+
+    Attributes:
+        frames: of each view, uint8 [count, height, width, 3].
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        boxes: Sequence[CropBox],
+        *,
+        color: Color,
+        height: int,
+        width: int,
+        count: int,
+        scratch: Scratch,
+    ) -> None:
+        levels = [Transform(dtype="uint8", color=one.color, resize_in=one.resize_in) for one in transforms]
+        self._render = FrameRenderer(levels, boxes, color=color, height=height, width=width, scratch=scratch)
+        self.frames: list[UInt8] = [np.empty((count, *box.size, 3), dtype=np.uint8) for box in boxes]
+
+    def write(self, row: int, picture: Picture) -> None:
+        """See `streamvid.decode.base.FrameSink`."""
+        self._render(picture, [frames[row].transpose(2, 0, 1) for frames in self.frames])

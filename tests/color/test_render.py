@@ -1,0 +1,127 @@
+"""Planes → pixels, against a reference in float64 that is written from the standards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.color import render
+from streamvid.color.render import PlaneFormat, PlaneRenderer
+from streamvid.color.tags import Color
+
+COEFFICIENTS = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
+Box = tuple[tuple[float, float], tuple[float, float], tuple[int, int]]
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "numpy":
+        monkeypatch.setattr(render, "compiled", lambda: None)
+    elif render.compiled() is None:
+        pytest.skip("the native part was not built")
+    return str(request.param)
+
+
+def resampled(plane: npt.NDArray[np.float64], start: float, end: float, out: int, to_sample: float, shift: float):
+    """Axis 0 of a plane: output pixel n is the mean of samples, by a triangle about its centre, as wide as it."""
+    scale = (end - start) / out / to_sample
+    reach = max(1.0, scale)
+    rows = []
+    for n in range(out):
+        centre = (start + (n + 0.5) * (end - start) / out) / to_sample + shift
+        near = range(math.floor(centre - reach) - 1, math.ceil(centre + reach) + 2)
+        weights = {i: max(0.0, 1 - abs(i + 0.5 - centre) / reach) for i in near}
+        total = sum(weights.values())
+        rows.append(sum(w / total * plane[min(max(i, 0), len(plane) - 1)] for i, w in weights.items()))
+    return np.array(rows)
+
+
+def reference(planes, color: Color, bits: int, subsampling: tuple[int, int], box: Box):
+    """float64 [3, height, width], levels before rounding."""
+    (y0, x0), (y1, x1), (height, width) = box
+    made = []
+    for n, plane in enumerate(planes):
+        down, across = subsampling if n else (1, 1)
+        right, below = color.siting
+        tall = resampled(plane.astype(float), y0, y1, height, down, below * (0.5 - 0.5 / down))
+        made.append(resampled(tall.T, x0, x1, width, across, right * (0.5 - 0.5 / across)).T)
+    kr, kb = COEFFICIENTS[color.matrix]
+    one = 2 ** (bits - 8)
+    if color.full_range:
+        y, cb, cr = made[0] / (2**bits - 1), *((c - 128 * one) / (2**bits - 1) for c in made[1:])
+    else:
+        y, cb, cr = (made[0] - 16 * one) / (219 * one), *((c - 128 * one) / (224 * one) for c in made[1:])
+    red, blue = y + 2 * (1 - kr) * cr, y + 2 * (1 - kb) * cb
+    green = (y - kr * red - kb * blue) / (1 - kr - kb)
+    return np.clip(255 * np.stack([red, green, blue]), 0, 255)
+
+
+def planes_of(rng: np.random.Generator, form: PlaneFormat, interleaved: bool = False):
+    kind = np.uint16 if form.bits > 8 else np.uint8
+    luma = rng.integers(0, 1 << form.bits, (form.height, form.width + 5)).astype(kind)[:, : form.width]
+    if interleaved:
+        both = rng.integers(0, 1 << form.bits, (form.chroma[0], 2 * form.chroma[1])).astype(kind)
+        return luma, both[:, ::2], both[:, 1::2]
+    return luma, *(rng.integers(0, 1 << form.bits, form.chroma).astype(kind) for _ in range(2))
+
+
+@given(data=st.data())
+def test_levels_are_those_of_the_definition(data: st.DataObject) -> None:
+    side = st.integers(1, 40)
+    form = PlaneFormat(data.draw(side), data.draw(side), data.draw(st.sampled_from([(1, 1), (1, 2), (2, 2), (1, 4)])),
+                       data.draw(st.sampled_from([8, 10, 12])))  # fmt: skip
+    color = Color(data.draw(st.sampled_from(list(COEFFICIENTS))), data.draw(st.booleans()),
+                  data.draw(st.sampled_from([(1, 0), (0, 0), (1, 1), (1, -1)])))  # fmt: skip
+    share = st.floats(0, 1)
+    spans = []
+    for length in (form.height, form.width):
+        low, high = sorted((data.draw(share) * length, data.draw(share) * length))
+        spans.append((low, max(high, low + 0.05)))
+    box = ((spans[0][0], spans[1][0]), (spans[0][1], spans[1][1]), (data.draw(side), data.draw(side)))
+    planes = planes_of(np.random.default_rng(data.draw(st.integers(0, 9))), form, data.draw(st.booleans()))
+    expected = reference(planes, color, form.bits, form.subsampling, box)
+    renderer = PlaneRenderer(form, color, start=box[0], end=box[1], size=box[2])
+    made = [np.zeros(expected.shape, dtype=np.uint8) for _ in range(2)]
+    renderer._by_numpy(planes, made[1])
+    renderer(planes, made[0])
+    for one in made:
+        assert np.abs(one - expected).max() < 0.51
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_normalised_by_any_strides(way: str, dtype: str) -> None:
+    import torch
+
+    form, color = PlaneFormat(48, 64, (2, 2), 8), Color("bt709", False, (1, 0))
+    planes = planes_of(np.random.default_rng(0), form)
+    box: Box = ((3.0, 5.5), (41.0, 50.25), (24, 20))
+    levels = np.zeros((3, 24, 20), dtype=np.uint8)
+    PlaneRenderer(form, color, start=box[0], end=box[1], size=box[2])(planes, levels)
+    mean, std = (120.0, 110.0, 100.0), (60.0, 50.0, 55.0)
+    renderer = PlaneRenderer(form, color, start=box[0], end=box[1], size=box[2], dtype=dtype, mean=mean, std=std)
+    kind = getattr(torch, dtype)
+    batch = torch.zeros((20, 24, 3), dtype=kind)  # turned, channels last, and mirrored below
+    memory = batch.view(torch.uint16 if dtype == "bfloat16" else kind).numpy()
+    renderer(planes, memory.transpose(2, 1, 0)[:, :, ::-1])
+    normal = (torch.from_numpy(levels).float() - torch.tensor(mean)[:, None, None]) * torch.tensor(
+        [np.float32(1 / one) for one in std]
+    )[:, None, None]
+    assert torch.equal(batch.permute(2, 1, 0).flip(2), normal.to(kind))
+
+
+def test_half_floats_of_all_sizes(way: str) -> None:
+    """Subnormal numbers, too."""
+    form, color = PlaneFormat(16, 16, (1, 1), 8), Color("gbr", True, (0, 0))
+    plane = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    for std in (1e8, 3e6, 7e3, 1.0, 0.003):
+        made = np.zeros((3, 16, 16), dtype=np.float16)
+        PlaneRenderer(form, color, start=(0, 0), end=(16, 16), size=(16, 16), dtype="float16", std=(std,) * 3)(
+            (plane, plane, plane), made
+        )
+        expected = (plane.astype(np.float32) * np.float32(1 / std)).astype(np.float16)
+        assert np.array_equal(made, np.broadcast_to(expected, made.shape))
