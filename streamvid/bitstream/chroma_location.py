@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from streamvid.bitstream import h264, hevc
@@ -15,6 +16,7 @@ _OF_AV1: Final = {1: "left", 2: "topleft"}
 """chroma_sample_position: CSP_VERTICAL and CSP_COLOCATED (AV1 bitstream specification, 6.4.2)."""
 
 
+@lru_cache(maxsize=4096)
 def chroma_location(codec: str, stsd: bytes) -> str:
     """The location by FFmpeg's name; "unknown" if the clip's configuration does not say.
 

@@ -5,11 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _first(centre, reach, SOURCE):  # noqa: N803
-    return tl.floor(centre - reach)
-
-
-@triton.jit
 def _share(at, centre, reach):
     return tl.maximum(0.0, 1.0 - tl.abs(at + 0.5 - centre) / reach)
 
@@ -73,11 +68,11 @@ def _chroma(base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, mask, SH
 @triton.jit
 def render(
     surfaces, surface_size, pitch, chroma_at, height, width, table, frame_params, out, frame_out, out_height, out_width,
-    stride_c, stride_y, stride_x, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    stride_c, stride_y, stride_x, SHIFT: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Surfaces [n, rows, pitch] of NV12 or P016 → pixels of `out` at frame_out[n] (in elements), as table[frame_params[n]]
-    has it: start and scale of rows, of columns, siting x and y, taps of luma y, x, of chroma y, x (all float32), the
-    matrix [3, 4], mean and factor [3, 2]."""
+    """Surfaces [n, rows, pitch] of NV12 or P016 → pixels of `out` at frame_out[n] (in elements), by 32 floats from
+    table[32 * frame_params[n]] on: start and scale of rows, of columns, siting x and y, taps of luma y, x, of chroma y,
+    x, the matrix [3, 4], mean and factor [3, 2]."""
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = tl.program_id(1)
     frame = tl.program_id(2)
@@ -93,9 +88,9 @@ def render(
         tl.maximum(scale_x, 1.0), tl.load(p + 7).to(tl.int32), mask, SHIFT,
     )  # fmt: skip
     u, v = _chroma(
-        base + chroma_at, pitch, (height + 1) // 2, (width + 1) // 2, cy * 0.5 + siting_y, tl.maximum(scale_y * 0.5, 1.0),
-        tl.load(p + 8).to(tl.int32), cx * 0.5 + siting_x, tl.maximum(scale_x * 0.5, 1.0), tl.load(p + 9).to(tl.int32),
-        mask, SHIFT,
+        base + chroma_at, pitch, (height + 1) // 2, (width + 1) // 2, cy * 0.5 + siting_y,
+        tl.maximum(scale_y * 0.5, 1.0), tl.load(p + 8).to(tl.int32), cx * 0.5 + siting_x,
+        tl.maximum(scale_x * 0.5, 1.0), tl.load(p + 9).to(tl.int32), mask, SHIFT,
     )  # fmt: skip
     at = out + tl.load(frame_out + frame) + y * stride_y + x * stride_x
     for c in tl.static_range(3):

@@ -1,7 +1,6 @@
 """How a clip's YUV is meant: matrix, range and chroma siting, settled from its tags.
 
-Sources: ITU-T H.273 (matrix_coefficients, colour_primaries), ITU-T H.265 E.3.1 (chroma_sample_loc_type), and for
-what is not tagged, what players do: SD is BT.601, larger pictures are BT.709.
+Sources: ITU-T H.273 (matrix_coefficients, colour_primaries), ITU-T H.265 E.3.1 (chroma_sample_loc_type).
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from streamvid.bitstream.chroma_location import chroma_location
+
 Matrix = Literal["bt601", "bt709", "bt2020", "smpte240m", "fcc", "ycgco", "gbr"]
 ColorOption = Literal["auto", "bt601", "bt709", "bt2020"]
-"""How colours are converted: by a clip's tags; as DALI does, BT.601 whatever the tags; or by another matrix whatever the
-tags."""
+"""How colours are converted: by a clip's tags; as DALI does, BT.601 whatever the tags; by another matrix, likewise."""
 KR_KB: Final[Mapping[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -26,14 +26,15 @@ _OF_MATRIX: Final[Mapping[str, Matrix]] = {
     "bt709": "bt709", "bt470bg": "bt601", "smpte170m": "bt601", "fcc": "fcc", "smpte240m": "smpte240m",
     "bt2020nc": "bt2020", "bt2020c": "bt2020", "ycgco": "ycgco", "gbr": "gbr",
 }  # fmt: skip
-_OF_PRIMARIES: Final[Mapping[str, Matrix]] = {
-    "bt709": "bt709", "bt470m": "fcc", "bt470bg": "bt601", "smpte170m": "bt601", "smpte240m": "smpte240m",
-    "bt2020": "bt2020",
+_OF_PRIMARIES: Final[Mapping[str, str]] = {
+    "bt709": "bt709", "bt470m": "fcc", "bt470bg": "bt470bg", "smpte170m": "smpte170m", "smpte240m": "smpte240m",
+    "bt2020": "bt2020nc",
 }  # fmt: skip
+"""By FFmpeg's names."""
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip
-_HD_WIDTH, _HD_HEIGHT = 1024, 576
+_HD_WIDTH, _HD_HEIGHT = 1280, 577
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,47 @@ class Color:
         if option == "auto":
             return self
         if option == "bt601":
-            return Color("bt601", self.full_range, (0, 0), as_dali=True)
+            return replace(AS_DALI, full_range=self.full_range)
         return replace(self, matrix=option)
 
 
 RGB: Final = Color("gbr", True, (0, 0))
+AS_DALI: Final = Color("bt601", False, (0, 0), as_dali=True)
 
 
-def settle(
-    *, matrix: str, primaries: str, color_range: str, location: str, codec: str, width: int, height: int
-) -> Color:
-    """The meaning of a clip's samples from its tags, by FFmpeg's names ("unknown" where there is none).
+def settled_tags(
+    *, matrix: str, primaries: str, color_range: str, codec: str, pix_fmt: str, width: int, height: int
+) -> tuple[str, str]:
+    """Matrix and range of a video, by FFmpeg's names, from its tags, by the same names ("unknown" where there is none).
 
-    Without a matrix, that of the tagged primaries; without those, BT.709 for pictures that are larger than SD, and
-    BT.601 for others. Motion JPEG is BT.601 in full range (JFIF). Chroma lies left where nothing is said, and in
-    the centre for Motion JPEG and MPEG-1.
+    Without a matrix, that of the tagged primaries; without those, by size as mpv does: BT.709 from 1280 pixels of width
+    or more than 576 of height on, BT.601 below. Motion JPEG is BT.601 (JFIF). Without a range, RGB and Motion JPEG are
+    in full range, all else in limited range.
     """
-    if codec == "mjpeg":
-        return Color("bt601", color_range != "tv", _SITINGS["center"])
-    by_size: Matrix = "bt709" if width > _HD_WIDTH or height > _HD_HEIGHT else "bt601"
-    found = _OF_MATRIX.get(matrix) or _OF_PRIMARIES.get(primaries) or by_size
-    default = "center" if codec == "mpeg1video" else "left"
-    return Color(found, color_range == "pc", _SITINGS.get(location, _SITINGS[default]))
+    if pix_fmt.startswith("gbr"):
+        matrix = "gbr"
+    elif codec == "mjpeg":
+        matrix = "bt470bg"
+    elif matrix == "gbr" or matrix not in _OF_MATRIX:  # samples that are no RGB cannot be by that matrix
+        matrix = _OF_PRIMARIES.get(primaries) or _by_size(width, height)
+    full = pix_fmt.startswith("yuvj") or (color_range == "unknown" and (codec == "mjpeg" or matrix == "gbr"))
+    return matrix, "pc" if full or color_range == "pc" else "tv"
+
+
+def _by_size(width: int, height: int) -> str:
+    return "bt709" if width >= _HD_WIDTH or height >= _HD_HEIGHT else "smpte170m"
+
+
+def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, width: int, height: int) -> Color:
+    """The meaning of a clip's samples from its row, settled or not. The arguments are columns of docs/format.md.
+
+    Chroma lies where the parameter sets say; left where they say nothing, and in the centre for Motion JPEG and MPEG-1.
+    """
+    if codec == "mjpeg" and color_space != "gbr":
+        color_space = "bt470bg"
+    default = "center" if codec in ("mjpeg", "mpeg1video") else "left"
+    return Color(
+        _OF_MATRIX[color_space if color_space in _OF_MATRIX else _by_size(width, height)],
+        color_range == "pc" or (codec == "mjpeg" and color_range != "tv"),
+        _SITINGS.get(chroma_location(codec, stsd), _SITINGS[default]),
+    )

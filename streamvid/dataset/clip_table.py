@@ -16,9 +16,7 @@ from streamvid.dataset.string_column import BinaryColumn, StringColumn
 Int32 = npt.NDArray[np.int32]
 UInt32 = npt.NDArray[np.uint32]
 
-CATEGORIES: Final = (
-    "codec", "profile", "pix_fmt", "color_space", "color_primaries", "color_range", "chroma_location", "traits",
-)  # fmt: skip
+CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 """Columns of strings that many clips share."""
 TEXTS: Final = ("key", "source", "meta")
 """Columns of strings that are distinct per clip."""
@@ -78,8 +76,7 @@ class ClipTable:
         index_offset: int64 [clips], where the clip's frame index begins in the shard's .packets file.
         index_size: int32 [clips], its bytes.
         index_crc32c: uint32 [clips], of its directory.
-        codec, profile, pix_fmt, color_space, color_primaries, color_range, chroma_location, traits: strings that many
-            clips share.
+        codec, profile, pix_fmt, color_space, color_range, traits: strings that many clips share.
         key, source, meta: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
         stsd_id: int32 [clips], the clip's sample description is ``stsds[stsd_id]``. Nearly every clip may have its own.
         stsds: the sample description boxes (stsd) that `stsd_id` names; what else it holds is of no meaning.
@@ -108,9 +105,7 @@ class ClipTable:
     profile: Categories
     pix_fmt: Categories
     color_space: Categories
-    color_primaries: Categories
     color_range: Categories
-    chroma_location: Categories
     traits: Categories
     key: StringColumn
     source: StringColumn

@@ -20,9 +20,7 @@ MAX_FILE_BYTES: Final = (8 << 30) - 1
 FIELD_PREFIX: Final = "meta_"
 """Prefix of the metadata columns in Parquet; no other column's name begins with it."""
 
-_TEXT_COLUMNS: Final = (
-    "codec", "profile", "pix_fmt", "color_space", "color_primaries", "color_range", "chroma_location", "traits",
-)  # fmt: skip
+_TEXT_COLUMNS: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 _INT32_COLUMNS: Final = ("width", "height", "rotation", "time_base_num", "time_base_den")
 _FILE_COLUMNS: Final = [f"{kind}_{what}" for kind in KINDS for what in ("offset", "size")]
 

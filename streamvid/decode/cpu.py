@@ -238,8 +238,8 @@ def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> 
 
 
 class _FullSizeSink:
-    """Keeps the frames in RGB at full size: uint8 [frames, height, width, 3]. Raises DamagedClipError if they do not fit
-    into memory: a row may claim any size."""
+    """Keeps the frames in RGB at full size: uint8 [frames, height, width, 3]. Raises DamagedClipError if there is not
+    enough memory for them: a row may claim any size."""
 
     def __init__(self, encoded: EncodedSlice, color: ColorOption) -> None:
         self._convert = FullSizeConverter(encoded.color.chosen(color))

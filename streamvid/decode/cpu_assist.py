@@ -142,7 +142,7 @@ class CpuAssistWorker:
         key = job.key
         if (frame.width, frame.height) != (key.width, key.height) or frame.format.name not in _PIX_FMTS[key.bit_depth]:
             raise VideoError(f"clip {job.encoded.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
-        # One kernel launch converts one colour range.
+        # One kernel launch converts by one matrix.
         if len(self._staged) == len(self._planes) or (
             self._last is not None and self._last.encoded.color != job.encoded.color
         ):
@@ -175,9 +175,10 @@ class CpuAssistWorker:
         # Interleave U and V, as in NVDEC's surfaces.
         chroma = surfaces.view(count, -1)[:, luma:].view(count, -1, 2)
         chroma.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
-        if key.bit_depth > 8:
+        color = job.encoded.color
+        if color.as_dali and key.bit_depth > 8:
             samples, surfaces = surfaces, torch.empty_like(surfaces, dtype=torch.uint8)
             nv12.to_8_bit(samples, surfaces, count=count, shift=0)
-        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, full_range=job.encoded.color.full_range)
+        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, color=color)
         # The pinned memory is overwritten next.
         self._stream.synchronize()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.color import nv12
+from streamvid.color.tags import ColorOption
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder, check_packets
@@ -94,7 +96,9 @@ class GpuDecoder:
         """Whether clips of this route go to DALI, and into its decoder cache."""
         return route is Route.DALI or (route is Route.NVDEC and self._sessions is None)
 
-    def submit(self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = ()) -> Pending[list[torch.Tensor]]:
+    def submit(
+        self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = (), *, color: ColorOption = "bt601"
+    ) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch, as `CpuDecoder.submit`.
 
         Sessions, images and the CPU begin at once; DALI decodes videos when the result is asked for. The tensors of
@@ -104,6 +108,7 @@ class GpuDecoder:
         Args:
             slices: of the batch.
             on_cpu: for each slice, whether the CPU decodes it whatever `decode_route` says; default: none.
+            color: of a transform. DALI's frames, which are always BT.601, are corrected (`nv12.recoloured`).
         """
         guard = shared_guard()
         in_sessions: list[int] = []
@@ -124,11 +129,11 @@ class GpuDecoder:
             else:
                 by_cpu.append(number)
         session_frames = (
-            self._sessions.submit([slices[n] for n in in_sessions])
+            self._sessions.submit([slices[n] for n in in_sessions], color=color)
             if self._sessions is not None and in_sessions
             else None
         )
-        cpu_frames = self._cpu.submit([slices[n] for n in by_cpu], color="bt601")
+        cpu_frames = self._cpu.submit([slices[n] for n in by_cpu], color=color)
 
         image_frames = self._submit_images([slices[n] for n in images])
 
@@ -136,7 +141,8 @@ class GpuDecoder:
             frames: dict[int, torch.Tensor] = {}
             try:
                 frames.update(zip(images, image_frames(), strict=True))
-                frames.update(zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True))
+                for n, made in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
+                    frames[n] = nv12.recoloured(made, slices[n].color.chosen(color))
                 frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))
             finally:
                 # After an error, too: memory that the engines still write to must not be freed.

@@ -2,8 +2,8 @@
 
 DALI opens a decoder for every stream of a batch that its cache has none for, and waits for the last stream of a batch
 before it starts the next. Here sessions stay open for the whole run, engines take jobs from a queue
-(`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). RGB is the
-same as DALI's, bit for bit: `streamvid.color.nv12`.
+(`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). RGB is
+made by `streamvid.color.nv12`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import importlib.util
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from streamvid.color import nv12
+from streamvid.color.tags import AS_DALI, ColorOption
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.deadline import Pace
@@ -80,7 +82,7 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
         frame = torch.zeros((1, 3, 2), dtype=torch.uint8, device=f"cuda:{device_id}")
         with torch.cuda.device(device_id):
             dst_rows = torch.zeros(1, dtype=torch.int64, device=frame.device)
-            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), dst_rows, count=1, full_range=False)
+            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), dst_rows, count=1, color=AS_DALI)
             torch.cuda.synchronize()
         engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
         return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
@@ -125,11 +127,12 @@ class NvdecSessionPool:
         # threads must be gone, because one that returns from the driver then crashes the process.
         self._finalize = weakref.finalize(self, self._threads.close)
 
-    def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[torch.Tensor]]:
+    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch.
 
         Args:
             slices: of clips whose `streamvid.decode.gpu.decode_route` is NVDEC.
+            color: of a transform.
 
         Returns:
             the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU. Those of one size are
@@ -141,6 +144,7 @@ class NvdecSessionPool:
         """
         import torch
 
+        slices = [replace(one, color=one.color.chosen(color)) for one in slices]
         by_size: dict[tuple[int, int], list[int]] = {}
         for number, encoded in enumerate(slices):
             by_size.setdefault((encoded.width, encoded.height), []).append(number)

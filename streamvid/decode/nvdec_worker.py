@@ -232,7 +232,7 @@ class NvdecWorker:
                         f"bytes, its dataset says {[key.surface_rows, key.width]} in {key.surface_bytes}: pack it again"
                     )
                 self._checked = number
-            # One kernel launch writes to one tensor, and converts one colour range.
+            # One kernel launch writes to one tensor, and converts by one matrix.
             if self._staged:
                 _, before, _ = self._staged[-1]
                 if before.out is not job.out or before.encoded.color != job.encoded.color:
@@ -264,9 +264,11 @@ class NvdecWorker:
             indices.reusable.synchronize()
         indices.rows[:count] = [row for _, _, row in staged]
         self._copies.to_device(staging.dst_rows_address, indices.address, 8 * count)
-        if staging.samples8 is not staging.samples:
-            nv12.to_8_bit(staging.samples, staging.samples8, count=count, shift=6)
-        nv12.to_rgb(staging.samples8, job.out, staging.dst_rows, count=count, full_range=job.encoded.color.full_range)
+        color, samples, shift = job.encoded.color, staging.samples, 6 if job.key.bit_depth > 8 else 0
+        if color.as_dali and shift:
+            nv12.to_8_bit(samples, staging.samples8, count=count, shift=shift)
+            samples = staging.samples8
+        nv12.to_rgb(samples, job.out, staging.dst_rows, count=count, color=color, shift=shift)
         written = torch.cuda.Event()  # type: ignore[no-untyped-call]
         written.record(self._stream)
         indices.reusable = written

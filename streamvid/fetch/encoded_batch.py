@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Bool, Float64, Int64, UInt8
-from streamvid.color.tags import settle
+from streamvid.color.tags import clip_color
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.members import Values, read_columns
@@ -254,12 +254,11 @@ def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8
         stsd=rows.stsds[rows.stsd_id[clip]],
         width=int(rows.width[clip]),
         height=int(rows.height[clip]),
-        color=settle(
-            matrix=rows.color_space[clip],
-            primaries=rows.color_primaries[clip],
-            color_range=rows.color_range[clip],
-            location=rows.chroma_location[clip],
+        color=clip_color(
             codec=rows.codec[clip],
+            stsd=rows.stsds[rows.stsd_id[clip]],
+            color_space=rows.color_space[clip],
+            color_range=rows.color_range[clip],
             width=int(rows.width[clip]),
             height=int(rows.height[clip]),
         ),

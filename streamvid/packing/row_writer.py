@@ -26,8 +26,8 @@ from streamvid.video.index_file import EncodedIndex, encode_index
 from streamvid.video.stored_clip import StoredClip
 
 _CLIP_COLUMNS: Final = (
-    "codec", "profile", "pix_fmt", "color_space", "color_primaries", "color_range", "chroma_location", "traits", "width",
-    "height", "rotation", "duration", "stsd",
+    "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
+    "stsd",
 )  # fmt: skip
 """Attributes of a stored clip that are columns of the same names."""
 

@@ -234,8 +234,8 @@ class DaliRenderer:
         if isinstance(self._decoder, CpuDecoder):
             return self._decoder.submit(batch.slices, color=self._color)
         if on_cpu or self._on_cpu is None:
-            return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices))
-        return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist())
+            return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices), color=self._color)
+        return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist(), color=self._color)
 
 
 def _cpu_decoder(threads: int, isolate: bool) -> CpuDecoder:

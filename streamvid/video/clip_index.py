@@ -10,9 +10,9 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
-from streamvid.bitstream.chroma_location import chroma_location
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.checksum import crc32c
+from streamvid.color.tags import settled_tags
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
@@ -125,16 +125,23 @@ def build_clip(
         raise ValueError("no frame of it can be decoded from where it starts")
     index = FrameIndex(times.pts, offset, size, flags, np.array(crcs, dtype=np.int64))
     shown = index.frame_pts
+    matrix, color_range = settled_tags(
+        matrix=frame_format.color_space,
+        primaries=frame_format.color_primaries,
+        color_range=frame_format.color_range,
+        codec=codec,
+        pix_fmt=frame_format.pix_fmt,
+        width=frame_format.width,
+        height=frame_format.height,
+    )
     return StoredClip(
         mp4=file,
         index=replace(index, pts=times.pts - shown[0]),
         codec=codec,
         profile=profile,
         pix_fmt=frame_format.pix_fmt,
-        color_space=frame_format.color_space,
-        color_primaries=frame_format.color_primaries,
-        color_range=frame_format.color_range,
-        chroma_location=chroma_location(codec, stsd),
+        color_space=matrix,
+        color_range=color_range,
         traits=traits(codec, kinds, times.pts),
         width=frame_format.width,
         height=frame_format.height,

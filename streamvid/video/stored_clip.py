@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.color.tags import Color, settle
+from streamvid.color.tags import Color, clip_color
 from streamvid.errors import InputError
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
@@ -57,8 +57,7 @@ class StoredClip:
     Attributes:
         mp4: a local file with the clip's bytes, one video track, moov first; or the file that `unwritten` refers to.
         index: its packets.
-        codec, profile, pix_fmt, color_space, color_primaries, color_range, chroma_location, traits: as docs/format.md
-            names them.
+        codec, profile, pix_fmt, color_space, color_range, traits: as docs/format.md names them.
         width, height: decoded frames, in pixels, before rotation.
         rotation: degrees clockwise that stand the frames upright, plus 360 if they are mirrored, left to right, before
             they are turned: one of `streamvid.mp4.boxes.ROTATIONS`.
@@ -76,9 +75,7 @@ class StoredClip:
     profile: str
     pix_fmt: str
     color_space: str
-    color_primaries: str
     color_range: str
-    chroma_location: str
     traits: str
     width: int
     height: int
@@ -121,12 +118,11 @@ class StoredClip:
     @property
     def color(self) -> Color:
         """What decoded samples mean."""
-        return settle(
-            matrix=self.color_space,
-            primaries=self.color_primaries,
-            color_range=self.color_range,
-            location=self.chroma_location,
+        return clip_color(
             codec=self.codec,
+            stsd=self.stsd,
+            color_space=self.color_space,
+            color_range=self.color_range,
             width=self.width,
             height=self.height,
         )

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.decode import isolated
 from streamvid.color.full_size import FullSizeConverter
+from streamvid.decode import isolated
 from streamvid.decode.cpu import (
     CrashedDecoderError,
     DamagedClipError,

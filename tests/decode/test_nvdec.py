@@ -106,7 +106,7 @@ class Event:
         return True
 
 
-def luma(surfaces: Any, out: Any, dst_rows: Any, *, count: int, full_range: bool) -> None:
+def luma(surfaces: Any, out: Any, dst_rows: Any, *, count: int, color: Any, shift: int = 0) -> None:
     """Stands in for the conversion to RGB."""
     height = out.shape[1]
     out[dst_rows[:count]] = surfaces[:count, :height, :, None]

@@ -119,7 +119,7 @@ def test_all_eight_are_recorded(rotation: int, sources: Path, tmp_path: Path) ->
 def test_all_eight_are_shown_as_ffmpeg_shows_them(sources: Path, tmp_path: Path) -> None:
     pack([sources], tmp_path / "set", name="x", options=PackOptions("any"), workers=1, progress=False)
     dataset = sv.Dataset.open(tmp_path / "set")
-    raw = sv.Transform(layout="THWC", dtype="uint8")
+    raw = sv.Transform(layout="THWC", dtype="uint8", color="bt601")
     clips = sv.ClipDataset(dataset, sampling=sv.All(), transform=raw)
     for row in range(len(dataset)):
         wanted = np.stack(shown_by_ffmpeg(sources / dataset.clips.source[row]))
