@@ -8,7 +8,9 @@ float32, and NumPy in some ten times the time where that was not compiled.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +24,11 @@ from streamvid.color.resample import Taps, taps
 from streamvid.color.tags import KR_KB, RGB, Color
 
 Samples = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+log = logging.getLogger(__name__)
 _SERIAL_NUMBERS: Final = 1 << 15
 """Numbers that PyTorch converts without starting threads."""
+_ROWS, _VERSION = 16, 1
+"""As in pixels.c."""
 _TYPES: Final = {"uint8": 0, "float16": 1, "bfloat16": 2, "float32": 3}
 
 
@@ -129,11 +134,18 @@ class _Picture(ctypes.Structure):
 
 @cache
 def compiled() -> Any:
-    """The compiled `sv_render`; None where it was not built."""
+    """The compiled `sv_render`; None, and one warning, where it was not built."""
     for path in sorted(Path(__file__).parents[1].glob("native/pixels*.so")):
-        call = ctypes.CDLL(str(path)).sv_render
-        call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_void_p], None
-        return call
+        with suppress(OSError, AttributeError):  # built for another machine, or long ago
+            library = ctypes.CDLL(str(path))
+            if library.sv_pixels_version() != _VERSION:
+                continue
+            library.sv_render.argtypes, library.sv_render.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+            return library.sv_render
+    log.warning(
+        "streamvid's native part was not built: NumPy resizes and converts pictures on the CPU, in some ten times the "
+        "time; install streamvid again where there is a C compiler"
+    )
     return None
 
 
@@ -176,7 +188,12 @@ class PlaneRenderer:
                 zip((planes.height, planes.width), planes.chroma, planes.subsampling, (down, across), strict=True)
             )
         )
-        self._floats = 4 * size[1] + max(planes.width, planes.chroma[1]) + 64
+        self._picture = _Picture(
+            rows=tuple(map(_axis, self._rows)), columns=tuple(map(_axis, self._columns)),
+            matrix=tuple(self._matrix.ravel().tolist()), mean=tuple(self._mean.tolist()),
+            scale=tuple(self._scale.tolist()), type=_TYPES[dtype],
+        )  # fmt: skip
+        self._floats = (_ROWS + 1) * max(planes.width, planes.chroma[1]) + 5 * _ROWS * size[1]
 
     def __call__(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         """Render one frame.
@@ -190,13 +207,11 @@ class PlaneRenderer:
             self._by_numpy(planes, out)
             return
         scratch = np.empty(self._floats, dtype=np.float32)
-        picture = _Picture(
-            rows=tuple(map(_axis, self._rows)), columns=tuple(map(_axis, self._columns)),
-            planes=tuple(_plane(one) for one in planes), matrix=tuple(self._matrix.ravel().tolist()),
-            mean=tuple(self._mean.tolist()), scale=tuple(self._scale.tolist()), out=out.ctypes.data,
-            strides=tuple(stride // out.itemsize for stride in out.strides), type=_TYPES[self._dtype],
-        )  # fmt: skip
-        call(ctypes.byref(picture), scratch.ctypes.data)
+        picture = _Picture.from_buffer_copy(self._picture)
+        picture.planes[:] = [_plane(one) for one in planes]
+        picture.out = _address(out)
+        picture.strides[:] = [stride // out.itemsize for stride in out.strides]
+        call(ctypes.byref(picture), _address(scratch))
 
     def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]
@@ -210,12 +225,17 @@ class PlaneRenderer:
         _store(levels, out, self._dtype)
 
 
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def _axis(of: Taps) -> _Axis:
-    return _Axis(len(of.first), len(of.weights), of.first.ctypes.data, of.weights.ctypes.data)
+    return _Axis(len(of.first), len(of.weights), _address(of.first), _address(of.weights))
 
 
 def _plane(samples: Samples) -> _Plane:
-    return _Plane(samples.ctypes.data, samples.strides[0], samples.strides[1] // samples.itemsize, samples.itemsize > 1)
+    return _Plane(_address(samples), samples.strides[0], samples.strides[1] // samples.itemsize, samples.itemsize > 1)
 
 
 def _mixed(plane: Samples, rows: Taps, columns: Taps) -> Float32:

@@ -96,8 +96,7 @@ def render(
     for c in tl.static_range(3):
         m = p + 10 + 4 * c
         level = tl.load(m) * luma + tl.load(m + 1) * u + tl.load(m + 2) * v + tl.load(m + 3)
-        level = tl.minimum(tl.maximum(level, 0.0), 255.0)
-        value = (level - tl.load(p + 22 + 2 * c)) * tl.load(p + 23 + 2 * c)
-        if out.dtype.element_ty == tl.uint8:
-            value = tl.floor(level + 0.5)
+        value = tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0) + 0.5)
+        if out.dtype.element_ty != tl.uint8:
+            value = (value - tl.load(p + 22 + 2 * c)) * tl.load(p + 23 + 2 * c)
         tl.store(at + c * stride_c, value.to(out.dtype.element_ty), mask=mask)

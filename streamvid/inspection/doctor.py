@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from streamvid.color import render
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
 from streamvid.errors import InputError, StreamvidError
@@ -85,6 +86,7 @@ def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | N
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("Python", _python),
         ("packages", _packages),
+        ("native part", _native),
         ("cores", _cores),
         ("GPU", _gpu),
         ("/dev/shm", _shared_memory),
@@ -123,6 +125,12 @@ def _packages() -> Iterator[Finding]:
                           f"pip install {name}" + (f", for {use}" if use else ""))  # fmt: skip
             continue
         yield _finding(name, version, version == tested, "note", f"tested with {tested}")
+
+
+def _native() -> Iterator[Finding]:
+    built = render.compiled() is not None
+    remedy = "NumPy resizes and converts pictures on the CPU: install a C compiler, then streamvid again"
+    yield _finding("native part", "built" if built else "not built", built, "note", remedy)
 
 
 def _cores() -> Iterator[Finding]:

@@ -36,6 +36,9 @@ typedef struct {
     int32_t type;       /* 0: uint8, 1: float16, 2: bfloat16, 3: float32 */
 } sv_picture;
 
+/* To be changed with anything that streamvid/color/render.py relies on: an old build may lie beside a new one. */
+int32_t sv_pixels_version(void) { return 1; }
+
 static void source_span(const sv_axis *axis, int32_t *low, int32_t *count) {
     int32_t high = *low = axis->first[0];
     for (int32_t n = 1; n < axis->out; n++) {
@@ -45,6 +48,7 @@ static void source_span(const sv_axis *axis, int32_t *low, int32_t *count) {
     *count = high + axis->taps - *low;
 }
 
+#define ROWS 16 /* rows that are made at a time, so that the other axis needs no gathering */
 #define EACH(n, count) for (int32_t n = 0; n < (count); n++)
 
 /* A weighted sum of rows: `count` samples from column `low` on. */
@@ -67,12 +71,21 @@ FAST static void mix_rows(const sv_plane *plane, const sv_axis *rows, int32_t y,
     }
 }
 
-FAST static void mix_columns(const float *restrict line, const sv_axis *columns, float *restrict out) {
-    const int32_t *restrict first = columns->first;
-    EACH(t, columns->taps) {
-        const float *restrict weights = columns->weights + (int64_t)t * columns->out, *restrict from = line + t;
-        if (t) EACH(x, columns->out) out[x] += weights[x] * from[first[x]];
-        else EACH(x, columns->out) out[x] = weights[x] * from[first[x]];
+/* A row becomes a column: to[0], to[ROWS] ... */
+static void stand_up(const float *restrict line, int32_t count, float *restrict to) {
+    EACH(x, count) to[(int64_t)ROWS * x] = line[x];
+}
+
+/* The same along the other axis, of ROWS rows at a time that stand beside each other. */
+FAST static void mix_columns(const float *restrict lines, const sv_axis *columns, int32_t low, float *restrict out) {
+    EACH(x, columns->out) {
+        float sum[ROWS] = {0};
+        EACH(t, columns->taps) {
+            float weight = columns->weights[(int64_t)t * columns->out + x];
+            const float *restrict from = lines + (int64_t)ROWS * (columns->first[x] - low + t);
+            EACH(r, ROWS) sum[r] += weight * from[r];
+        }
+        EACH(r, ROWS) out[(int64_t)ROWS * x + r] = sum[r];
     }
 }
 
@@ -100,23 +113,28 @@ static inline uint16_t bfloat_of(float value) {
     return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
 }
 
-FAST static void write_channel(const sv_picture *p, int c, int32_t y, const float *restrict luma,
+/* One channel of the ROWS rows that stand beside each other, of which `rows` are wanted. */
+FAST static void write_channel(const sv_picture *p, int c, int32_t y, int32_t rows, const float *restrict luma,
                                const float *restrict u, const float *restrict v, float *restrict made) {
-    int32_t width = p->columns[0].out;
+    int32_t width = p->columns[0].out, count = ROWS * width;
     float a = p->matrix[c][0], b = p->matrix[c][1], d = p->matrix[c][2], e = p->matrix[c][3];
     float mean = p->type ? p->mean[c] : 0, scale = p->type ? p->scale[c] : 1;
-    int64_t at = c * p->strides[0] + y * p->strides[1], step = p->strides[2];
-    EACH(x, width) {
-        float level = a * luma[x] + b * u[x] + d * v[x] + e;
+    int64_t step = p->strides[2];
+    EACH(n, count) {
+        int32_t level = (int32_t)(a * luma[n] + b * u[n] + d * v[n] + e + 0.5f);
         level = level > 0 ? level : 0;
         level = level < 255 ? level : 255;
-        made[x] = ((float)(int32_t)(level + 0.5f) - mean) * scale;
+        made[n] = ((float)level - mean) * scale;
     }
-#define STORE(type, value)                                      \
-    {                                                           \
-        type *restrict out = (type *)p->out + at;               \
-        if (step == 1) EACH(x, width) out[x] = value(made[x]);  \
-        else EACH(x, width) out[step * x] = value(made[x]);     \
+#define STORE(type, value)                                                                        \
+    {                                                                                             \
+        type *restrict packed = (type *)(made + count);                                           \
+        EACH(n, count) packed[n] = value(made[n]);                                                \
+        EACH(r, rows) {                                                                           \
+            type *restrict out = (type *)p->out + c * p->strides[0] + (y + r) * p->strides[1];    \
+            if (step == 1) EACH(x, width) out[x] = packed[ROWS * x + r];                          \
+            else EACH(x, width) out[step * x] = packed[ROWS * x + r];                             \
+        }                                                                                         \
     }
 #define BYTE(level) (uint8_t)(int32_t)(level)
     if (p->type == 0) STORE(uint8_t, BYTE)
@@ -125,17 +143,23 @@ FAST static void write_channel(const sv_picture *p, int c, int32_t y, const floa
     else STORE(float, )
 }
 
-/* `scratch` has room for the source columns of a luma row and four output rows. */
+/* `scratch` has room for ROWS + 1 of the longest rows of samples, and for 5 * ROWS output rows. */
 void sv_render(const sv_picture *p, float *scratch) {
-    int32_t low[2], count[2], width = p->columns[0].out;
+    int32_t low[2], count[2], height = p->rows[0].out;
+    int64_t size = (int64_t)ROWS * p->columns[0].out;
     for (int i = 0; i < 2; i++) source_span(&p->columns[i], &low[i], &count[i]);
-    float *made = scratch, *line = scratch + 4 * (int64_t)width;
-    EACH(y, p->rows[0].out) {
+    int32_t longest = count[0] > count[1] ? count[0] : count[1];
+    float *made = scratch, *line = made + 5 * size, *lines = line + longest;
+    for (int32_t y = 0; y < height; y += ROWS) {
+        int32_t rows = height - y < ROWS ? height - y : ROWS;
+        if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* what is not wanted must be numbers, too */
         for (int i = 0; i < 3; i++) {
-            mix_rows(&p->planes[i], &p->rows[i > 0], y, low[i > 0], count[i > 0], line);
-            mix_columns(line - low[i > 0], &p->columns[i > 0], made + (int64_t)i * width);
+            EACH(r, rows) {
+                mix_rows(&p->planes[i], &p->rows[i > 0], y + r, low[i > 0], count[i > 0], line);
+                stand_up(line, count[i > 0], lines + r);
+            }
+            mix_columns(lines, &p->columns[i > 0], low[i > 0], made + i * size);
         }
-        for (int c = 0; c < 3; c++)
-            write_channel(p, c, y, made, made + width, made + 2 * (int64_t)width, made + 3 * (int64_t)width);
+        for (int c = 0; c < 3; c++) write_channel(p, c, y, rows, made, made + size, made + 2 * size, made + 3 * size);
     }
 }

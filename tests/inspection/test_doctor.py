@@ -45,6 +45,14 @@ def test_a_package_that_is_missing_or_another_version(monkeypatch: pytest.Monkey
     assert finding("numpy", found).state == "ok"
 
 
+@pytest.mark.parametrize("built", [True, False])
+def test_whether_the_native_part_was_built(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.render, "compiled", lambda: print if built else None)
+    found = finding("native part", list(examine()))
+    assert (found.found, found.state) == (("built", "ok") if built else ("not built", "note"))
+    assert ("C compiler" in found.remedy) != built
+
+
 def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver beside a torch for the CPU, then one whose containers lack NVDEC."""
     monkeypatch.setattr(doctor, "_driver_version", lambda: "580.0")
