@@ -5,11 +5,13 @@ Sources: ITU-T H.273 (matrix_coefficients, colour_primaries), ITU-T H.265 E.3.1 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from streamvid.bitstream.chroma_location import chroma_location
+from streamvid.mp4.sample_entry import codec_configuration
 
 Matrix = Literal["bt601", "bt709", "bt2020", "smpte240m", "fcc", "ycgco", "gbr"]
 ColorOption = Literal["auto", "bt601", "bt709", "bt2020"]
@@ -22,6 +24,15 @@ KR_KB: Final[Mapping[Matrix, tuple[float, float]]] = {
     "fcc": (0.30, 0.11),
 }
 """K_R and K_B of H.273, table 4."""
+MATRICES: Final[Mapping[int, str]] = {
+    0: "gbr", 1: "bt709", 4: "fcc", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "ycgco", 9: "bt2020nc",
+    10: "bt2020c",
+}  # fmt: skip
+PRIMARIES: Final[Mapping[int, str]] = {
+    1: "bt709", 4: "bt470m", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "film", 9: "bt2020", 10: "smpte428",
+    11: "smpte431", 12: "smpte432", 22: "jedec-p22",
+}  # fmt: skip
+"""FFmpeg's names of H.273's numbers, tables 4 and 2."""
 _OF_MATRIX: Final[Mapping[str, Matrix]] = {
     "bt709": "bt709", "bt470bg": "bt601", "smpte170m": "bt601", "fcc": "fcc", "smpte240m": "smpte240m",
     "bt2020nc": "bt2020", "bt2020c": "bt2020", "ycgco": "ycgco", "gbr": "gbr",
@@ -89,6 +100,20 @@ def settled_tags(
 
 def _by_size(width: int, height: int) -> str:
     return "bt709" if width >= _HD_WIDTH or height >= _HD_HEIGHT else "smpte170m"
+
+
+def container_tags(stsd: bytes) -> tuple[str, str, str]:
+    """Matrix, primaries and range of a sample description's `colr` box (ISO/IEC 14496-12, 12.1.5), by FFmpeg's names:
+    `nclx` has all, QuickTime's `nclc` no range."""
+    try:
+        colr = codec_configuration(stsd, b"colr")
+    except ValueError:
+        colr = b""
+    if colr[:4] not in (b"nclx", b"nclc"):
+        return "unknown", "unknown", "unknown"
+    primaries, _, matrix = struct.unpack_from(">3H", colr, 4)
+    full = {0: "tv", 1: "pc"}[colr[10] >> 7] if colr[:4] == b"nclx" and len(colr) > 10 else "unknown"
+    return MATRICES.get(matrix, "unknown"), PRIMARIES.get(primaries, "unknown"), full
 
 
 def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, width: int, height: int) -> Color:

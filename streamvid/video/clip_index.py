@@ -12,7 +12,7 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.checksum import crc32c
-from streamvid.color.tags import settled_tags
+from streamvid.color.tags import container_tags, settled_tags
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
@@ -125,10 +125,13 @@ def build_clip(
         raise ValueError("no frame of it can be decoded from where it starts")
     index = FrameIndex(times.pts, offset, size, flags, np.array(crcs, dtype=np.int64))
     shown = index.frame_pts
+    own = (frame_format.color_space, frame_format.color_primaries, frame_format.color_range)
+    # The bitstream's count, the container's where it says nothing.
+    tags = [theirs if mine == "unknown" else mine for mine, theirs in zip(own, container_tags(stsd), strict=True)]
     matrix, color_range = settled_tags(
-        matrix=frame_format.color_space,
-        primaries=frame_format.color_primaries,
-        color_range=frame_format.color_range,
+        matrix=tags[0],
+        primaries=tags[1],
+        color_range=tags[2],
         codec=codec,
         pix_fmt=frame_format.pix_fmt,
         width=frame_format.width,

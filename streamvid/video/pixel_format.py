@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
+from streamvid.color.tags import MATRICES, PRIMARIES, settled_tags
 from streamvid.errors import VideoError
 from streamvid.video.encoders import ENCODERS, Target
 
@@ -17,6 +18,10 @@ _UNSPECIFIED, _BT601 = 2, 6
 """Values of ITU-T H.273."""
 _LIMITED, _FULL = 1, 2
 """Values of FFmpeg's AVColorRange."""
+_SWSCALE: Final = {
+    1: Colorspace.ITU709, 4: Colorspace.FCC, 7: Colorspace.SMPTE240M, 9: Colorspace.BT2020, 10: Colorspace.BT2020,
+}  # fmt: skip
+"""Its names of H.273's matrices, which count only where the matrix is changed, or RGB is made."""
 
 
 def encoded_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
@@ -47,37 +52,52 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
 class EncoderFormat:
     """Converts frames to one size and pixel format that an encoder takes, chosen by the first frame.
 
-    Tags of primaries, transfer, matrix and range are kept, and no tone mapping is done. RGB becomes BT.601, tagged so;
-    frames for Motion JPEG, which has no tags, become BT.601 in full range. An alpha channel is dropped.
+    Primaries, transfer, matrix and range stay what they are, and no tone mapping is done. Matrix and range are always
+    tagged, by `streamvid.color.tags.settled_tags`: what is untagged might be taken for something else in another size.
+    RGB becomes BT.601, tagged so; frames for Motion JPEG, which has no tags, become BT.601 in full range. An alpha
+    channel is dropped.
 
     Args:
         first: the first frame.
         codec: what they are encoded into.
         short_side: as in `encoded_size`.
+        tags: its clip's `color_space` and `color_range`; None: the frame's own.
 
     Attributes:
         size: width and height that frames are converted to, in pixels.
     """
 
-    def __init__(self, first: VideoFrame, codec: Target, short_side: int | None) -> None:
+    def __init__(
+        self, first: VideoFrame, codec: Target, short_side: int | None, tags: tuple[str, str] | None = None
+    ) -> None:
         self.size = encoded_size(first.width, first.height, codec, short_side)
         depth = max(component.bits for component in first.format.components)
         is_10_bit = depth > 8 and max(ENCODERS[codec].bit_depths) > 8
         self._format = "yuv420p10le" if is_10_bit else "yuv420p"
         rgb = first.format.is_rgb or int(first.colorspace) == 0
-        full = (
-            rgb or first.format.name.startswith(("yuvj", "gray", "ya", "pal", "mono")) or _range(first) == _FULL
-        ) and not (first.format.name.startswith("gray") and _range(first) == _LIMITED)
+        name = first.format.name
+        own_range = int(first.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
+        matrix, color_range = tags or settled_tags(
+            matrix=MATRICES.get(int(first.colorspace), "unknown"),
+            primaries=PRIMARIES.get(int(first.color_primaries), "unknown"),
+            color_range="pc" if own_range == _FULL else "tv",
+            codec="",
+            pix_fmt=name,
+            width=first.width,
+            height=first.height,
+        )
+        full = rgb or color_range == "pc"
+        number = {known: number for number, known in MATRICES.items()}[matrix]
         self._from_range = ColorRange.JPEG if full else ColorRange.MPEG
-        self._from_matrix = Colorspace.ITU601 if rgb else _matrix(first)
+        self._from_matrix = Colorspace.ITU601 if rgb else _SWSCALE.get(number, Colorspace.ITU601)
         jpeg = codec == "mjpeg"
         self._to_range = ColorRange.JPEG if jpeg or (full and not rgb) else ColorRange.MPEG
         self._to_matrix = Colorspace.ITU601 if jpeg else self._from_matrix
         self._tags = (
-            (_BT601 if rgb or jpeg else int(first.colorspace)),
+            _BT601 if rgb or jpeg else number,
             _UNSPECIFIED if jpeg else int(first.color_primaries),
             _UNSPECIFIED if jpeg else int(first.color_trc),
-            int(self._to_range) if rgb or jpeg or full else _range(first),
+            int(self._to_range),
         )
         self._reformatter = VideoReformatter()
 
@@ -109,13 +129,3 @@ class EncoderFormat:
             )
         except ValueError as error:
             raise VideoError(f"its pictures of {frame.format.name} cannot be converted: {error}") from error
-
-
-def _range(frame: VideoFrame) -> int:
-    return int(frame.color_range)
-
-
-def _matrix(frame: VideoFrame) -> Colorspace:
-    """swscale's name of a frame's matrix. It counts only where the matrix is changed, or RGB is made."""
-    known = {1: Colorspace.ITU709, 4: Colorspace.FCC, 7: Colorspace.SMPTE240M, 9: Colorspace.BT2020}
-    return known.get(int(frame.colorspace), Colorspace.ITU601)

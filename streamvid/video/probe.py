@@ -22,6 +22,7 @@ import av
 from streamvid.bitstream import jpeg, packet_info
 from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.color.tags import MATRICES, PRIMARIES
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import NO_MOOV, box, lacks_moov, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
@@ -307,8 +308,8 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         width=frame.width,
         height=frame.height,
         pix_fmt=frame.format.name,
-        color_space=_COLOR_SPACES.get(int(frame.colorspace), "unknown"),
-        color_primaries=_COLOR_PRIMARIES.get(int(frame.color_primaries), "unknown"),
+        color_space=MATRICES.get(int(frame.colorspace), "unknown"),
+        color_primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
         color_range="pc"
         if frame.format.name.startswith("yuvj")
         else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
@@ -317,31 +318,7 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
     )
 
 
-# ITU-T H.273 tables 4 and 2, and FFmpeg's AVColorRange, by FFmpeg's names.
-_COLOR_SPACES: Final = {
-    0: "gbr",
-    1: "bt709",
-    4: "fcc",
-    5: "bt470bg",
-    6: "smpte170m",
-    7: "smpte240m",
-    8: "ycgco",
-    9: "bt2020nc",
-    10: "bt2020c",
-}
-_COLOR_PRIMARIES: Final = {
-    1: "bt709",
-    4: "bt470m",
-    5: "bt470bg",
-    6: "smpte170m",
-    7: "smpte240m",
-    8: "film",
-    9: "bt2020",
-    10: "smpte428",
-    11: "smpte431",
-    12: "smpte432",
-    22: "jedec-p22",
-}
+# FFmpeg's AVColorRange.
 _COLOR_RANGES: Final = {1: "tv", 2: "pc"}
 
 

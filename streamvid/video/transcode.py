@@ -89,6 +89,7 @@ class TimedFrames:
         rate: approximate frames per second, for the encoder's rate control.
         rotation: how frames are to be shown, one of `streamvid.mp4.boxes.ROTATIONS`; written to the MP4, not applied.
         end: the tick at which the last frame's display ends; None if that is not known.
+        tags: their clip's `color_space` and `color_range`; None: those of the frames count.
     """
 
     frames: Iterable[tuple[VideoFrame, int]]
@@ -96,6 +97,7 @@ class TimedFrames:
     rate: Fraction
     rotation: int = 0
     end: int | None = None
+    tags: tuple[str, str] | None = None
 
 
 def transcode(
@@ -145,7 +147,7 @@ def encode(
     first = next(frames, None)
     if first is None:
         raise VideoError("not one frame of it can be decoded")
-    encoder_format = EncoderFormat(first[0], options.codec, options.short_side)
+    encoder_format = EncoderFormat(first[0], options.codec, options.short_side, source.tags)
     rate = min(source.rate, options.max_fps or source.rate).limit_denominator(1001)
     if not 1 <= rate <= 1000:
         rate = Fraction(25)
@@ -262,7 +264,8 @@ def _frames_of_clip(clip: StoredClip) -> TimedFrames:
     base = Fraction(*clip.time_base)
     shown = clip.index.frame_pts
     rate = Fraction(len(shown)) / (Fraction(clip.duration) * base) if clip.duration > 0 else Fraction(25)
-    return TimedFrames(_decode_clip(clip), base, rate, clip.rotation, int(shown[0]) + clip.duration)
+    end, tags = int(shown[0]) + clip.duration, (clip.color_space, clip.color_range)
+    return TimedFrames(_decode_clip(clip), base, rate, clip.rotation, end, tags)
 
 
 def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:

@@ -1,0 +1,130 @@
+"""What clips' samples mean, by their tags or without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamvid.color.tags import AS_DALI, Color, clip_color, container_tags, settled_tags
+from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions, transcode
+from tools.clips import Recipe, write
+
+SD, HD = (640, 360), (1280, 720)
+
+
+def settled(size: tuple[int, int] = SD, **tags: str) -> tuple[str, str]:
+    given = {
+        "matrix": "unknown",
+        "primaries": "unknown",
+        "color_range": "unknown",
+        "codec": "h264",
+        "pix_fmt": "yuv420p",
+    }
+    return settled_tags(**given | tags, width=size[0], height=size[1])  # type: ignore[arg-type]
+
+
+def test_a_matrix_that_is_tagged() -> None:
+    for size in (SD, HD):
+        for name in ("bt709", "smpte170m", "bt470bg", "bt2020nc", "bt2020c", "smpte240m", "fcc", "ycgco"):
+            assert settled(size, matrix=name, primaries="bt709") == (name, "tv")
+
+
+def test_without_a_matrix_the_one_of_the_primaries() -> None:
+    pairs = {"bt709": "bt709", "bt2020": "bt2020nc", "smpte170m": "smpte170m", "bt470bg": "bt470bg", "bt470m": "fcc",
+             "smpte240m": "smpte240m"}  # fmt: skip
+    for size in (SD, HD):
+        assert {one: settled(size, primaries=one)[0] for one in pairs} == pairs
+
+
+def test_without_tags_by_size() -> None:
+    """As mpv's mp_csp_guess_colorspace has it. Primaries that no matrix belongs to say nothing."""
+    for size, matrix in {SD: "smpte170m", (720, 576): "smpte170m", (1279, 576): "smpte170m", (1280, 536): "bt709",
+                         (720, 577): "bt709", (1920, 1080): "bt709", (608, 1080): "bt709"}.items():  # fmt: skip
+        assert settled(size) == settled(size, primaries="smpte432") == (matrix, "tv")
+        assert settled(size, codec="mjpeg", pix_fmt="yuvj420p") == ("bt470bg", "pc")
+
+
+def test_ranges() -> None:
+    assert settled(color_range="pc") == ("smpte170m", "pc")
+    assert settled(pix_fmt="yuvj420p") == ("smpte170m", "pc")
+    assert settled(matrix="gbr", pix_fmt="gbrp") == ("gbr", "pc")
+    assert settled(matrix="gbr", pix_fmt="gbrp", color_range="tv") == ("gbr", "tv")
+    assert settled(codec="mjpeg", pix_fmt="yuv420p", color_range="tv") == ("bt470bg", "tv")
+
+
+def test_yuv_that_is_tagged_as_rgb() -> None:
+    assert settled(matrix="gbr") == ("smpte170m", "tv")
+
+
+def test_rows_that_were_not_settled() -> None:
+    """Those of datasets that were packed when matrices did not matter."""
+    row = {"codec": "h264", "stsd": b"", "color_range": "unknown"}
+    left = (1, 0)
+    assert clip_color(**row, color_space="unknown", width=640, height=360) == Color("bt601", False, left)  # type: ignore[arg-type]
+    assert clip_color(**row, color_space="unknown", width=1920, height=800) == Color("bt709", False, left)  # type: ignore[arg-type]
+    row |= {"codec": "mjpeg"}
+    assert clip_color(**row, color_space="bt709", width=1920, height=800) == Color("bt601", True, (0, 0))  # type: ignore[arg-type]
+    row |= {"codec": "mpeg1video", "color_space": "bt709"}
+    assert clip_color(**row, width=64, height=64) == Color("bt709", False, (0, 0))  # type: ignore[arg-type]
+
+
+def test_what_a_transform_may_ask_for() -> None:
+    color = Color("bt709", True, (1, 1))
+    assert color.chosen("auto") is color
+    assert color.chosen("bt2020") == replace(color, matrix="bt2020")
+    assert color.chosen("bt601") == replace(AS_DALI, full_range=True)
+
+
+def stored(path: Path) -> StoredClip:
+    (path.parent / path.stem).mkdir()
+    return store_clip(path, path.parent / path.stem)
+
+
+def retagged(path: Path, primaries: int, matrix: int) -> Path:
+    """The same MP4 with other tags in its container."""
+    data = path.read_bytes()
+    assert data.count(b"nclx") == 1
+    at = data.index(b"nclx") + 4
+    made = bytes([0, primaries, 0, 2, 0, matrix])
+    target = path.with_stem(f"{path.stem}-{primaries}-{matrix}")
+    target.write_bytes(data[:at] + made + data[at + 6 :])
+    return target
+
+
+def test_the_bitstream_counts_and_then_the_container(tmp_path: Path) -> None:
+    tagged = write(Recipe(width=96, height=64, frames=4, colour="bt709"), tmp_path / "tagged.mp4")
+    # MPEG-4's bitstream does not say, as FFmpeg writes it.
+    silent = write(Recipe(codec="mpeg4", width=96, height=64, frames=4, colour="bt709"), tmp_path / "silent.mp4")
+    for primaries, matrix, found in ((9, 9, "bt2020nc"), (1, 2, "bt709"), (2, 2, "smpte170m"), (2, 5, "bt470bg")):
+        assert stored(retagged(tagged, primaries, matrix)).color_space == "bt709"
+        clip = stored(retagged(silent, primaries, matrix))
+        assert clip.color_space == found
+        assert clip.color == Color({"bt2020nc": "bt2020", "bt709": "bt709"}.get(found, "bt601"), False, (1, 0))  # type: ignore[arg-type]
+
+
+def test_container_tags() -> None:
+    entry = bytes(16) + bytes(86)
+    assert container_tags(entry) == ("unknown", "unknown", "unknown")
+    for kind, end, found in ((b"nclx", b"\x80", "pc"), (b"nclx", b"\0", "tv"), (b"nclc", b"", "unknown")):
+        colr = b"colr" + kind + bytes([0, 9, 0, 16, 0, 9]) + end
+        assert container_tags(entry + (len(colr) + 4).to_bytes(4, "big") + colr) == ("bt2020nc", "bt2020", found)
+    profile = b"colrprof" + bytes(40)
+    assert container_tags(entry + (len(profile) + 4).to_bytes(4, "big") + profile)[0] == "unknown"
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
+def test_what_is_scaled_keeps_its_matrix(codec: str, tmp_path: Path) -> None:
+    """HD without tags is BT.709; without tags again, it would be BT.601 in its new size."""
+    source = stored(write(Recipe(width=1280, height=720, frames=3, colour="untagged"), tmp_path / "hd.mp4"))
+    assert (source.color_space, source.color_range) == ("bt709", "tv")
+    for given, name in ((source, "clip"), (source.mp4, "file")):
+        target = tmp_path / f"{name}.mp4"
+        transcode(given, target, TranscodeOptions(codec, short_side=144))  # type: ignore[arg-type]
+        clip = stored(target)
+        assert (clip.height, clip.color_space, clip.color_range) == (144, "bt709", "tv")
+        # By its own tags: players, too, see the same.
+        assert (clip.color.matrix, replace(clip, color_space="unknown").color.matrix) == ("bt709", "bt601")
