@@ -54,7 +54,7 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
         file,
         header.codec,
         "",
-        FrameFormat(width, height, header.pix_fmt, "unknown", "pc", header.rotation),
+        FrameFormat(width, height, header.pix_fmt, "gbr", "unknown", "pc", header.rotation),
         stsd=stsd,
         kinds=[classify(memoryview(data))],
         times=ClipTimes(np.zeros(1, np.int64), np.zeros(1, np.bool_), 1, (1, _RATE)),
@@ -62,4 +62,4 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
         size=size,
         crcs=[crc32c(data)],
     )
-    return replace(clip, sha256=sha256, unwritten=unwritten)
+    return replace(clip, color_space="gbr", sha256=sha256, unwritten=unwritten)

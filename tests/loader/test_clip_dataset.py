@@ -28,7 +28,7 @@ from streamvid.storage import range_reader
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.packed import edit_index, edit_parquet, pack_with_columns, replace_packets, reseal
-from tests.support.reference import sequential
+from tests.support.reference import color_of, sequential
 from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
 
@@ -131,24 +131,28 @@ def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
 
 
 def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
-    """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip."""
+    """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip, as DALI has
+    their colours, and by the clip's tags."""
     (tmp_path / "videos").mkdir()
     for name, recipe in HARD.items():
         write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
     pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
     ds = sv.ClipDataset(tmp_path / "set")
+    as_dali = sv.ClipDataset(tmp_path / "set", transform=sv.Transform(layout="THWC", dtype="uint8", color="bt601"))
     rng = np.random.default_rng(0)
     seen = set()
     for row in range(len(ds)):
         name, full_range = ds.dataset.key(row), ds.dataset.clips.color_range[row] == "pc"
         seen.add(name)
-        expected = sequential(stored(ds.dataset, row, tmp_path / "stored.mp4"), full_range=full_range)
-        wanted = rng.integers(0, len(expected), 5)
-        got = ds.get(name, frames=wanted)
+        file = stored(ds.dataset, row, tmp_path / "stored.mp4")
+        by_tags = sequential(file, color=color_of(ds.dataset.clips, row))
+        wanted = rng.integers(0, len(by_tags), 5)
         rotation = int(ds.dataset.clips.rotation[row])
-        for slot, frame in zip(got["video"].numpy(), wanted.tolist(), strict=True):
-            np.testing.assert_array_equal(slot, upright(expected[frame][None], rotation)[0], err_msg=name)
-        assert got["mask"].all()
+        for clips, expected in ((ds, by_tags), (as_dali, sequential(file, full_range=full_range))):
+            got = clips.get(name, frames=wanted)
+            for slot, frame in zip(got["video"].numpy(), wanted.tolist(), strict=True):
+                np.testing.assert_array_equal(slot, upright(expected[frame][None], rotation)[0], err_msg=name)
+            assert got["mask"].all()
     assert len(seen) > 0.9 * len(HARD)
 
 

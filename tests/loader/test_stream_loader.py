@@ -719,7 +719,7 @@ def _raw(path: Path, row: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     step = Step(np.array([row]), np.array([0]), np.array([True]))
 
     (batch,) = read_batches(dataset, [step], what, ShardAccess(dataset, cache=None, limit_bytes=0))
-    return decode_with_pyav(batch.slices[0])
+    return decode_with_pyav(batch.slices[0], color="auto")
 
 
 def test_iterating_is_lazy(packed: Packed) -> None:

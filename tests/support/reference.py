@@ -10,20 +10,45 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.color.full_size import FullSizeConverter
+from streamvid.color.picture import picture_of
+from streamvid.color.tags import Color, clip_color
 from streamvid.color.yuv_to_rgb import to_rgb
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
 
 
-def sequential(path: Path | str, *, full_range: bool, edits: bool = True) -> list[npt.NDArray[np.uint8]]:
-    """Every frame that a player shows of a file's video, RGB, in order.
+def sequential(
+    path: Path | str, *, full_range: bool = False, edits: bool = True, color: Color | None = None
+) -> list[npt.NDArray[np.uint8]]:
+    """Every frame that a player shows of a file's video, RGB, in order: with DALI's colours, or by `color`.
 
     With `edits` edit lists are followed. FFmpeg then loses the leading pictures of a key frame that is the last to be
     shown, even if the edit takes in all: so not where nothing is cut.
     """
     with av.open(str(path), options={} if edits else {"ignore_editlist": "1"}) as container:
-        return [to_rgb(frame, full_range=full_range) for frame in container.decode(video=0)]
+        frames = container.decode(video=0)
+        if color is None:
+            return [to_rgb(frame, full_range=full_range) for frame in frames]
+        convert, made = FullSizeConverter(color), []
+        for frame in frames:
+            made.append(np.empty((frame.height, frame.width, 3), dtype=np.uint8))
+            convert(picture_of(frame), made[-1].transpose(2, 0, 1))
+        return made
+
+
+def color_of(clips: ClipTable, row: int) -> Color:
+    """What a clip's samples mean."""
+    return clip_color(
+        codec=clips.codec[row],
+        stsd=clips.stsds[clips.stsd_id[row]],
+        color_space=clips.color_space[row],
+        color_range=clips.color_range[row],
+        width=int(clips.width[row]),
+        height=int(clips.height[row]),
+    )
 
 
 def seconds(path: Path | str) -> list[float]:
