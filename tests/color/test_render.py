@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +10,7 @@ from hypothesis import strategies as st
 from streamvid.color import render
 from streamvid.color.render import PlaneFormat, PlaneRenderer
 from streamvid.color.tags import Color
-
-COEFFICIENTS = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593)}
-Box = tuple[tuple[float, float], tuple[float, float], tuple[int, int]]
+from tests.support.colors import COEFFICIENTS, Box, reference
 
 
 @pytest.fixture(params=["compiled", "numpy"])
@@ -25,40 +20,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     elif render.compiled() is None:
         pytest.skip("the native part was not built")
     return str(request.param)
-
-
-def resampled(plane: npt.NDArray[np.float64], start: float, end: float, out: int, to_sample: float, shift: float):
-    """Axis 0 of a plane: output pixel n is the mean of samples, by a triangle about its centre, as wide as it."""
-    scale = (end - start) / out / to_sample
-    reach = max(1.0, scale)
-    rows = []
-    for n in range(out):
-        centre = (start + (n + 0.5) * (end - start) / out) / to_sample + shift
-        near = range(math.floor(centre - reach) - 1, math.ceil(centre + reach) + 2)
-        weights = {i: max(0.0, 1 - abs(i + 0.5 - centre) / reach) for i in near}
-        total = sum(weights.values())
-        rows.append(sum(w / total * plane[min(max(i, 0), len(plane) - 1)] for i, w in weights.items()))
-    return np.array(rows)
-
-
-def reference(planes, color: Color, bits: int, subsampling: tuple[int, int], box: Box):
-    """float64 [3, height, width], levels before rounding."""
-    (y0, x0), (y1, x1), (height, width) = box
-    made = []
-    for n, plane in enumerate(planes):
-        down, across = subsampling if n else (1, 1)
-        right, below = color.siting
-        tall = resampled(plane.astype(float), y0, y1, height, down, below * (0.5 - 0.5 / down))
-        made.append(resampled(tall.T, x0, x1, width, across, right * (0.5 - 0.5 / across)).T)
-    kr, kb = COEFFICIENTS[color.matrix]
-    one = 2 ** (bits - 8)
-    if color.full_range:
-        y, cb, cr = made[0] / (2**bits - 1), *((c - 128 * one) / (2**bits - 1) for c in made[1:])
-    else:
-        y, cb, cr = (made[0] - 16 * one) / (219 * one), *((c - 128 * one) / (224 * one) for c in made[1:])
-    red, blue = y + 2 * (1 - kr) * cr, y + 2 * (1 - kb) * cb
-    green = (y - kr * red - kb * blue) / (1 - kr - kb)
-    return np.clip(255 * np.stack([red, green, blue]), 0, 255)
 
 
 def planes_of(rng: np.random.Generator, form: PlaneFormat, interleaved: bool = False):
@@ -84,7 +45,10 @@ def test_levels_are_those_of_the_definition(data: st.DataObject) -> None:
         spans.append((low, max(high, low + 0.05)))
     box = ((spans[0][0], spans[1][0]), (spans[0][1], spans[1][1]), (data.draw(side), data.draw(side)))
     planes = planes_of(np.random.default_rng(data.draw(st.integers(0, 9))), form, data.draw(st.booleans()))
-    expected = reference(planes, color, form.bits, form.subsampling, box)
+    expected = reference(
+        planes, color.matrix, full_range=color.full_range, bits=form.bits, siting=color.siting,
+        subsampling=form.subsampling, box=box,
+    )  # fmt: skip
     renderer = PlaneRenderer(form, color, start=box[0], end=box[1], size=box[2])
     made = [np.zeros(expected.shape, dtype=np.uint8) for _ in range(2)]
     renderer._by_numpy(planes, made[1])

@@ -1,0 +1,18 @@
+"""What loaders make on the CPU of clips that were packed, against the standards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.colored import CASES, TRANSFORMS, ColoredClips, check
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> ColoredClips:
+    return ColoredClips(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_pixels_are_those_of_the_standards(name: str, clips: ColoredClips) -> None:
+    assert len(CASES) == 12
+    check(clips, name, device="cpu")
