@@ -118,7 +118,7 @@ class CpuDecoder:
             progress=lambda decoder: decoder.packets,
         )  # fmt: skip
 
-    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption) -> Pending[list[UInt8]]:
+    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[UInt8]]:
         """Begin to decode a batch to RGB at full size; `color` is the transform's option.
 
         Batches are finished in the order in which they were submitted: with one submitted ahead of the one that is
