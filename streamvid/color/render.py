@@ -76,6 +76,15 @@ def conversion(color: Color, bits: int) -> Float64:
     return np.column_stack([factors, -factors @ [black, 128 * one, 128 * one]])
 
 
+def recolouring(color: Color) -> Float32:
+    """float32 [3, 3]: RGB as DALI's decoder makes it, by BT.601 whatever the tags → by the clip's matrix, in either
+    range. What DALI has clipped does not come back, and its chroma is sited at the centre."""
+    if color.matrix == "gbr":
+        return np.eye(3, dtype=np.float32)
+    made, wanted = (conversion(Color(one, True, (0, 0)), 8)[:, :3] for one in ("bt601", color.matrix))
+    return np.asarray(wanted @ np.linalg.inv(made), dtype=np.float32)
+
+
 def normalise(
     planes: Sequence[UInt8], out: npt.NDArray[Any], *, dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> None:

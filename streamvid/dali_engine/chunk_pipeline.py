@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64
+from streamvid.color.render import recolouring
+from streamvid.color.tags import Color, ColorOption
 from streamvid.dali_engine.reader import ReaderFiles, VideoSource, write_indexes
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
@@ -26,7 +28,7 @@ from streamvid.storage.range_reader import FileTooShort
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs, InputType, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
-from streamvid.transform.spec import Transform, Views
+from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,7 @@ class ChunkBatch:
     Attributes:
         sources: what the reader reads, one for each sample.
         frames: per sample int64 [wanted], which frames of its video are decoded, rising.
+        colors: per sample, what its clip's samples mean.
         encoded: all but the packets; its `slices` are empty.
         keys: the clips' keys, for error messages.
         by_shard: the reader reads them by shard and by where they lie in it, so that few files are open; else in order.
@@ -52,6 +55,7 @@ class ChunkBatch:
 
     sources: list[VideoSource]
     frames: list[Int64]
+    colors: list[Color]
     encoded: EncodedBatch
     keys: list[str]
     by_shard: bool = True
@@ -168,7 +172,7 @@ def clip_nodes(
     Returns:
         the views, and `BATCH_COLUMNS`, which are on the CPU.
     """
-    from nvidia.dali import fn
+    from nvidia.dali import fn, types
 
     # Without mmap: a shard that shrinks while it is read raises instead of killing the process with SIGBUS.
     ranges = fn.readers.webdataset(
@@ -181,24 +185,35 @@ def clip_nodes(
         pad_last_batch=pad_last_batch,
     )
     before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
+    if _option(spec.transform) != "bt601":
+        before.append((np.float32, 2))
     names = input_names(spec, crop_resized=False)
-    (header, place, frames), params, columns = external_inputs(feed, names, before)
+    (header, place, frames, *colours), params, columns = external_inputs(feed, names, before)
     video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
     video = fn.permute_batch(video, indices=place)
     decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
+    for factors in colours:
+        decoded = fn.coord_transform(decoded, M=factors, dtype=types.UINT8)
     return build_graph(spec, [decoded], params, crop_resized=False), columns
 
 
 def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str]) -> Inputs:
     """What the graph takes beside shards: headers in the order of reading, where in that order each sample is, frame
-    numbers, the transform's inputs of those names, the columns."""
+    numbers, what makes their own colours of DALI's, the transform's inputs of those names, the columns."""
+    option = _option(transform)
+    colours = [[recolouring(color.chosen(option)) for color in batch.colors]] if option != "bt601" else []
     params = batch_params(transform, batch.encoded)
     return (
         [batch.sources[n].header for n in batch.reading_order],
         list(np.argsort(batch.reading_order).astype(np.int32)),
         [frames.astype(np.int32) for frames in batch.frames],
+        *colours,
         *input_arrays(batch.encoded, params, names),
     )
+
+
+def _option(transform: Transform | Views) -> ColorOption:
+    return next(iter(by_view(transform).values())).color
 
 
 def _feed(batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]) -> Iterator[Inputs]:

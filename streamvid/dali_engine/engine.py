@@ -22,7 +22,7 @@ from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.errors import ClipError, VideoError
-from streamvid.fetch.encoded_batch import encoded_batch, read_slices
+from streamvid.fetch.encoded_batch import encoded_batch, read_slices, row_color
 from streamvid.fetch.epoch_reader import Rescue, upcoming_shards
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
@@ -242,7 +242,8 @@ def chunk_batch(
     ]
     encoded = encoded_batch(dataset, samples, [])
     keys = [dataset.clips.key[one.clip] for one in samples]
-    return ChunkBatch(sources, [one.packets.frames for one in samples], encoded, keys, by_shard)
+    colors = [row_color(dataset.clips, one.clip) for one in samples]
+    return ChunkBatch(sources, [one.packets.frames for one in samples], colors, encoded, keys, by_shard)
 
 
 def source_in_shard(dataset: ClipSource, sample: SamplePlan, path_of: ShardPaths) -> VideoSource:

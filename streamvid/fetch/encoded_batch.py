@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Bool, Float64, Int64, UInt8
-from streamvid.color.tags import clip_color
+from streamvid.color.tags import Color, clip_color
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.members import Values, read_columns
@@ -254,14 +254,7 @@ def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8
         stsd=rows.stsds[rows.stsd_id[clip]],
         width=int(rows.width[clip]),
         height=int(rows.height[clip]),
-        color=clip_color(
-            codec=rows.codec[clip],
-            stsd=rows.stsds[rows.stsd_id[clip]],
-            color_space=rows.color_space[clip],
-            color_range=rows.color_range[clip],
-            width=int(rows.width[clip]),
-            height=int(rows.height[clip]),
-        ),
+        color=row_color(rows, clip),
         data=data,
         sizes=part.sizes,
         display_order=part.display_order,
@@ -305,4 +298,16 @@ def encoded_batch(
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
         members=read_columns(dataset, samples[0].members, clips.tolist()),
+    )
+
+
+def row_color(rows: ClipTable, clip: int) -> Color:
+    """What the samples of a clip's frames mean."""
+    return clip_color(
+        codec=rows.codec[clip],
+        stsd=rows.stsds[rows.stsd_id[clip]],
+        color_space=rows.color_space[clip],
+        color_range=rows.color_range[clip],
+        width=int(rows.width[clip]),
+        height=int(rows.height[clip]),
     )

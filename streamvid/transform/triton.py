@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from streamvid.checks import integer, one_of
+from streamvid.color.render import recolouring
+from streamvid.color.tags import HD_HEIGHT, HD_WIDTH, Color, ColorOption
 from streamvid.errors import InputError
 from streamvid.transform.dali_graph import crop_resize, finish
 from streamvid.transform.params import followers, needed
@@ -47,7 +49,8 @@ def export(
 
     The model takes a file's bytes, `encoded`, and gives for each view a batch of its sub-sequences, each of `frames`
     frames, every `stride`-th of the video; the last one is padded with black frames. They are those of
-    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`.
+    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`. A
+    server knows no tags: with `color="auto"`, videos are converted by the matrix of those of their size without tags.
 
     Args:
         directory: the model repository; the model becomes `directory/name`. Files of an earlier export are replaced.
@@ -120,9 +123,25 @@ def serving_graph(
     with graph:
         encoded = fn.external_source(name=INPUT, device="cpu", dtype=types.UINT8, ndim=1)
         decoded = fn.decoders.video(encoded, stride=stride, device="mixed" if device == "cuda" else "cpu")
+        decoded = _recoloured(decoded, next(iter(views.values())).color)
         params = evaluation_params(transform, decoded.shape(dtype=types.FLOAT64)[1:3])
         graph.set_outputs(*(_sub_sequences(view, one, decoded, params[view], frames) for view, one in views.items()))
     return graph
+
+
+def _recoloured(decoded: DataNode, color: ColorOption) -> DataNode:
+    """DALI's frames, which are BT.601, by another matrix; without knowing any tags "auto" goes by size."""
+    from nvidia.dali import fn, types
+
+    if color == "bt601":
+        return decoded
+    factors = recolouring(Color("bt709" if color == "auto" else color, False, (0, 0)))
+    if color != "auto":
+        return fn.coord_transform(decoded, M=factors.ravel().tolist(), dtype=types.UINT8)
+    shape = decoded.shape(dtype=types.FLOAT)
+    is_hd = fn.cast((shape[1:2] >= HD_HEIGHT) | (shape[2:3] >= HD_WIDTH), dtype=types.FLOAT)
+    same, other = (types.Constant(one, device="cpu") for one in (np.eye(3, dtype=np.float32), factors))
+    return fn.coord_transform(decoded, M=same + (other - same) * is_hd, dtype=types.UINT8)
 
 
 def _sub_sequences(

@@ -60,7 +60,8 @@ RECIPES: dict[str, Recipe] = {
     "c/five.webm": replace(VP9, frames=5, seed=13),
     "c/one.webm": replace(VP8, frames=1, seed=14),
 }
-RAW = sv.Transform(layout="THWC", dtype="uint8")
+RAW = sv.Transform(layout="THWC", dtype="uint8", color="bt601")
+"""Of whose colours DALI makes the same pixels."""
 WINDOW = sv.Window(6, fps=15)
 
 
@@ -263,12 +264,8 @@ def test_turned_clips_stand_upright(tmp_path: Path) -> None:
     ("transform", "largest", "mean"),
     [
         # Bounds in levels of 256: the largest difference, and the mean.
-        (sv.Transform(resize=48, crop=(40, 44), horizontal_flip=0.5, layout="THWC", dtype="uint8"), 6, 0.3),
-        (
-            sv.Transform(random_resized_crop=(0.3, 1.0), crop=32, horizontal_flip=0.5, layout="THWC", dtype="uint8"),
-            6,
-            0.3,
-        ),
+        (replace(RAW, resize=48, crop=(40, 44), horizontal_flip=0.5), 6, 0.3),
+        (replace(RAW, random_resized_crop=(0.3, 1.0), crop=32, horizontal_flip=0.5), 6, 0.3),
     ],
 )
 def test_the_same_draws_of_a_transform(packed: Packed, transform: sv.Transform, largest: float, mean: float) -> None:
@@ -280,10 +277,22 @@ def test_the_same_draws_of_a_transform(packed: Packed, transform: sv.Transform, 
     assert (one - two).abs().mean() <= mean
 
 
+def test_colours_by_tags(packed: Packed) -> None:
+    """DALI's are those of BT.601, clipped and with chroma in the centre: they are corrected as far as that goes."""
+    off = []
+    for color in ("bt601", "auto"):
+        default = batches(packed, "default", transform=replace(RAW, color="auto"))
+        dali = batches(packed, "dali", transform=replace(RAW, color=color))  # type: ignore[arg-type]
+        one, two = (torch.cat([batch["video"] for batch in got]).float() for got in (default, dali))
+        off.append(float((one - two).abs().mean()))
+    assert off[1] < 0.5 * off[0]
+    assert off[1] < 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_normalised_batches(packed: Packed, dtype: Any) -> None:
     transform = sv.Transform(
-        crop=48, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype=dtype
+        crop=48, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype=dtype, color="bt601"
     )
     default, dali = (batches(packed, engine, transform=transform) for engine in ENGINES)
     for a, b in zip(default, dali, strict=True):

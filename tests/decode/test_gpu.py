@@ -50,7 +50,7 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path) -> None
     waited: list[int] = []
 
     class Sessions:
-        def submit(self, slices: Sequence[EncodedSlice]) -> Pending[list[None]]:
+        def submit(self, slices: Sequence[EncodedSlice], *, color: str) -> Pending[list[None]]:
             def wait() -> list[None]:
                 waited.append(len(slices))
                 return [None] * len(slices)

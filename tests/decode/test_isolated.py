@@ -193,7 +193,7 @@ def test_a_hang_is_known_long_before_the_deadline_of_a_long_slice(
     with monkeypatch.context() as patch, closing(os.fdopen(memory)):
         patch.setattr(isolated.os, "pread", lambda *place: reads.append(place))
         last = stored(LONG, tmp_path, [119])
-        assert len(list(decode_frames(last, context=isolated._tools(memory)[1]))) == 1
+        assert len(list(decode_frames(last, context=isolated._context(memory)))) == 1
     assert reads == [(memory, 1, 0)] * len(last.sizes)
     assert len(last.sizes) > 10
 

@@ -17,7 +17,7 @@ from tests.support.clips import write
 from tools.clips import hard_recipes
 
 # Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
-BASE = replace(hard_recipes()["h264"], width=368)
+BASE = replace(hard_recipes()["h264"], width=368, colour="untagged")
 CLIPS = {"a": replace(BASE, frames=45), "b": replace(BASE, frames=20, seed=1), "c": replace(BASE, frames=28, seed=2)}
 TRANSFORMS = [
     sv.Transform(resize=128, crop=112, mean=0.45, std=0.225, horizontal_flip=0.5),

@@ -16,6 +16,7 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch import clip_file
+from streamvid.fetch.encoded_batch import row_color
 from streamvid.inspection.extract import extract
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.index import index
@@ -26,7 +27,7 @@ from streamvid.storage import filesystem
 from tests.support.clips import write
 from tests.support.foreign import encoded, write_tar
 from tests.support.packed import VIDEOS, digests, packing_inline, without
-from tests.support.reference import color_of, sequential
+from tests.support.reference import sequential
 from tools.clips import Recipe
 
 LONG = Recipe(width=96, height=64, frames=40, gop=12, b_frames=2)
@@ -38,7 +39,7 @@ def frames(dataset: Dataset, key: str) -> list[Any]:
 
 def played(path: Path, dataset: Dataset, key: str) -> list[Any]:
     clips, row = dataset.clips, dataset.row(key)
-    shown = sequential(path, color=color_of(clips, row))
+    shown = sequential(path, color=row_color(clips, row))
     return [np.rot90(one, -int(clips.rotation[row]) // 90) for one in shown]
 
 

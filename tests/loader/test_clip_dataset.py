@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, default_collate
 
 import streamvid as sv
+from streamvid.fetch.encoded_batch import row_color
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage import range_reader
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.packed import edit_index, edit_parquet, pack_with_columns, replace_packets, reseal
-from tests.support.reference import color_of, sequential
+from tests.support.reference import sequential
 from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
 
@@ -145,7 +146,7 @@ def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
         name, full_range = ds.dataset.key(row), ds.dataset.clips.color_range[row] == "pc"
         seen.add(name)
         file = stored(ds.dataset, row, tmp_path / "stored.mp4")
-        by_tags = sequential(file, color=color_of(ds.dataset.clips, row))
+        by_tags = sequential(file, color=row_color(ds.dataset.clips, row))
         wanted = rng.integers(0, len(by_tags), 5)
         rotation = int(ds.dataset.clips.rotation[row])
         for clips, expected in ((ds, by_tags), (as_dali, sequential(file, full_range=full_range))):

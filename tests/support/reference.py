@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import picture_of
-from streamvid.color.tags import Color, clip_color
+from streamvid.color.tags import Color
 from streamvid.color.yuv_to_rgb import to_rgb
-from streamvid.dataset.clip_table import ClipTable
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
@@ -37,18 +36,6 @@ def sequential(
             made.append(np.empty((frame.height, frame.width, 3), dtype=np.uint8))
             convert(picture_of(frame), made[-1].transpose(2, 0, 1))
         return made
-
-
-def color_of(clips: ClipTable, row: int) -> Color:
-    """What a clip's samples mean."""
-    return clip_color(
-        codec=clips.codec[row],
-        stsd=clips.stsds[clips.stsd_id[row]],
-        color_space=clips.color_space[row],
-        color_range=clips.color_range[row],
-        width=int(clips.width[row]),
-        height=int(clips.height[row]),
-    )
 
 
 def seconds(path: Path | str) -> list[float]:

@@ -13,6 +13,8 @@ import torch
 
 import streamvid as sv
 from streamvid.arrays import Int64
+from streamvid.color.render import recolouring
+from streamvid.color.tags import Color
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -24,7 +26,7 @@ from tests.support.clips import write
 from tests.support.packed import packing_inline
 from tools.clips import Recipe
 
-VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8)
+VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8, colour="untagged")
 CLIPS = {
     "long": replace(VP9, frames=45),
     "high": replace(VP9, width=96, height=120, frames=20, seed=1),
@@ -98,6 +100,28 @@ def test_the_tensors_are_those_of_the_engine(folder: Path, tmp_path: Path, trans
         assert output[0].dtype == expected.dtype
 
 
+@pytest.mark.parametrize("color", ["auto", "bt601", "bt709", "bt2020"])
+def test_colours(color: Any, tmp_path: Path) -> None:
+    """Without tags "auto" goes by size."""
+    made = tmp_path / "videos"
+    made.mkdir()
+    for name, height in (("sd", 576), ("hd", 578)):
+        write(replace(VP9, height=height, frames=2), made / f"{name}.mp4")
+    raw = sv.Transform(crop=(500, 64), dtype="uint8", layout="THWC")
+    found = {}
+    for one in dict.fromkeys((color, "bt601", "bt709")):
+        model = sv.dali.export(tmp_path, transform=replace(raw, color=one), frames=2, device="cpu")
+        ((sd, hd),) = served(model, tmp_path, ["sd", "hd"])
+        found[one] = {"sd": sd, "hd": hd}
+    assert not np.array_equal(found["bt601"]["hd"], found["bt709"]["hd"])
+    if color == "auto":
+        np.testing.assert_array_equal(found["auto"]["sd"], found["bt601"]["sd"])
+        np.testing.assert_array_equal(found["auto"]["hd"], found["bt709"]["hd"])
+    factors = recolouring(Color("bt601" if color == "auto" else color, False, (0, 0)))
+    exact = np.clip(found["bt601"]["sd"] @ factors.T.astype(np.float64), 0, 255)
+    assert np.abs(found[color]["sd"] - exact).max() < 0.51
+
+
 def test_black_frames_are_normalised(folder: Path, tmp_path: Path) -> None:
     """fn.pad comes before fn.crop_mirror_normalize: padding is what a black frame becomes, and not zero."""
     transform = sv.Transform(resize=32, crop=32, mean=0.5, std=0.25)
@@ -132,14 +156,14 @@ def test_bytes_behind_the_file_are_no_harm(folder: Path, tmp_path: Path) -> None
 
 def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> None:
     """docs/serving.md states it, in levels of 256."""
-    transform = sv.Transform(resize=64, crop=48, dtype="uint8", layout="THWC")
+    transform = sv.Transform(resize=64, crop=48, dtype="uint8", layout="THWC", color="bt601")
     model = sv.dali.export(tmp_path, transform=transform, frames=FRAMES, stride=STRIDE, device="cpu")
     (outputs,) = served(model, folder, sorted(CLIPS))
     (batch,) = evaluated(folder, transform, engine="default")
     difference = np.abs(np.concatenate(outputs).astype(int) - batch["video"].numpy())
     assert difference.max() <= 6
     assert difference.mean() <= 0.3
-    raw = sv.Transform(crop=64, dtype="uint8", layout="THWC")
+    raw = sv.Transform(crop=64, dtype="uint8", layout="THWC", color="bt601")
     model = sv.dali.export(tmp_path, transform=raw, frames=FRAMES, stride=STRIDE, device="cpu")
     (outputs,) = served(model, folder, sorted(CLIPS))
     (batch,) = evaluated(folder, raw, engine="default")
