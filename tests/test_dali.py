@@ -22,7 +22,7 @@ from tests.support.packed import packing_inline, replace_packets
 from tools.clips import Recipe
 
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
-RAW = sv.Transform(layout="THWC", dtype="uint8")
+RAW = sv.Transform(layout="THWC", dtype="uint8", color="bt601")
 CLIPS = 7
 OPTIONS: dict[str, Any] = {"batch_size": 2, "device": "cpu", "num_threads": 2, "seed": 5}
 COLUMNS = ("mask", "pts", "label", "clip", "valid", "epoch")

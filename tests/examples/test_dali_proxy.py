@@ -51,7 +51,7 @@ def test_slices_through_dali_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     clips = sv.ClipDataset(
         tmp_path / "set",
         sampling=sv.Window(6, stride=4),  # longer than the clips: the last frame comes again
-        transform=sv.Transform(resize=(64, 64), dtype="float32", layout="CFHW"),
+        transform=sv.Transform(resize=(64, 64), dtype="float32", layout="CFHW", color="bt601"),
     )
     sampler: list[Any] = [
         2,
