@@ -19,8 +19,9 @@ import streamvid as sv
 
 FRAMES, STRIDE, SIDE = 8, 3, 64
 TRANSFORM = sv.Transform(
-    resize=SIDE + 8, crop=SIDE, brightness=0.2, contrast=0.2, mean=0.5, std=0.25, layout="CTHW", dtype="float32"
-)
+    resize=SIDE + 8, crop=SIDE, brightness=0.2, contrast=0.2, mean=0.5, std=0.25, layout="CTHW", dtype="float32",
+    color="bt601",  # a server knows no tags of its videos: the same matrix for all
+)  # fmt: skip
 """Trained with at random, served as `TRANSFORM.for_evaluation()`: the centre crop, and no changes of colour."""
 CONFIG = """\
 name: "classify"
