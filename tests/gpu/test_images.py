@@ -1,0 +1,107 @@
+"""Images on a GPU: by nvJPEG, nvJPEG2000 and DALI's CPU threads, upright, near what the CPU decodes, and beside videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL")
+
+import streamvid as sv
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.gpu import GpuDecoder
+from streamvid.errors import VideoError
+from streamvid.video.image import image_clip
+from streamvid.video.packet_selection import EncodedSlice
+from tests.support.clips import write
+from tests.support.images import encode, exif, listed, picture, taken
+from tests.support.packed import packing_inline
+from tools.clips import Recipe
+
+MEAN, LARGEST = 1.0, 24
+"""Levels by which a GPU's JPEG may differ from a CPU's: another inverse DCT, and other upsampling of chroma."""
+
+
+def encoded(data: bytes, name: str = "clip") -> EncodedSlice:
+    clip = image_clip(Path("image"), data)
+    packet, one = np.frombuffer(data, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    return EncodedSlice(name, clip.codec, clip.stsd, clip.width, clip.height, True, packet, one + len(packet), one, one)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[GpuDecoder]:
+    made = GpuDecoder(device_id=0, threads=4, max_batch=64, sessions=False)
+    yield made
+    made.close()
+
+
+def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder) -> None:
+    slices = [encoded(file.data, name) for name, file in sorted(taken().items())]
+    apart = {}
+    for one, frames in zip(slices, decoder.decode(slices), strict=True):
+        assert frames.is_cuda
+        difference = np.abs(frames.cpu().numpy().astype(int) - decode_with_pyav(one))
+        apart[one.name] = (float(difference.mean()), int(difference.max()))
+    print(*(f"{name}: mean {mean:.3f}, largest {most}" for name, (mean, most) in apart.items()), sep="\n")
+    lossy = ("jpeg_", "jpeg2000", "webp_lossy")
+    wrong = {n: v for n, v in apart.items() if v[0] > (MEAN if n.startswith(lossy) else 0.5) or v[1] > LARGEST}
+    assert not wrong
+
+
+def test_a_damaged_image_is_an_error_and_the_next_batch_is_right(decoder: GpuDecoder) -> None:
+    good = encoded(taken()["jpeg_420"].data)
+    data = bytearray(taken()["png_rgb"].data)
+    at = data.index(b"IDAT") + 30
+    data[at : at + 40] = bytes(40)
+    with pytest.raises(VideoError):
+        decoder.decode([good, encoded(bytes(data))])
+    for _, cut, _ in [listed()["cut_jpeg_420"], listed()["cut_jpeg2000_rgb"]]:
+        with pytest.raises((VideoError, ValueError)):
+            decoder.decode([encoded(cut)])
+    (frames,) = decoder.decode([good])
+    assert np.abs(frames.cpu().numpy().astype(int) - decode_with_pyav(good)).mean() <= MEAN
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_exif_orientation_stands_upright(form: str, tmp_path: Path) -> None:
+    upright = picture(48, 80)
+    stored = {
+        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright), 7: upright[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(upright, -1),
+    }  # fmt: skip
+    options = {"quality": 98, "subsampling": 0} if form == "JPEG" else {}
+    for number, pixels in stored.items():
+        (tmp_path / f"o{number}x.img.{form.lower()}").write_bytes(
+            encode(np.ascontiguousarray(pixels), form, exif=exif(number), **options)
+        )
+    with packing_inline():
+        sv.pack(tmp_path, tmp_path / "made", images=True, progress=False)
+    whole = sv.Transform(layout="THWC", dtype="uint8")
+    with sv.StreamLoader(tmp_path / "made", batch_size=8, sampling=sv.Window(1), transform=whole) as loader:
+        (batch,) = loader
+    assert batch["video"].is_cuda
+    assert np.abs(batch["video"][:, 0].cpu().numpy().astype(int) - upright).max() <= (10 if form == "JPEG" else 0)
+
+
+def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write(Recipe(width=96, height=64, frames=12), tmp_path / "in" / "video.mp4")
+    for name in ("jpeg_420", "png_rgb", "tiff_tiff_lzw"):
+        (tmp_path / "in" / f"{name}.{taken()[name].extension}").write_bytes(taken()[name].data)
+    with packing_inline():
+        sv.pack(tmp_path / "in", tmp_path / "made", images=True, progress=False)
+    square = sv.Transform(resize=(32, 48), layout="TCHW")
+    batches = {}
+    for device in ("cuda", "cpu"):
+        with sv.StreamLoader(
+            tmp_path / "made", batch_size=4, sampling=sv.Window(1), transform=square, device=device, shuffle=False
+        ) as loader:
+            (batches[device],) = loader
+    assert batches["cuda"]["video"].is_cuda
+    apart = (batches["cuda"]["video"].cpu() - batches["cpu"]["video"]).abs()
+    assert torch.equal(batches["cuda"]["clip"].cpu(), batches["cpu"]["clip"])
+    assert float(apart.mean()) < 0.01
