@@ -36,7 +36,7 @@ _DTYPES: Final[Mapping[DType, type[_Number]]] = {
 def fits_batch_writer(transform: Transform | Views) -> bool:
     """Whether nothing is left for DALI to do, in any view."""
     return fits_crop_resize(transform) and all(
-        one.dali is None and one.span("rotate") is None and not (one.recolours or one.blur or one.erase)
+        one.dali is None and one.span("rotate") is None and not (one.warps or one.recolours or one.blur or one.erase)
         for one in by_view(transform).values()
     )
 

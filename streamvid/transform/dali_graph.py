@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamvid.errors import InputError
 from streamvid.transform.params import ClipTransform, param_names
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 _CROP_RESIZE_PARAMS: Final = ("mirrored", "angle", "size", "start", "end")
 """Parameters that the graph does not need if frames come to it upright, cropped and resized."""
+
+
+def _operators(frames: DataNode) -> Any:
+    """DALI's operators for a node of a graph, or those of its dynamic mode for a tensor, which run at once."""
+    from nvidia.dali import fn
+    from nvidia.dali.data_node import DataNode
+
+    if isinstance(frames, DataNode):
+        return fn
+    from nvidia.dali.experimental import dynamic
+
+    return dynamic
 
 
 def input_names(spec: ClipTransform, *, crop_resized: bool) -> tuple[str, ...]:
@@ -31,12 +43,13 @@ def build_graph(
     Args:
         spec: the transform.
         frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
-        params: what `input_names` names, as nodes of the graph.
+            Tensors of DALI's dynamic mode in place of nodes are worked on at once.
+        params: what `input_names` names, as nodes of the graph; beside tensors, as arrays.
         crop_resized: the frames are those of each view, upright, cropped and resized.
     """
-    from nvidia.dali import fn, types
+    from nvidia.dali import types
 
-    names = by_view(spec.transform)
+    names, fn = by_view(spec.transform), _operators(frames[0])
     if not crop_resized:
         (whole,) = frames
         if spec.mirrors:
@@ -61,8 +74,9 @@ def build_graph(
 
 def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
     """Resize and crop by the parameters `size`, `start` and `end`."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import types
 
+    fn = _operators(frames)
     interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
     if "end" in params:
         # Resize and crop in one: only the pixels that the crop keeps are computed.
@@ -83,17 +97,18 @@ def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, Dat
 
 
 def _rotate(frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
-    from nvidia.dali import fn, types
+    """Rotate, or with all that an affine map does beside."""
+    from nvidia.dali import types
 
-    if "rotate" not in params:
-        return frames
-    return fn.rotate(frames, angle=params["rotate"], interp_type=types.INTERP_LINEAR, keep_size=True, fill_value=0.0)
+    fn, how = _operators(frames), {"interp_type": types.INTERP_LINEAR, "fill_value": 0.0}
+    if "matrix" in params:
+        return fn.warp_affine(frames, matrix=params["matrix"], inverse_map=False, **how)
+    return fn.rotate(frames, angle=params["rotate"], keep_size=True, **how) if "rotate" in params else frames
 
 
 def _augment(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
     """Change colours, blur and erase."""
-    from nvidia.dali import fn
-
+    fn = _operators(frames)
     if transform.recolours:
         names = ("brightness", "contrast", "saturation", "hue")
         frames = fn.color_twist(frames, **{name: params[name] for name in names})
@@ -110,8 +125,9 @@ def finish(
     transform: Transform, frames: DataNode, params: Mapping[str, DataNode], pad: Callable[[DataNode], DataNode]
 ) -> DataNode:
     """Flip, apply the user's part, `pad` with black frames, and normalise: frames in DALI's layout FHWC or FCHW."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import types
 
+    fn = _operators(frames)
     # crop_mirror_normalize can mirror at no extra cost.
     fused = transform.dtype != "uint8" and transform.dali is None and not transform.vertical_flip
     if not fused and (transform.horizontal_flip or transform.vertical_flip):

@@ -33,6 +33,7 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
     "start": (np.float32, 1),
     "end": (np.float32, 1),
     "rotate": (np.float32, 0),
+    "matrix": (np.float32, 2),
     "brightness": (np.float32, 0),
     "contrast": (np.float32, 0),
     "saturation": (np.float32, 0),
@@ -53,6 +54,7 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 - `size` [2]: height and width of what comes out.
 - `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
 - `rotate`: degrees counterclockwise.
+- `matrix` [2, 3]: of the affine map from where pixels were to where they go, x and y.
 - `brightness`, `contrast`, `saturation`: factors. `hue`: degrees.
 - `sigma`, `window`: of the Gaussian, in pixels; a window of 1 changes nothing.
 - `erase_start`, `erase_size` [2]: the black box, y and x, in pixels of what comes out.
@@ -80,7 +82,7 @@ class ClipTransform:
 SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {
     "crop": (Draw.CROP_X, Draw.CROP_Y, Draw.SCALE, Draw.AREA, Draw.ASPECT),
     "flip": (Draw.FLIP, Draw.VERTICAL_FLIP),
-    "rotate": (Draw.ROTATE,),
+    "rotate": (Draw.ROTATE, Draw.TRANSLATE_X, Draw.TRANSLATE_Y, Draw.ZOOM, Draw.SHEAR),
     "color_jitter": (Draw.BRIGHTNESS, Draw.CONTRAST, Draw.SATURATION, Draw.HUE, Draw.GRAYSCALE),
     "blur": (Draw.BLUR, Draw.BLUR_SIGMA),
     "erase": (Draw.ERASE, Draw.ERASE_AREA, Draw.ERASE_ASPECT, Draw.ERASE_X, Draw.ERASE_Y),
@@ -110,7 +112,8 @@ def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
         "size": resizes or crops,
         "start": crops,
         "end": resizes and crops,
-        "rotate": transform.span("rotate") is not None,
+        "rotate": transform.span("rotate") is not None and not transform.warps,
+        "matrix": transform.warps,
         **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), transform.recolours),
         **dict.fromkeys(("sigma", "window"), transform.blur > 0),
         **dict.fromkeys(("erase_start", "erase_size"), transform.erase > 0),
@@ -194,9 +197,12 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
     else:
         made = _resized_and_cropped(transform, upright, random)
         size = made["size"].astype(np.int64)
-    for name in ("rotate", "brightness", "contrast", "saturation", "hue"):
-        low, high = transform.span(name) or ((0.0, 0.0) if name in ("rotate", "hue") else (1.0, 1.0))
+    for name in ("rotate", "shear", "zoom", "brightness", "contrast", "saturation", "hue"):
+        low, high = transform.span(name) or ((0.0, 0.0) if name in ("rotate", "shear", "hue") else (1.0, 1.0))
         made[name] = low + (high - low) * random[:, Draw[name.upper()]]
+    made["matrix"] = _affine(
+        size, made, transform.translate * (2 * random[:, [Draw.TRANSLATE_X, Draw.TRANSLATE_Y]] - 1)
+    )
     # Without saturation, colours are grey; brightness and contrast do to greys what they do to colours.
     made["saturation"] = np.where(random[:, Draw.GRAYSCALE] < transform.grayscale, 0.0, made["saturation"])
     low, high = transform.blur_sigma
@@ -213,6 +219,16 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
     made["mirror"] = random[:, Draw.FLIP] < transform.horizontal_flip
     made["upside_down"] = random[:, Draw.VERTICAL_FLIP] < transform.vertical_flip
     return made
+
+
+def _affine(sizes: Int64, made: Params, shift: Float64) -> Float64:
+    """float64 [clips, 2, 3]: sheared, zoomed and rotated about the centre, then moved by shares of width and height."""
+    turn, slant = np.radians(made["rotate"]), np.tan(np.radians(made["shear"]))
+    cos, sin = made["zoom"] * np.cos(turn), made["zoom"] * np.sin(turn)
+    linear = np.stack([np.stack([cos, cos * slant + sin], axis=1), np.stack([-sin, cos - sin * slant], axis=1)], axis=1)
+    centre = sizes[:, ::-1] / 2
+    moved = centre + shift * sizes[:, ::-1] - np.einsum("nij,nj->ni", linear, centre)
+    return np.concatenate([linear, moved[:, :, None]], axis=2)
 
 
 def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:

@@ -25,13 +25,15 @@ class View(Protocol):
     def ratio(self) -> tuple[float, float]: ...
     @property
     def recolours(self) -> bool: ...
+    @property
+    def warps(self) -> bool: ...
     def span(self, name: str) -> tuple[float, float] | None: ...
 
 
 SHARES: Final[Mapping[str, tuple[str, ...]]] = {
     "crop": ("crop",),
     "flip": ("horizontal_flip", "vertical_flip"),
-    "rotate": ("rotate",),
+    "rotate": ("rotate", "translate", "zoom", "shear"),
     "color_jitter": ("brightness", "contrast", "saturation", "hue", "grayscale"),
     "blur": ("blur",),
     "erase": ("erase",),
@@ -91,7 +93,7 @@ def largest(transforms: Mapping[str, View]) -> str:
 
 def _does(transform: View, name: str) -> bool:
     if name == "rotate":
-        return transform.span("rotate") is not None
+        return transform.span("rotate") is not None or transform.warps
     return transform.recolours if name == "color_jitter" else any(getattr(transform, one) for one in SHARES[name])
 
 

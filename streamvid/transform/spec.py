@@ -17,6 +17,7 @@ import numpy as np
 from streamvid.checks import is_integer, is_real, one_of, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
+from streamvid.transform.eager import Eager
 from streamvid.transform.sharing import checked_share, pair
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ TAKEN: Final = ("mask", "pts", "label", "clip", "valid", "epoch", "dataset", "ke
 """Names of a batch's other entries, which views must not have."""
 _MAX_SIDE: Final = 16384
 _MAX_SIGMA: Final = 16.0
+_MAX_SHEAR: Final = 80.0
+_ABOUT_0: Final = ("rotate", "shear", "hue")
+"""Options of which 0 changes nothing; of other spans it is 1."""
 
 
 class Draw(IntEnum):
@@ -64,15 +68,19 @@ class Draw(IntEnum):
     ERASE_ASPECT = 17
     ERASE_X = 18
     ERASE_Y = 19
+    TRANSLATE_X = 20
+    TRANSLATE_Y = 21
+    ZOOM = 22
+    SHEAR = 23
 
 
 DRAWS: Final = 24
-"""Random numbers per clip and view; the last ones are for options to come."""
+"""Random numbers per clip and view."""
 
 
 @suggesting
 @dataclass(frozen=True, repr=False)
-class Transform:
+class Transform(Eager):
     """What is done to a clip's frames; every random choice is made once for all frames of the clip.
 
     In this order: rotate upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. Names
@@ -95,6 +103,9 @@ class Transform:
         interpolation: of resizing; "bilinear" and "bicubic" with antialiasing.
         rotate: degrees, at most either way, or from and to (counterclockwise); bilinear, about the centre. Pixels from
             outside the frame are black.
+        translate, zoom, shear: with `rotate` one affine map about the centre (torchvision's `RandomAffine`): moved by at
+            most that share of the frame, in x and in y; larger by a factor that may be so far from 1, or from and to;
+            sheared along x by degrees, at most either way, or from and to.
         brightness, contrast, saturation: how far the factor may be from 1, or from and to.
         hue: degrees, at most either way, or from and to.
         grayscale, blur, erase: the probability.
@@ -123,6 +134,9 @@ class Transform:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     rotate: Span = 0.0
+    translate: float = 0.0
+    zoom: Span = 0.0
+    shear: Span = 0.0
     brightness: Span = 0.0
     contrast: Span = 0.0
     saturation: Span = 0.0
@@ -153,6 +167,8 @@ class Transform:
             self._check_range(name, low, high)
         for name, low, high in (
             ("rotate", -180.0, 180.0),
+            ("shear", -_MAX_SHEAR, _MAX_SHEAR),
+            ("zoom", 0.0, math.inf),
             ("hue", -180.0, 180.0),
             ("brightness", 0.0, math.inf),
             ("contrast", 0.0, math.inf),
@@ -162,9 +178,10 @@ class Transform:
         for name in ("horizontal_flip", "vertical_flip"):
             if isinstance(getattr(self, name), bool):
                 object.__setattr__(self, name, 0.5 * getattr(self, name))
-        for name in ("horizontal_flip", "vertical_flip", "grayscale", "blur", "erase"):
+        for name in ("horizontal_flip", "vertical_flip", "grayscale", "blur", "erase", "translate"):
             if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"Transform({name}) must be a probability, from 0 to 1; it is {getattr(self, name)!r}")
+                what = "a share of the frame" if name == "translate" else "a probability"
+                raise InputError(f"Transform({name}) must be {what}, from 0 to 1; it is {getattr(self, name)!r}")
         if self.dali is not None and not callable(self.dali):
             raise InputError(f"Transform(dali) must be a function of a DALI node; it is {self.dali!r}")
         self._check_together()
@@ -191,18 +208,18 @@ class Transform:
         if self.random_resized_crop is not None and self.crop is not None:
             height, width = pair(self.crop)
             changed = {"random_resized_crop": (1.0, 1.0), "ratio": (width / height, width / height)}
-        augmentations = ("rotate", "brightness", "contrast", "saturation", "hue", "grayscale", "blur", "erase")
-        changed |= dict.fromkeys(augmentations, 0.0)
+        colours = ("brightness", "contrast", "saturation", "hue", "grayscale", "blur", "erase")
+        changed |= dict.fromkeys(("rotate", "translate", "zoom", "shear", *colours), 0.0)
         return replace(self, random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, **changed)
 
     def span(self, name: str) -> tuple[float, float] | None:
         """From and to of an option that may be given as one number; None if it changes nothing."""
         value = getattr(self, name)
-        about = 0.0 if name in ("rotate", "hue") else 1.0
+        about = 0.0 if name in _ABOUT_0 else 1.0
         low, high = value if isinstance(value, tuple) else (about - value, about + value)
         if low == high == about:
             return None
-        return (low, high) if name in ("rotate", "hue") else (max(low, 0.0), high)
+        return (low, high) if name in _ABOUT_0 else (max(low, 0.0), high)
 
     @property
     def mean_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -215,6 +232,11 @@ class Transform:
     def converts_first(self) -> bool:
         """Whether frames become RGB before they are resized."""
         return self.resize_in == "rgb" or self.color == "bt601"
+
+    @property
+    def warps(self) -> bool:
+        """Whether frames may be moved, zoomed or sheared, so that they are not just rotated."""
+        return bool(self.translate) or self.span("zoom") is not None or self.span("shear") is not None
 
     @property
     def recolours(self) -> bool:
@@ -313,7 +335,7 @@ class Transform:
 
 
 @dataclass(frozen=True, init=False)
-class Views:
+class Views(Eager):
     """Several views of each clip, each with its own transform, of the same decoded frames.
 
     Views have random numbers of their own but for what they share: that is drawn once, as for a transform alone. Views

@@ -18,8 +18,9 @@ from streamvid.errors import VideoError
 from streamvid.video.image import image_clip
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.clips import write
-from tests.support.images import encode, exif, listed, picture, taken
+from tests.support.images import encode, exif, listed, picture, png_of, taken
 from tests.support.packed import packing_inline
+from tests.transform.test_apply import TRANSFORMS
 from tools.clips import Recipe
 
 MEAN, LARGEST = 1.0, 24
@@ -105,3 +106,25 @@ def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
     apart = (batches["cuda"]["video"].cpu() - batches["cpu"]["video"]).abs()
     assert torch.equal(batches["cuda"]["clip"].cpu(), batches["cpu"]["clip"])
     assert float(apart.mean()) < 0.01
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_applied_at_once_gives_what_the_loader_gives(name: str, tmp_path: Path) -> None:
+    transform = TRANSFORMS[name]
+    for number in range(2):
+        pixels = np.roll(picture(), 7 * number, axis=1)
+        (tmp_path / f"i{number}x.png").write_bytes(png_of(pixels.astype(np.uint16) * 257))
+    with packing_inline():
+        sv.pack(tmp_path, tmp_path / "made", images=True, progress=False)
+    opened = sv.Dataset.open(tmp_path / "made")
+    with sv.StreamLoader(opened, batch_size=1, sampling=sv.Window(1), transform=transform, seed=7) as loader:
+        for batch in loader:
+            clip = int(batch["clip"])
+            pixels = np.roll(picture(), 7 * int(opened.key(clip)[1]), axis=1)
+            frames = torch.from_numpy(pixels.copy())[None].cuda()
+            one = transform.apply(frames, seed=7, clip=clip)
+            assert one.is_cuda
+            assert torch.equal(one, batch["video"][0])
+            cpu = transform.apply(frames.cpu(), seed=7, clip=clip)
+            apart = (cpu.float() - one.cpu().float()).abs()
+            print(name, float(apart.mean()), float(apart.max()))

@@ -1,0 +1,115 @@
+"""A transform applied to one clip or image at once, by the means and with the random numbers of the loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamvid.arrays import UInt8
+from streamvid.checks import integer
+from streamvid.errors import InputError
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.plan.rng import AUGMENT, draws
+from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
+from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize
+from streamvid.transform.dali_graph import build_graph, input_names
+from streamvid.transform.dali_pipeline import GraphOutputs
+from streamvid.transform.output_size import output_sizes
+from streamvid.transform.params import ClipTransform, batch_params
+from streamvid.transform.spec import ONLY_VIEW, Transform, Views, by_view
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    import torch
+
+
+def apply_transform(
+    transform: Transform | Views, frames: Any, *, seed: int = 0, epoch: int = 0, clip: int = 0
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """See `Transform.apply`."""
+    if any(one.dali is not None for one in by_view(transform).values()):
+        raise InputError("Transform(dali) is a part of a graph, which a loader builds: apply the transform without it")
+    pixels, one_image = _checked(frames)
+    on_gpu = not isinstance(pixels, np.ndarray)
+    seed, epoch, clip = (
+        integer(number, name, least=0, most=None) for number, name in ((seed, "seed"), (epoch, "epoch"), (clip, "clip"))
+    )
+    batch = _batch(pixels.shape, draws(seed, epoch, clip, transform.num_random, purpose=AUGMENT))
+    output_sizes(transform, batch.heights, batch.widths, lambda _: "the frames")
+    made = _apply(transform, pixels, batch, on_gpu=on_gpu)
+    views = {name: made[name][0] for name in by_view(transform)}
+    if one_image:
+        views = {name: made.select(by_view(transform)[name].layout.index("T"), 0) for name, made in views.items()}
+    return views if isinstance(transform, Views) else views[ONLY_VIEW]
+
+
+def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on_gpu: bool) -> dict[str, torch.Tensor]:
+    """What `streamvid.transform.render` does with decoded frames."""
+    import torch
+
+    params = batch_params(transform, batch)
+    crop_resized = not on_gpu and fits_crop_resize(transform)
+    inputs: Sequence[Any] = [pixels]
+    if crop_resized and fits_batch_writer(transform):
+        writer = CpuBatchWriter(transform, batch, Scratch())
+        _write(writer.sinks[0], pixels)
+        return writer.tensors
+    if crop_resized:
+        (sink,) = crop_resize_sinks(transform, batch, params, Scratch())
+        _write(sink, pixels)
+        inputs = sink.frames
+    from nvidia.dali.experimental import dynamic
+
+    outputs = GraphOutputs(ClipTransform(transform, rotates=False, has_black_frames=False), on_gpu=on_gpu)
+    tensors = [dynamic.as_tensor(one, layout="FHWC") for one in inputs]
+    own = {name: params[name][0] for name in input_names(outputs.spec, crop_resized=crop_resized)}
+    made = build_graph(outputs.spec, tensors, own, crop_resized=crop_resized)
+    views = {name: torch.from_dlpack(one)[None] for name, one in zip(outputs.views, made, strict=True)}
+    columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
+    return outputs.finish({**views, **columns}, batch)
+
+
+def _write(sink: Any, pixels: UInt8) -> None:
+    for row, frame in enumerate(pixels):
+        red, green, blue = (np.ascontiguousarray(frame[..., channel]) for channel in range(3))
+        sink.write(row, (red, green, blue))
+
+
+def _checked(frames: Any) -> tuple[Any, bool]:
+    """The frames [F, H, W, 3], a NumPy array or a tensor on a GPU, and whether one image was given."""
+    import torch
+
+    if isinstance(frames, torch.Tensor) and not frames.is_cuda:
+        frames = frames.numpy()
+    given = frames if isinstance(frames, torch.Tensor) else np.asarray(frames)
+    if given.ndim not in (3, 4) or given.shape[-1] != 3 or 0 in given.shape or str(given.dtype)[-5:] != "uint8":
+        what = f"{given.dtype} {list(given.shape)}"
+        raise InputError(f"a transform is applied to uint8 [F, H, W, 3] or [H, W, 3], RGB as decoded; this is {what}")
+    whole = given[None] if given.ndim == 3 else given
+    return (whole.contiguous() if isinstance(whole, torch.Tensor) else np.ascontiguousarray(whole)), given.ndim == 3
+
+
+def _batch(shape: Sequence[int], random: Any) -> EncodedBatch:
+    """A batch of one clip that is decoded already."""
+    count, height, width, _ = shape
+    one, numbers = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int64)
+    sizes = np.array([[height], [width]], dtype=np.int64)
+    decoded = EncodedSlice("", "", b"", width, height, True, np.zeros(0, np.uint8), one, numbers, numbers)
+    return EncodedBatch(
+        slices=[decoded],
+        clips=one,
+        epochs=one,
+        labels=one,
+        valid=np.ones(1, dtype=np.bool_),
+        mask=np.ones((1, count), dtype=np.bool_),
+        seconds=np.zeros((1, count)),
+        heights=sizes[0],
+        widths=sizes[1],
+        rotations=one,
+        gather=numbers[None],
+        random=random[None],
+        bytes_read=0,
+        absent=one - 1,
+    )
