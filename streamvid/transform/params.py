@@ -223,11 +223,11 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
 
 def _affine(sizes: Int64, made: Params, shift: Float64) -> Float64:
     """float64 [clips, 2, 3]: sheared, zoomed and rotated about the centre, then moved by shares of width and height."""
-    turn, slant = np.radians(made["rotate"]), np.tan(np.radians(made["shear"]))
-    cos, sin = made["zoom"] * np.cos(turn), made["zoom"] * np.sin(turn)
-    linear = np.stack([np.stack([cos, cos * slant + sin], axis=1), np.stack([-sin, cos - sin * slant], axis=1)], axis=1)
-    centre = sizes[:, ::-1] / 2
-    moved = centre + shift * sizes[:, ::-1] - np.einsum("nij,nj->ni", linear, centre)
+    turn, slant, zoom = (made[name].astype(np.float64) for name in ("rotate", "shear", "zoom"))
+    cos, sin, slant = zoom * np.cos(np.radians(turn)), zoom * np.sin(np.radians(turn)), np.tan(np.radians(slant))
+    linear = np.stack([cos, cos * slant + sin, -sin, cos - sin * slant], axis=1).reshape(-1, 2, 2)
+    sides: Float64 = sizes[:, ::-1].astype(np.float64)
+    moved = sides / 2 + shift * sides - (linear * sides[:, None] / 2).sum(axis=2)
     return np.concatenate([linear, moved[:, :, None]], axis=2)
 
 

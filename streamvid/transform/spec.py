@@ -103,9 +103,9 @@ class Transform(Eager):
         interpolation: of resizing; "bilinear" and "bicubic" with antialiasing.
         rotate: degrees, at most either way, or from and to (counterclockwise); bilinear, about the centre. Pixels from
             outside the frame are black.
-        translate, zoom, shear: with `rotate` one affine map about the centre (torchvision's `RandomAffine`): moved by at
-            most that share of the frame, in x and in y; larger by a factor that may be so far from 1, or from and to;
-            sheared along x by degrees, at most either way, or from and to.
+        translate, zoom, shear: with `rotate` one affine map about the centre (torchvision's `RandomAffine`): moved by
+            at most that share of the frame, in x and in y; larger by a factor that may be so far from 1, or from and
+            to; sheared along x by degrees, at most either way, or from and to.
         brightness, contrast, saturation: how far the factor may be from 1, or from and to.
         hue: degrees, at most either way, or from and to.
         grayscale, blur, erase: the probability.

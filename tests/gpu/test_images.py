@@ -1,4 +1,4 @@
-"""Images on a GPU: by nvJPEG, nvJPEG2000 and DALI's CPU threads, upright, near what the CPU decodes, and beside videos."""
+"""Images on a GPU: upright, near what the CPU decodes, beside videos, and transformed at once as in a loader."""
 
 from __future__ import annotations
 
