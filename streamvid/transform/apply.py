@@ -9,11 +9,16 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.checks import integer
+from streamvid.color.picture import Picture
+from streamvid.color.render import PlaneFormat
+from streamvid.color.tags import RGB
+from streamvid.decode.base import FrameSink
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
-from streamvid.transform.cpu_crop_resize import Scratch, crop_resize_sinks, fits_crop_resize
+from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs
 from streamvid.transform.output_size import output_sizes
@@ -57,7 +62,12 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
         _write(writer.sinks[0], pixels)
         return writer.tensors
     if crop_resized:
-        (sink,) = crop_resize_sinks(transform, batch, params, Scratch())
+        (boxes,) = crop_boxes(transform, params, batch.heights, batch.widths)
+        height, width = pixels.shape[1:3]
+        sink = RenderedFrames(
+            list(by_view(transform).values()), boxes, color=RGB, height=height, width=width, count=len(pixels),
+            scratch=Scratch(),
+        )  # fmt: skip
         _write(sink, pixels)
         inputs = sink.frames
     from nvidia.dali.experimental import dynamic
@@ -72,10 +82,12 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
     return outputs.finish({**views, **columns}, batch)
 
 
-def _write(sink: Any, pixels: UInt8) -> None:
+def _write(sink: FrameSink, pixels: UInt8) -> None:
+    _, height, width, _ = pixels.shape
+    form = PlaneFormat(height, width, (1, 1), 8, is_rgb=True)
     for row, frame in enumerate(pixels):
         red, green, blue = (np.ascontiguousarray(frame[..., channel]) for channel in range(3))
-        sink.write(row, (red, green, blue))
+        sink.write(row, Picture((green, blue, red), form, "gbrp"))
 
 
 def _checked(frames: Any) -> tuple[Any, bool]:
@@ -97,7 +109,7 @@ def _batch(shape: Sequence[int], random: Any) -> EncodedBatch:
     count, height, width, _ = shape
     one, numbers = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int64)
     sizes = np.array([[height], [width]], dtype=np.int64)
-    decoded = EncodedSlice("", "", b"", width, height, True, np.zeros(0, np.uint8), one, numbers, numbers)
+    decoded = EncodedSlice("", "", b"", width, height, RGB, np.zeros(0, np.uint8), one, numbers, numbers)
     return EncodedBatch(
         slices=[decoded],
         clips=one,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from streamvid.checks import is_integer, is_real, one_of, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.eager import Eager
 from streamvid.transform.sharing import checked_share, pair
 
@@ -40,42 +40,6 @@ _MAX_SIGMA: Final = 16.0
 _MAX_SHEAR: Final = 80.0
 _ABOUT_0: Final = ("rotate", "shear", "hue")
 """Options of which 0 changes nothing; of other spans it is 1."""
-
-
-class Draw(IntEnum):
-    """Index of the random number that decides each option, among those of a clip.
-
-    Each has a fixed index, so that switching an option on or off does not change the random choices of the others.
-    """
-
-    CROP_X = 0
-    CROP_Y = 1
-    FLIP = 2
-    VERTICAL_FLIP = 3
-    SCALE = 4
-    AREA = 5
-    ASPECT = 6
-    ROTATE = 7
-    BRIGHTNESS = 8
-    CONTRAST = 9
-    SATURATION = 10
-    HUE = 11
-    GRAYSCALE = 12
-    BLUR = 13
-    BLUR_SIGMA = 14
-    ERASE = 15
-    ERASE_AREA = 16
-    ERASE_ASPECT = 17
-    ERASE_X = 18
-    ERASE_Y = 19
-    TRANSLATE_X = 20
-    TRANSLATE_Y = 21
-    ZOOM = 22
-    SHEAR = 23
-
-
-DRAWS: Final = 24
-"""Random numbers per clip and view."""
 
 
 @suggesting

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("PIL")
 
 import streamvid as sv
+from streamvid.color.tags import RGB
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.errors import VideoError
@@ -30,7 +31,7 @@ MEAN, LARGEST = 1.0, 24
 def encoded(data: bytes, name: str = "clip") -> EncodedSlice:
     clip = image_clip(Path("image"), data)
     packet, one = np.frombuffer(data, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    return EncodedSlice(name, clip.codec, clip.stsd, clip.width, clip.height, True, packet, one + len(packet), one, one)
+    return EncodedSlice(name, clip.codec, clip.stsd, clip.width, clip.height, RGB, packet, one + len(packet), one, one)
 
 
 @pytest.fixture(scope="module")
