@@ -16,7 +16,8 @@ import numpy as np
 from streamvid.checks import is_integer, is_real, one_of, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
-from streamvid.transform.draw import DRAWS
+from streamvid.transform.draw import DRAWS as DRAWS
+from streamvid.transform.draw import Draw as Draw
 from streamvid.transform.eager import Eager
 from streamvid.transform.sharing import checked_share, pair
 
