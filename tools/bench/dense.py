@@ -1,0 +1,217 @@
+"""Dense streaming on a CPU: random windows of 16 frames at 8 a second, resized to 256, cropped to 224, normalised.
+
+A StreamLoader beside PyTorch's DataLoader with torchcodec, and with PyAV, each with as many threads or workers as there
+are cores, on the same windows, with the same transform (by PyTorch's antialiased resize, what torchvision calls). Ways
+take turns, an epoch each; frames are compared before anything is timed. torchcodec needs FFmpeg's libraries; without
+them its row is missing.
+
+    python -m tools.bench.dense [--quick] [--cores 4] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.clips import Recipe, write
+
+FPS: Final = 30
+FRAMES: Final = 16
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BATCH: Final = 8
+TRANSFORM: Final = sv.Transform(resize=256, crop=224, random_crop=False, mean=MEAN, std=STD, dtype="float16")
+SIZES: Final = {"640x360, GOP 60": (640, 360, 60, 1.5), "1280x720, GOP 250": (1280, 720, 250, 2.0)}
+"""Width, height, GOP, and how many times the better of the others is asked for."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A clip's file, and the numbers of its frames."""
+
+    path: str
+    frames: list[int]
+
+
+class Windows(Dataset[torch.Tensor]):
+    """Samples float16 [3, 16, 224, 224]."""
+
+    def __init__(self, windows: Sequence[Window], decode: Callable[[Window], torch.Tensor]) -> None:
+        self._windows, self._decode = windows, decode
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __getitem__(self, n: int) -> torch.Tensor:
+        frames = self._decode(self._windows[n])
+        height, width = frames.shape[2:]
+        short = min(height, width)
+        size = [round(height * 256 / short), round(width * 256 / short)]
+        frames = torch.ops.aten._upsample_bilinear2d_aa(frames, size, False)
+        top, left = round((size[0] - 224) / 2), round((size[1] - 224) / 2)
+        cut = frames[:, :, top : top + 224, left : left + 224].float().div_(255)
+        mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
+        return cut.sub_(mean).div_(std).half().permute(1, 0, 2, 3)
+
+
+def by_torchcodec(window: Window) -> torch.Tensor:
+    """uint8 [16, 3, height, width]."""
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(window.path, num_ffmpeg_threads=1, seek_mode="approximate")
+    frames: torch.Tensor = decoder.get_frames_at(window.frames).data
+    return frames
+
+
+def by_pyav(window: Window) -> torch.Tensor:
+    """uint8 [16, 3, height, width]."""
+    import av
+
+    made = []
+    with av.open(window.path) as container:
+        stream = container.streams.video[0]
+        stream.thread_count = 1
+        assert stream.time_base is not None
+        container.seek(round(window.frames[0] / FPS / stream.time_base), stream=stream)
+        wanted = set(window.frames)
+        for frame in container.decode(stream):
+            number = round(float(frame.time or 0) * FPS)
+            if number in wanted:
+                made.append(frame.to_ndarray(format="rgb24"))
+            if number >= window.frames[-1]:
+                break
+    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
+
+
+OTHERS: Final = {"DataLoader, torchcodec": by_torchcodec, "DataLoader, PyAV": by_pyav}
+
+
+def windows_of(loader: sv.StreamLoader, videos: Path) -> tuple[list[Window], dict[str, torch.Tensor]]:
+    """What an epoch shows, and the tensors of its first batch by file."""
+    windows, first = [], {}
+    for batch in loader:
+        for key, seconds, video in zip(batch["key"], batch["pts"], batch["video"], strict=True):
+            path = str(videos / f"{key}.mp4")
+            windows.append(Window(path, [round(float(at) * FPS) for at in seconds]))
+            if len(first) < BATCH:
+                first[path] = video.clone()
+    return windows, first
+
+
+def clock() -> float:
+    """Seconds of CPU of this process and of those that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
+
+
+@cache
+def why_not(name: str) -> str:
+    """Why a way cannot be taken; "" if it can."""
+    try:
+        if name == "DataLoader, torchcodec":
+            import torchcodec.decoders  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        return str(error).splitlines()[0][:100]
+    return ""
+
+
+def measure(name: str, size: tuple[int, int, int, float], options: Any, folder: Path) -> tuple[list[Row], list[Check]]:
+    """The rows of one kind of video."""
+    width, height, gop, bar = size
+    clips, rounds = (16, 2) if options.quick else (96, 5)
+    videos = folder / f"{height}"
+    videos.mkdir()
+    for n in range(8):
+        recipe = Recipe(width=width, height=height, frames=10 * FPS, gop=gop, b_frames=3, style="texture", seed=n)
+        write(recipe, videos / f"{n}.mp4")
+    for n in range(8, clips):
+        (videos / f"{n}.mp4").write_bytes((videos / f"{n % 8}.mp4").read_bytes())
+    pack([videos], folder / f"{height}.set", options=PackOptions("any"), progress=False)
+    open_loader = partial(
+        sv.StreamLoader, folder / f"{height}.set", batch_size=BATCH, sampling=sv.Window(FRAMES, fps=8),
+        transform=TRANSFORM, device="cpu", num_threads=options.cores, shuffle=False,
+    )  # fmt: skip
+    with open_loader() as loader:
+        windows, first = windows_of(loader, videos)
+    ways: dict[str, Any] = {"StreamLoader": open_loader()}
+    far = {}
+    for other, decode in OTHERS.items():
+        if reason := why_not(other):
+            print(f"{other}: {reason}")
+            continue
+        samples = Windows(windows, decode)
+        spread = torch.tensor(STD).view(3, 1, 1, 1) * 255
+        far[other] = statistics.mean(
+            float(((samples[n].float() - first[windows[n].path].float()) * spread).abs().mean()) for n in range(BATCH)
+        )
+        ways[other] = DataLoader(
+            samples, batch_size=BATCH, num_workers=options.cores, persistent_workers=True, prefetch_factor=2
+        )
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    busy = []
+    for number in range(rounds + 1):
+        for way, loader in ways.items():
+            began, before = time.perf_counter(), clock()
+            count = sum(len(batch["video"] if isinstance(batch, dict) else batch) for batch in loader)
+            took = time.perf_counter() - began
+            assert count == len(windows)
+            if number:  # the first starts processes and fills caches
+                seconds[way].append(took)
+                if way == "StreamLoader":
+                    busy.append((clock() - before) / took / options.cores)
+    ways.clear()
+    rates = {way: FRAMES * len(windows) / statistics.median(times) for way, times in seconds.items()}
+    rows: list[Row] = [
+        {
+            "videos": name,
+            "way": way,
+            "frames/s": round(rate),
+            "of StreamLoader's": round(rate / rates["StreamLoader"], 2),
+            "cores busy": round(statistics.median(busy), 2) if way == "StreamLoader" else "",
+            "levels off": round(far[way], 2) if way in far else "",
+        }
+        for way, rate in rates.items()
+    ]
+    best = max(rate for way, rate in rates.items() if way != "StreamLoader")
+    return rows, [
+        Check.at_least(f"{name}: times the better of the others", rates["StreamLoader"] / best, bar),
+        Check.at_least(f"{name}: share of the cores that is busy", statistics.median(busy), 0.95),
+        Check.at_most(f"{name}: levels of 255 that frames are off on average", max(far.values()), 3.0),
+    ]
+
+
+def main() -> int:
+    """Run it."""
+    parser = arguments(__doc__)
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="threads and workers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    checks: list[Check] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in SIZES.items():
+            made, promised = measure(name, size, options, Path(folder))
+            rows += made
+            checks += promised
+    notes = ["Medians of epochs that take turns. Frames differ by what swscale rounds, and by the order of the steps."]
+    return finish(Report("dense", rows, checks, notes), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
