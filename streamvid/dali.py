@@ -15,19 +15,19 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamvid.checks import boolean, integer, one_of
-from streamvid.dali_engine.chunk_pipeline import Inputs, clip_inputs, clip_nodes
+from streamvid.dali_engine.chunk_pipeline import Inputs, are_recoloured, clip_inputs, clip_nodes
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
 from streamvid.dali_engine.reader import write_indexes
-from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.encoded_batch import BATCH_COLUMNS
-from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, plan_samples
+from streamvid.fetch.encoded_batch import BATCH_COLUMNS, row_color
+from streamvid.fetch.plan_samples import SamplePlan, plan_samples
 from streamvid.forks import abandon_pipeline, in_children
+from streamvid.loader.sample_set import SampleSet
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.plan.world import find_cores, find_device
 from streamvid.storage.range_reader import RangeReader
 from streamvid.transform.dali_graph import input_names
-from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.transform.spec import by_view
 from streamvid.transform.triton import export as export
 
 if TYPE_CHECKING:
@@ -127,13 +127,16 @@ def pipeline(
     files = write_indexes(sources, Path(folder), spare=0)
     _check_open_files(len(files.paths))
     order = _reading_order(len(plans), batch_size, padded=pad_last_batch)
-    feed = _feed(samples.dataset, plans, samples.spec, samples.transform, input_names(spec, crop_resized=False), order)
+    colors = {row_color(samples.dataset.clips, clip) for clip in {one.clip for one in plans}}
+    recolours = are_recoloured(colors, samples.transform)
+    feed = _feed(samples, plans, input_names(spec, crop_resized=False), order, recolours=recolours)
     with made:
         shown, columns = clip_nodes(
             files,
             feed,
             spec,
             on_gpu=device_id is not None,
+            recolours=recolours,
             reader_name=reader_name,
             pad_last_batch=pad_last_batch,
         )
@@ -222,16 +225,17 @@ def _reading_order(count: int, batch_size: int, *, padded: bool) -> Iterator[lis
 
 
 def _feed(
-    dataset: ClipSource,
+    samples: SampleSet,
     plans: Sequence[SamplePlan],
-    spec: SampleSpec,
-    transform: Transform | Views,
     names: Sequence[str],
     order: Iterator[list[int]],
+    *,
+    recolours: bool,
 ) -> Iterator[Inputs]:
     """What the external source gives for each batch."""
+    dataset = samples.dataset
     reader = RangeReader(like=dataset.reader)
     for numbers in order:
         planned = [plans[n] for n in numbers]
-        batch = chunk_batch(dataset, planned, spec, reader, dataset.shard_path, by_shard=False)
-        yield clip_inputs(batch, transform, names)
+        batch = chunk_batch(dataset, planned, samples.spec, reader, dataset.shard_path, by_shard=False)
+        yield clip_inputs(batch, samples.transform, names, recolours=recolours)

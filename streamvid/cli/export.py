@@ -29,6 +29,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--device", default="cuda", help="that decodes, 'cuda' or 'cpu'; default: %(default)s")
     command.add_argument("--max-batch-size", type=int, default=16, metavar="N", help="videos of a request; default 16")
     command.add_argument("--threads", type=int, default=4, metavar="N", help="CPU threads of the server; default 4")
+    command.add_argument(
+        "--color",
+        metavar="MATRIX",
+        help="of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', by size; default: the transform's",
+    )
     command.set_defaults(run=_run)
 
 
@@ -45,6 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         max_batch_size=arguments.max_batch_size,
         num_threads=arguments.threads,
+        color=arguments.color,
     )
     console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend")
     return 0

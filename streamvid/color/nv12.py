@@ -17,9 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from streamvid.color.render import conversion
+from streamvid.color.render import conversion, recolouring
 from streamvid.color.tags import Color
 
 if TYPE_CHECKING:
@@ -90,16 +88,10 @@ def recoloured(frames: torch.Tensor, color: Color) -> torch.Tensor:
 
     if color.as_dali or color.matrix == "bt601":
         return frames
-    of_dali, wanted = (
-        np.vstack([conversion(Color(matrix, color.full_range, (0, 0)), 8), [0, 0, 0, 1]])
-        for matrix in ("bt601", color.matrix)
-    )
-    factors = torch.tensor((wanted @ np.linalg.inv(of_dali))[:3], dtype=torch.float32, device=frames.device)
+    factors = torch.from_numpy(recolouring(color)).to(frames.device).T
     made = torch.empty_like(frames)
     for frame, out in zip(frames, made, strict=True):  # one by one, for little memory
-        out.copy_(
-            torch.addmm(factors[:, 3], frame.view(-1, 3).float(), factors[:, :3].T).round_().clamp_(0, 255).view_as(out)
-        )
+        out.copy_((frame.view(-1, 3).float() @ factors).round_().clamp_(0, 255).view_as(out))
     return made
 
 

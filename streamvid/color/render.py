@@ -79,7 +79,7 @@ def conversion(color: Color, bits: int) -> Float64:
 def recolouring(color: Color) -> Float32:
     """float32 [3, 3]: RGB as DALI's decoder makes it, by BT.601 whatever the tags → by the clip's matrix, in either
     range. What DALI has clipped does not come back, and its chroma is sited at the centre."""
-    if color.matrix == "gbr":
+    if color.as_dali or color.matrix in ("bt601", "gbr"):
         return np.eye(3, dtype=np.float32)
     made, wanted = (conversion(Color(one, True, (0, 0)), 8)[:, :3] for one in ("bt601", color.matrix))
     return np.asarray(wanted @ np.linalg.inv(made), dtype=np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -109,7 +109,9 @@ class ChunkPipeline:
         )
         def chunk() -> tuple[DataNode, ...]:
             names = input_names(spec, crop_resized=False)
-            views, columns = clip_nodes(files, _feed(batches, spec.transform, names), outputs.spec, on_gpu=on_gpu)
+            recolours = are_recoloured([color for batch in batches for color in batch.colors], spec.transform)
+            feed = (clip_inputs(batch, spec.transform, names, recolours=recolours) for batch in batches)
+            views, columns = clip_nodes(files, feed, outputs.spec, on_gpu=on_gpu, recolours=recolours)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
@@ -157,6 +159,7 @@ def clip_nodes(
     spec: ClipTransform,
     *,
     on_gpu: bool,
+    recolours: bool,
     reader_name: str | None = None,
     pad_last_batch: bool = False,
 ) -> tuple[list[DataNode], list[DataNode]]:
@@ -167,6 +170,7 @@ def clip_nodes(
         feed: of each batch what `clip_inputs` gives, as many and in the order in which the reader reads.
         spec: the transform.
         on_gpu: decode and transform on the pipeline's GPU.
+        recolours: some clips are not of DALI's matrix; if none is, the graph has no operator for it.
         reader_name, pad_last_batch: `name` and `pad_last_batch` of the reader.
 
     Returns:
@@ -184,9 +188,7 @@ def clip_nodes(
         name=reader_name,
         pad_last_batch=pad_last_batch,
     )
-    before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1)]
-    if _option(spec.transform) != "bt601":
-        before.append((np.float32, 2))
+    before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *([(np.float32, 2)] if recolours else [])]
     names = input_names(spec, crop_resized=False)
     (header, place, frames, *colours), params, columns = external_inputs(feed, names, before)
     video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
@@ -197,11 +199,11 @@ def clip_nodes(
     return build_graph(spec, [decoded], params, crop_resized=False), columns
 
 
-def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str]) -> Inputs:
+def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str], *, recolours: bool) -> Inputs:
     """What the graph takes beside shards: headers in the order of reading, where in that order each sample is, frame
     numbers, what makes their own colours of DALI's, the transform's inputs of those names, the columns."""
     option = _option(transform)
-    colours = [[recolouring(color.chosen(option)) for color in batch.colors]] if option != "bt601" else []
+    colours = [[recolouring(color.chosen(option)) for color in batch.colors]] if recolours else []
     params = batch_params(transform, batch.encoded)
     return (
         [batch.sources[n].header for n in batch.reading_order],
@@ -212,14 +214,13 @@ def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence
     )
 
 
+def are_recoloured(colors: Iterable[Color], transform: Transform | Views) -> bool:
+    """Whether the RGB of some of these clips is another than DALI's by the transform's option."""
+    return any(not np.array_equal(recolouring(one.chosen(_option(transform))), np.eye(3)) for one in set(colors))
+
+
 def _option(transform: Transform | Views) -> ColorOption:
     return next(iter(by_view(transform).values())).color
-
-
-def _feed(batches: Sequence[ChunkBatch], transform: Transform | Views, names: Sequence[str]) -> Iterator[Inputs]:
-    """The inputs of each batch. No method of the pipeline's owner: see `streamvid.transform.dali_pipeline`."""
-    for batch in batches:
-        yield clip_inputs(batch, transform, names)
 
 
 def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) -> StreamvidError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -22,7 +23,7 @@ from streamvid.errors import InputError
 from streamvid.transform.dali_graph import crop_resize, finish
 from streamvid.transform.params import followers, needed
 from streamvid.transform.sharing import largest, pair
-from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.transform.spec import COLORS, Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
@@ -44,6 +45,7 @@ def export(
     device: Literal["cuda", "cpu"] = "cuda",
     max_batch_size: int = 16,
     num_threads: int = 4,
+    color: ColorOption | None = None,
 ) -> Path:
     """Write a model for Triton's DALI backend that does to videos what evaluation does to a dataset's clips.
 
@@ -60,6 +62,7 @@ def export(
         device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone.
         max_batch_size: videos of a request at most.
         num_threads: CPU threads of the server's pipeline.
+        color: the matrix of YUV, for all videos; default: the transform's.
 
     Returns:
         the model's folder.
@@ -80,6 +83,9 @@ def export(
         raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {name!r}")
     if name.startswith("."):
         raise InputError(f"name must not begin with a dot; it is {name!r}")
+    if color is not None:
+        one_of(color, COLORS, "color")
+        transform = _in_color(transform, color)
     transform = transform.for_evaluation()
     views = by_view(transform)
     for view, one in views.items():
@@ -103,6 +109,12 @@ def export(
         encoding="ascii",
     )
     return folder
+
+
+def _in_color(transform: Transform | Views, color: ColorOption) -> Transform | Views:
+    if isinstance(transform, Transform):
+        return replace(transform, color=color)
+    return Views({view: replace(one, color=color) for view, one in transform.transforms.items()}, share=transform.share)
 
 
 def serving_graph(
@@ -141,7 +153,8 @@ def _recoloured(decoded: DataNode, color: ColorOption) -> DataNode:
     shape = decoded.shape(dtype=types.FLOAT)
     is_hd = fn.cast((shape[1:2] >= HD_HEIGHT) | (shape[2:3] >= HD_WIDTH), dtype=types.FLOAT)
     same, other = (types.Constant(one, device="cpu") for one in (np.eye(3, dtype=np.float32), factors))
-    return fn.coord_transform(decoded, M=same + (other - same) * is_hd, dtype=types.UINT8)
+    # Not same + (other - same) * is_hd, which rounds.
+    return fn.coord_transform(decoded, M=same * (1 - is_hd) + other * is_hd, dtype=types.UINT8)
 
 
 def _sub_sequences(

@@ -27,6 +27,7 @@ def test_it_writes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--frames", "0"], "frames must be a whole number"),
         (["--device", "tpu"], "device must be one of"),
         (["--name", "a/b"], "name must be"),
+        (["--color", "bt710"], "color must be one of"),
     ],
 )
 def test_errors_are_one_sentence(

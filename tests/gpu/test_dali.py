@@ -18,7 +18,7 @@ from tools.clips import hard_recipes
 # Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
 BASE = replace(hard_recipes()["h264"], width=400, frames=30)
 OPTIONS: dict[str, Any] = {"batch_size": 3, "sampling": sv.Window(6, stride=2), "seed": 4, "device": "cuda"}
-SMALL = sv.Transform(resize=120, crop=96, horizontal_flip=0.5, layout="THWC", dtype="uint8")
+SMALL = sv.Transform(resize=120, crop=96, horizontal_flip=0.5, layout="THWC", dtype="uint8", color="bt601")
 COLUMNS = ("mask", "pts", "label", "clip", "valid", "epoch")
 
 

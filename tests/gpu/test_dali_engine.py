@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.color.render import recolouring
+from streamvid.color.tags import Color
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -19,6 +21,7 @@ from tests.support.clips import write
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
+MATRICES = ("bt601", "bt709", "bt2020")
 NAMES = [
     *("h264", "h264_pyramid", "h264_vfr", "h264_trimmed", "h264_trimmed_past_key", "h264_five_frames"),
     *("hevc", "hevc_10bit", "hevc_open_gop", "hevc_trimmed", "vp9", "vp9_vfr", "vp8"),
@@ -47,7 +50,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def batches(dataset: str, engine: EngineName, **options: Any) -> list[dict[str, Any]]:
-    known = {"batch_size": 4, "sampling": sv.Window(8, fps=10), "seed": 2, "device": "cuda"}
+    raw = sv.Transform(layout="THWC", dtype="uint8", color="bt601")  # the pixels of DALI, by either engine
+    known = {"batch_size": 4, "sampling": sv.Window(8, fps=10), "seed": 2, "device": "cuda", "transform": raw}
     with sv.StreamLoader(dataset, engine=engine, **{**known, **options}) as loader:
         return [batch for _ in range(2) for batch in loader]
 
@@ -89,7 +93,9 @@ def test_the_same_frames(dataset: str, sampling: Any) -> None:
 
 @pytest.mark.full
 def test_the_same_transform(dataset: str) -> None:
-    transform = sv.Transform(resize=160, crop=128, horizontal_flip=0.5, mean=0.45, std=0.225, dtype="float16")
+    transform = sv.Transform(
+        resize=160, crop=128, horizontal_flip=0.5, mean=0.45, std=0.225, dtype="float16", color="bt601"
+    )
     default, dali = (batches(dataset, engine, transform=transform) for engine in ENGINES)
     assert_same_but_for_video(default, dali)
     for a, b in zip(default, dali, strict=True):
@@ -121,3 +127,27 @@ def test_heights_that_dali_mixes_up_are_refused(tmp_path: Path) -> None:
             engine="dali",
             device="cuda",
         )
+
+
+@pytest.mark.parametrize("color", ["auto", "bt709"])
+def test_colours_by_the_tags(tmp_path: Path, color: Any) -> None:
+    """DALI's RGB, which is BT.601, times 3x3 on the GPU."""
+    base = replace(HARD["h264"], frames=10, width=304)
+    recipes = {
+        f"{matrix}_{full}": replace(base, colour=matrix, full_range=full) for matrix in MATRICES for full in (0, 1)
+    }
+    path = packed(recipes, tmp_path)  # type: ignore[arg-type]
+    raw = sv.Transform(layout="THWC", dtype="uint8", color="bt601")
+    options: dict[str, Any] = {"batch_size": 6, "shuffle": False, "sampling": sv.All()}
+    (plain,) = batches(path, "dali", transform=raw, **options)[:1]
+    (tags,) = batches(path, "dali", transform=replace(raw, color=color), **options)[:1]
+    (default,) = batches(path, "default", transform=replace(raw, color=color, resize_in="rgb"), **options)[:1]
+    for before, after, own, key in zip(plain["video"], tags["video"], default["video"], plain["key"], strict=True):
+        matrix = key.partition("_")[0] if color == "auto" else color
+        factors = recolouring(Color(matrix, False, (1, 0)))  # type: ignore[arg-type]
+        wanted = np.clip(before.cpu().numpy() @ factors.T, 0, 255)
+        assert np.abs(after.cpu().numpy() - wanted).max() <= 0.51
+        off = (after.int() - own.int()).abs().float()
+        print(f"{key} {color}: {off.mean():.2f} on average, {off.max():.0f} at most; bt601: "
+              f"{(before.int() - own.int()).abs().float().mean():.2f}")  # fmt: skip
+        assert off.mean() < 1.5

@@ -13,8 +13,6 @@ import torch
 
 import streamvid as sv
 from streamvid.arrays import Int64
-from streamvid.color.render import recolouring
-from streamvid.color.tags import Color
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -100,28 +98,6 @@ def test_the_tensors_are_those_of_the_engine(folder: Path, tmp_path: Path, trans
         assert output[0].dtype == expected.dtype
 
 
-@pytest.mark.parametrize("color", ["auto", "bt601", "bt709", "bt2020"])
-def test_colours(color: Any, tmp_path: Path) -> None:
-    """Without tags "auto" goes by size."""
-    made = tmp_path / "videos"
-    made.mkdir()
-    for name, height in (("sd", 576), ("hd", 578)):
-        write(replace(VP9, height=height, frames=2), made / f"{name}.mp4")
-    raw = sv.Transform(crop=(500, 64), dtype="uint8", layout="THWC")
-    found = {}
-    for one in dict.fromkeys((color, "bt601", "bt709")):
-        model = sv.dali.export(tmp_path, transform=replace(raw, color=one), frames=2, device="cpu")
-        ((sd, hd),) = served(model, tmp_path, ["sd", "hd"])
-        found[one] = {"sd": sd, "hd": hd}
-    assert not np.array_equal(found["bt601"]["hd"], found["bt709"]["hd"])
-    if color == "auto":
-        np.testing.assert_array_equal(found["auto"]["sd"], found["bt601"]["sd"])
-        np.testing.assert_array_equal(found["auto"]["hd"], found["bt709"]["hd"])
-    factors = recolouring(Color("bt601" if color == "auto" else color, False, (0, 0)))
-    exact = np.clip(found["bt601"]["sd"] @ factors.T.astype(np.float64), 0, 255)
-    assert np.abs(found[color]["sd"] - exact).max() < 0.51
-
-
 def test_black_frames_are_normalised(folder: Path, tmp_path: Path) -> None:
     """fn.pad comes before fn.crop_mirror_normalize: padding is what a black frame becomes, and not zero."""
     transform = sv.Transform(resize=32, crop=32, mean=0.5, std=0.25)
@@ -168,6 +144,29 @@ def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> 
     (outputs,) = served(model, folder, sorted(CLIPS))
     (batch,) = evaluated(folder, raw, engine="default")
     assert torch.equal(torch.from_numpy(np.concatenate(outputs)), batch["video"])
+
+
+@pytest.mark.parametrize("color", ["auto", "bt601", "bt709", "bt2020"])
+def test_colours_are_fixed_at_export(tmp_path: Path, color: Any) -> None:
+    """By the transform's matrix, whatever the stream; "auto", of which a server does not see the tags, by its size."""
+    (tmp_path / "videos").mkdir()
+    sizes = {"small": (96, 64), "wide": (1280, 64), "high": (64, 578)}
+    for name, (width, height) in sizes.items():
+        recipe = replace(VP9, frames=3, width=width, height=height)
+        write(recipe, tmp_path / "videos" / f"{name}.mp4")
+    with packing_inline():
+        pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
+    transform = sv.Transform(crop=(64, 64), dtype="uint8", layout="THWC", color=color)
+    # The transform's own, or another.
+    fixed: Any = {"color": color} if color == "bt709" else {}
+    given = replace(transform, color="auto") if fixed else transform
+    model = sv.dali.export(tmp_path, transform=given, frames=FRAMES, stride=STRIDE, device="cpu", **fixed)
+    (outputs,) = served(model, tmp_path, sorted(sizes))
+    (batch,) = evaluated(tmp_path, transform)
+    np.testing.assert_array_equal(np.concatenate(outputs), batch["video"].numpy())
+    (plain,) = evaluated(tmp_path, replace(transform, color="bt601"))
+    same = [bool(torch.equal(one, two)) for one, two in zip(batch["video"], plain["video"], strict=True)]
+    assert same == [color == "bt601" or (color == "auto" and key == "small") for key in batch["key"]]
 
 
 @pytest.mark.parametrize("number", range(len(TRANSFORMS)))
