@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 Inputs = tuple[list[npt.NDArray[np.generic]], ...]
-_DEPTH: Final = 2
+DEPTH: Final = 2
 """Batches that DALI works on at once."""
 
 
@@ -97,7 +97,7 @@ class ChunkPipeline:
         folder = mkdtemp(prefix="streamvid-dali-")
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
         sources = [batch.sources[n] for batch in batches for n in batch.reading_order]
-        files = write_indexes(sources, Path(folder), spare=_DEPTH * len(batches[0].sources))
+        files = write_indexes(sources, Path(folder), spare=DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
 
@@ -105,7 +105,7 @@ class ChunkPipeline:
             batch_size=len(batches[0].sources),
             num_threads=num_threads,
             device_id=device_id,
-            prefetch_queue_depth=_DEPTH,
+            prefetch_queue_depth=DEPTH,
         )
         def chunk() -> tuple[DataNode, ...]:
             names = input_names(spec, crop_resized=False)
@@ -241,7 +241,7 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
         unreadable = kind(f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify")
         unreadable.path = cut[0] if cut else None
         return unreadable
-    keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + _DEPTH] for key in batch.keys))
+    keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + DEPTH] for key in batch.keys))
     return VideoError(
         f"DALI could not decode one of the clips {keys} ({reason}): check them with `streamvid verify --decode`, "
         'or give engine="default"'

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamvid.dali_engine.chunk_pipeline import ChunkBatch, ChunkPipeline
+from streamvid.dali_engine.chunk_pipeline import DEPTH, ChunkBatch, ChunkPipeline
 from streamvid.dali_engine.reader import VideoSource, source_of, video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
@@ -87,7 +87,8 @@ class DaliEngine:
         """The batches of what is left of an epoch, in order; an error is raised in its place.
 
         DALI does not say which clip it failed on. So the clips of the batches that it was working on are tried one by
-        one, and pipelines without the bad ones go on from the batch that did not come.
+        one, by FFmpeg and, where that has nothing against them and DALI fails again, by DALI; and pipelines without the
+        bad ones go on from the batch that did not come.
 
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.
@@ -103,12 +104,16 @@ class DaliEngine:
                     return
                 except (ClipError, FileTooShort, VideoError) as error:
                     raise_if_lost(self._device_id, error)
-                    if rescue is None or done == tried:
+                    if rescue is None:
                         raise
                     failed = error.with_traceback(None)
-            if not self._find_bad(rescue, epoch, done):
+            if self._find_bad(rescue, epoch, done):
+                continue
+            if done != tried:
                 rescue(done, failed)
                 tried = done
+            elif not self._find_undecodable(rescue, epoch, done):
+                raise failed
 
     def _find_bad(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
         """Look for bad clips in the batches that DALI may have been working on; whether there are any."""
@@ -118,6 +123,38 @@ class DaliEngine:
             if epoch.absent.count > before and number > first:
                 break
         return epoch.absent.count > before
+
+    def _find_undecodable(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
+        """Leave out clips of the batches that DALI may have failed on that it does not decode alone either; whether
+        there are any. Where it decodes none of them, it is no clip's fault."""
+        tried: dict[int, tuple[int, str]] = {}
+        for number in range(first, min(first + DEPTH, epoch.steps)):
+            step = epoch.step(number)
+            for n, row in enumerate(rows_of(step.sample_ids).tolist()):
+                if row not in tried:
+                    tried[row] = number, self._failure_alone(step.at(n))
+        bad = {row: about for row, about in tried.items() if about[1]}
+        if len(bad) == len(tried) > 1:
+            return False
+        for row, (number, reason) in bad.items():
+            place, at = self._dataset.location(row), int(self._dataset.clips.mp4_offset[row])
+            rescue.leave_out(self._dataset.clip_error(row, reason, place, offset=at, suspect="source"), number)
+        return bool(bad)
+
+    def _failure_alone(self, step: Step) -> str:
+        """Why DALI does not decode a step of one sample; empty if it does."""
+        chunk = None
+        try:
+            chunk = self._open(iter([[step]]), threading.Event())
+            assert chunk is not None
+            for _ in chunk.pipeline:
+                pass
+        except VideoError as error:
+            return str(error)
+        finally:
+            if chunk is not None:
+                chunk.close()
+        return ""
 
     def _run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         process = self.home.enter()

@@ -49,6 +49,9 @@ class Rescue(Protocol):
             StreamvidError: of a storage, or because there are too many bad clips.
         """
 
+    def leave_out(self, error: ClipError, number: int) -> None:
+        """From this batch on, have another clip in the place of one that is bad by what this process has found."""
+
     def is_stale(self, batch: EncodedBatch) -> bool:
         """Whether a clip of the batch was found bad in it or before it, since it was read."""
 

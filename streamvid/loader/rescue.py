@@ -90,6 +90,11 @@ class Rescuer:
         """See `Rescue`."""
         return bool(self._absent.found(batch.clips, batch.number).any())
 
+    def leave_out(self, error: ClipError, number: int) -> None:
+        """See `Rescue`."""
+        self._absent.add(error.row, number)
+        self._quarantine.add(error)
+
     def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
         """See `Rescue`."""
         good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
@@ -201,7 +206,7 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
 
     members = []
     for n, row in enumerate(rows_of(step.sample_ids).tolist()):
-        one = Step(step.sample_ids[n : n + 1], step.passes[n : n + 1], step.valid[n : n + 1])
+        one = step.at(n)
         sample = (int(one.sample_ids[0]), int(one.passes[0]))
         members.append(Member(row, sample, partial(read, one), bool(one.valid[0]), int(step.stands_for[n])))
     return members

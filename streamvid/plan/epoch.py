@@ -63,6 +63,12 @@ class Step:
         """`absent` as an array in any case."""
         return np.full(len(self.sample_ids), -1) if self.absent is None else self.absent
 
+    def at(self, place: int) -> Step:
+        """One of its samples."""
+        here = slice(place, place + 1)
+        absent = None if self.absent is None else self.absent[here]
+        return Step(self.sample_ids[here], self.passes[here], self.valid[here], self.number, absent)
+
     def without(self, absent: AbsentRows, pools: Sequence[Callable[[], Int64]], seed: int) -> Step:
         """The step with repeats in the place of absent clips; arguments as of `streamvid.plan.absent.repeats`."""
         rows = rows_of(self.sample_ids)

@@ -25,7 +25,8 @@ import torch
 import streamvid as sv
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color
-from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.dali_engine.chunk_pipeline import ChunkPipeline
+from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.loader import rescue
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.mp4.boxes import ROTATIONS
@@ -604,3 +605,41 @@ def test_a_matrix_whatever_the_tags(tagged: Packed, color: Any) -> None:
     auto, given = (batches(tagged, "dali", transform=replace(RAW, color=one), **options)[0] for one in ("auto", color))
     same = [bool(torch.equal(one, two)) for one, two in zip(auto["video"], given["video"], strict=True)]
     assert same == [recipe.colour == color for recipe in tagged.recipes]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "mask", "raise"])
+def test_a_clip_that_dali_alone_does_not_decode(
+    packed: Packed, tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FFmpeg has nothing against it, so DALI is asked clip by clip; the run goes on without it."""
+    shutil.copytree(packed.path, tmp_path / "set")
+    bad = 4
+    replace_packets(tmp_path / "set", bad, bytes)
+    monkeypatch.setattr(rescue, "decode_isolated", lambda slices, **_: [None] * len(slices))
+    options: dict[str, Any] = {"batch_size": 3, "quarantine": tmp_path / "quarantine", "on_error": on_error}
+    options |= {"checksum": None, "epochs": 2}
+    if on_error == "raise":
+        with pytest.raises(VideoError, match="DALI could not decode"):
+            batches(tmp_path / "set", "dali", **options)
+        return
+    made = batches(tmp_path / "set", "dali", **options)
+    key = sv.Dataset.open(packed.path).key(bad)
+    assert [json.loads(line)["key"] for path in (tmp_path / "quarantine").iterdir() for line in path.open()] == [key]
+    good = [clip for batch in made for clip in batch["clip"][batch["valid"]].tolist()]
+    assert Counter(good) == Counter({row: 2 for row in range(len(RECIPES)) if row != bad})
+    assert (bad in [clip for batch in made for clip in batch["clip"].tolist()]) == (on_error == "mask")
+
+
+def test_a_decoder_that_decodes_nothing_is_no_clips_fault(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rescue, "decode_isolated", lambda slices, **_: [None] * len(slices))
+
+    def fail(self: ChunkPipeline) -> Any:
+        raise VideoError("a driver error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkPipeline, "__iter__", fail)
+        with pytest.raises(VideoError, match="a driver error"):
+            batches(packed, "dali", quarantine=tmp_path / "quarantine")
+    assert not (tmp_path / "quarantine").exists()
