@@ -6,6 +6,7 @@ The clips are of codecs that DALI decodes on a CPU. Their frames carry their num
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from tests.support.bad_clips import decode_here
 from tests.support.clips import write
 from tests.support.packed import replace_packets
+from tests.support.profile import by_profile
 from tools.clips import Recipe, read_frame_number
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -643,3 +645,49 @@ def test_a_decoder_that_decodes_nothing_is_no_clips_fault(
         with pytest.raises(VideoError, match="a driver error"):
             batches(packed, "dali", quarantine=tmp_path / "quarantine")
     assert not (tmp_path / "quarantine").exists()
+
+
+def any_run(draw: random.Random) -> dict[str, Any]:
+    """Options of a loader: sampling, padding, ranks, batches, order."""
+    frames, pad = draw.randint(1, 9), draw.choice(["edge", "constant", "reflect_101", "reflect_1001", "none"])
+    start = draw.choice(["random", "center", "first"])
+    some = [draw.randrange(40) for _ in range(frames)]
+    samplers: list[FrameSampler] = [
+        sv.Window(frames, stride=draw.randint(1, 5), start=start, pad=pad),
+        sv.Window(frames, fps=draw.choice([4, 12.5, 29.97, 60]), start=start, pad=pad),
+        sv.Window(frames, span=(0.1, draw.uniform(0.2, 2)), jitter=0.05, pad="constant"),
+        sv.TiledWindows(frames, step=draw.randint(1, 9), stride=draw.randint(1, 4), pad=pad),
+        sv.MultiRate([(frames, 3.0), (draw.randint(1, 4), 20)], start=start, pad=pad),
+        sv.Uniform(frames),
+        sv.RandomFrames(frames),
+        sv.Keyframes(frames, pick="random"),
+        sv.Frames(some, pad="constant"),
+    ]
+    world, last_batch = draw.randint(1, 4), draw.choice(["partial", "fill", *(["drop"] if pad != "none" else [])])
+    return {
+        "sampling": draw.choice(samplers),
+        "batch_size": draw.randint(1, len(RECIPES) // world if last_batch == "drop" else 7),
+        "world_size": world,
+        "rank": draw.randrange(world),
+        "seed": draw.randrange(1 << 40),
+        "shuffle": draw.choice(["full", "block", "none"]),
+        "last_batch": last_batch,
+    }
+
+
+@pytest.mark.parametrize("seed", range(by_profile(ci=10, nightly=200)))
+def test_any_run_is_that_of_the_default_engine(packed: Packed, seed: int) -> None:
+    """From any step on, in either engine."""
+    draw = random.Random(seed)
+    options = any_run(draw)
+    default, dali = (batches(packed, engine, **options) for engine in ENGINES)
+    assert_same(default, dali)
+    stop, (first, other) = draw.randint(0, len(dali)), draw.sample(ENGINES, 2)
+    with loader(packed, first, **options) as begun:
+        state = begun.state_dict()
+        for _ in zip(range(stop), begun, strict=False):
+            state = begun.state_dict()
+    with loader(packed, other, **options) as resumed:
+        resumed.load_state_dict(state)
+        rest = list(resumed) if stop < len(dali) else []
+    assert_same(dali[stop:], rest)
