@@ -2,7 +2,7 @@
 
 The definition: resample Y, Cb and Cr in real numbers, each from its own size and siting (`streamvid.color.resample`),
 convert by the matrix, clip to 0 to 255 and round, once; then normalise. The C of `streamvid/native/pixels.c` does it in
-float32, and NumPy in some ten times the time where that was not compiled.
+float32, and NumPy in four or five times the time where that was not compiled.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def compiled() -> Any:
             library.sv_render.argtypes, library.sv_render.restype = [ctypes.c_void_p, ctypes.c_void_p], None
             return library.sv_render
     log.warning(
-        "streamvid's native part was not built: NumPy resizes and converts pictures on the CPU, in some ten times the "
+        "streamvid's native part was not built: NumPy resizes and converts pictures on the CPU, in five times the "
         "time; install streamvid again where there is a C compiler"
     )
     return None
