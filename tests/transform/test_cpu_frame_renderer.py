@@ -55,8 +55,8 @@ def test_converting_first_is_exactly_that(style: str) -> None:
 
 
 def test_without_a_crop_it_is_what_torchvision_makes_of_decoded_frames() -> None:
-    """torchvision's resize of uint8 calls this, which rounds between its passes; it leaves out what lies beyond the frame's
-    edge, where we repeat the outermost pixels, as DALI does."""
+    """torchvision's resize of uint8 calls this, which rounds between its passes; it leaves out what lies beyond the
+    frame's edge, where we repeat the outermost pixels, as DALI does."""
     picture, box = picture_of(frame("noise")), CropBox(0, (0, 0), (HEIGHT, WIDTH), (48, 65))
     rgb = np.zeros((3, HEIGHT, WIDTH), dtype=np.uint8)
     FullSizeConverter(COLOR)(picture, rgb)
