@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+from fsspec.utils import get_protocol
+
 from streamvid.errors import DatasetError
 from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
@@ -329,7 +331,13 @@ def _details(info: Mapping[str, Any]) -> Details:
 
 
 def _full(fs: Any, path: AnyPath, name: str) -> str:
-    return name if is_local(path) else cast(str, fs.unstrip_protocol(name))
+    """The path of a file as fsspec lists it, with the scheme that it was asked with, of those that mean the same."""
+    if is_local(path):
+        return name
+    scheme, _, rest = cast(str, fs.unstrip_protocol(name)).partition("://")
+    given = get_protocol(os.fspath(path))
+    same = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    return f"{given if given in same else scheme}://{rest}"
 
 
 @contextlib.contextmanager
