@@ -112,6 +112,17 @@ def test_what_is_not_shared_is_drawn_for_each(share: str) -> None:
         np.testing.assert_array_equal(got[f"b.{field}"], apart[f"b.{field}"])
 
 
+def test_an_affine_map_is_one_at_every_size() -> None:
+    one = Transform(crop=9, rotate=10, translate=0.2, zoom=0.3, shear=5)
+    got: dict[str, Any] = dict(
+        params(Views(low=one, high=replace(one, crop=27), share=["rotate"]), of_frames([60] * 9, [80] * 9, 2))
+    )
+    low, high = got["low.matrix"], got["high.matrix"]
+    np.testing.assert_array_equal(low[..., :2], high[..., :2])
+    np.testing.assert_allclose(3 * low[..., 2], high[..., 2], atol=1e-4)
+    assert len(np.unique(low[:, 0, 2])) == 9
+
+
 def test_every_draw_belongs_to_what_may_be_shared() -> None:
     assert sorted(draw for shared in SHARED_DRAWS.values() for draw in shared) == sorted(Draw)
     assert list(SHARED_DRAWS) == list(SHARES)
