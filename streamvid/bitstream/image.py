@@ -255,10 +255,10 @@ def _tiff(data: bytes) -> ImageHeader:
     elif colour == 3:
         pix_fmt = "pal8"
     else:
-        pix_fmt = {1: "gray", 2: "ya8", 3: "rgb24", 4: "rgba"}[samples]
+        pix_fmt = {1: "gray", 3: "rgb24", 4: "rgba"}[samples]
         if bits[0] == 16:
             end = "le" if order == "<" else "be"
-            pix_fmt = {1: "gray16", 2: "ya16", 3: "rgb48", 4: "rgba64"}[samples] + end
+            pix_fmt = {1: "gray16", 3: "rgb48", 4: "rgba64"}[samples] + end
     return ImageHeader("tiff", width, height, pix_fmt, jpeg.ROTATIONS.get(first(274, 1), 0))
 
 
@@ -270,8 +270,8 @@ def _check_tiff(colour: int, samples: int, bits: tuple[int, ...], compression: i
         raise ValueError("its samples are signed or floating-point numbers: save it with 8 or 16 bits")
     if colour in _TIFF_COLOURS:
         raise ValueError(f"it is in {_TIFF_COLOURS[colour]}: save it in RGB")
-    wanted = {0: (1, 2), 1: (1, 2), 2: (3, 4), 3: (1,), 6: (3,)}.get(colour, ())
-    usual = {8, 16} if colour == 2 else {8} if colour in (3, 6) else {1, 8, 16}
+    wanted = {0: (1,), 1: (1,), 2: (3, 4), 3: (1,), 6: (3,)}.get(colour, ())
+    usual = {0: (1, 8), 1: (1, 8, 16), 2: (8, 16)}.get(colour, (8,))
     if samples not in wanted or len(set(bits)) > 1 or bits[0] not in usual or (colour == 6 and compression != 7):
         raise ValueError(f"it is a TIFF of {samples} samples of {bits[0]} bits in the colours {colour}: save it in RGB")
     if compression not in _TIFF_COMPRESSIONS or (compression in (2, 3, 4) and bits[0] != 1):
@@ -289,13 +289,11 @@ def _jp2(data: bytes) -> ImageHeader:
     (count,) = struct.unpack_from(">H", data, start + 40)
     parts = [struct.unpack_from(">BBB", data, start + 42 + 3 * n) for n in range(min(count, 5))]
     bits = parts[0][0] + 1
-    if any(part != (bits - 1, 1, 1) for part in parts) or bits not in (8, 16) or not 1 <= count <= 4 or left or top:
-        raise ValueError("it is a JPEG 2000 of other than one to four components of 8 or 16 bits and one size")
+    if any(part != (bits - 1, 1, 1) for part in parts) or bits not in (8, 16) or count not in (1, 3, 4) or left or top:
+        raise ValueError("it is a JPEG 2000 of other than one, three or four components of 8 or 16 bits and one size")
     if b"\xff\xd9" not in data[-64:]:
         raise ValueError(_CUT_OFF)
-    names = {1: "gray", 2: "ya8", 3: "rgb24", 4: "rgba"}
-    if bits == 16:
-        names = {1: "gray16le", 2: "ya16le", 3: "rgb48le", 4: "rgba64le"}
+    names = {1: "gray", 3: "rgb24", 4: "rgba"} if bits == 8 else {1: "gray16le", 3: "rgb48le", 4: "rgba64le"}
     return ImageHeader("jpeg2000", right, bottom, names[count])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamvid.bitstream.image import to_decode
+from streamvid.errors import InputError
 from streamvid.forks import abandon_pipeline, in_children
 
 if TYPE_CHECKING:
@@ -45,9 +46,20 @@ def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pi
 
 
 def run_images(pipeline: Pipeline, images: Sequence[bytes]) -> Any:
-    """Decode a batch: DALI's list of tensors. Raises RuntimeError if one cannot be; the pipeline is of no use then."""
+    """Decode a batch: DALI's list of tensors.
+
+    Raises:
+        RuntimeError: one cannot be; the pipeline is of no use then.
+        InputError: nvImageCodec is not installed.
+    """
     pipeline.feed_input("encoded", [np.frombuffer(data, dtype=np.uint8) for data in images])
-    (decoded,) = pipeline.run()
+    try:
+        (decoded,) = pipeline.run()
+    except RuntimeError as error:
+        if "libnvimgcodec" in str(error):
+            what = "DALI decodes images with nvImageCodec, which cannot be loaded: pip install nvidia-nvimgcodec-cu12"
+            raise InputError(what) from error
+        raise
     return decoded
 
 
@@ -73,6 +85,8 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
                 kept = _Kept(image_pipeline(device_id=None, threads=1, max_batch=1))
             frame = av.VideoFrame.from_ndarray(np.asarray(run_images(kept.pipeline, [image]).at(0)), format="gbrp")
         except (ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and kept is not None:
+                abandon_pipeline(kept.pipeline)  # freeing it crashes where OpenJPEG or libtiff has failed
             raise av.error.InvalidDataError(errno.EINVAL, reason_of(error)) from error
         mine.kept, frame.pts = kept, rank
         yield frame

@@ -15,7 +15,7 @@ import streamvid as sv
 from streamvid.color.tags import RGB
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
-from streamvid.errors import VideoError
+from streamvid.errors import InputError, VideoError
 from streamvid.video.image import image_clip
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.clips import write
@@ -32,6 +32,14 @@ def encoded(data: bytes, name: str = "clip") -> EncodedSlice:
     clip = image_clip(Path("image"), data)
     packet, one = np.frombuffer(data, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     return EncodedSlice(name, clip.codec, clip.stsd, clip.width, clip.height, RGB, packet, one + len(packet), one, one)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nvimagecodec() -> None:
+    try:
+        decode_with_pyav(encoded(taken()["png_rgb"].data))
+    except InputError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +112,7 @@ def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
         ) as loader:
             (batches[device],) = loader
     assert batches["cuda"]["video"].is_cuda
+    assert len(batches["cuda"]["video"]) == 4
     apart = (batches["cuda"]["video"].cpu() - batches["cpu"]["video"]).abs()
     assert torch.equal(batches["cuda"]["clip"].cpu(), batches["cpu"]["clip"])
     assert float(apart.mean()) < 0.01

@@ -129,9 +129,14 @@ def listed() -> dict[str, tuple[str, bytes, str]]:
     lossless[lossless.index(b"\xff\xc0") + 1] = 0xC3
     deep = bytearray(taken()["jpeg_420"].data)
     deep[deep.index(b"\xff\xc0") + 4] = 12
+    white = bytearray(taken()["tiff_bits16"].data)
+    entry = white.index(struct.pack("<HHI", 262, 3, 1))
+    white[entry + 8] = 0
     return {
         "several_pages": ("tif", encode(whole, "TIFF", **two), "several pages"),
         "animated_webp": ("webp", encode(whole, "WEBP", **two), "animated WebP"),
+        "grey_alpha_tiff": ("tif", encode(whole.convert("LA"), "TIFF"), "2 samples of 8 bits"),
+        "white_is_zero": ("tif", bytes(white), "1 samples of 16 bits in the colours 0"),
         "cmyk_tiff": ("tif", encode(whole.convert("CMYK"), "TIFF"), "CMYK"),
         "float_tiff": ("tif", encode(whole.convert("F"), "TIFF"), "floating-point"),
         "lossless_jpeg": ("jpg", bytes(lossless), "lossless or arithmetic"),

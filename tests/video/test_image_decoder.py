@@ -16,6 +16,7 @@ from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.tags import RGB
 from streamvid.decode.cpu import DamagedClipError, decode_with_pyav
 from streamvid.decode.isolated import IsolatedDecoder
+from streamvid.errors import InputError
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video import image_decoder
 from streamvid.video.image import image_clip
@@ -110,3 +111,29 @@ def test_the_clip_of_an_image_is_an_mp4_that_ffmpeg_plays(tmp_path: Path) -> Non
         with av.open(str(clip.mp4)) as container:
             (frame,) = container.decode(video=0)
         assert (frame.width, frame.height) == (WIDTH, HEIGHT)
+
+
+def test_without_nvimagecodec_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: object) -> None:
+        raise RuntimeError("libnvimgcodec.so: cannot open shared object file")
+
+    monkeypatch.setattr("nvidia.dali.Pipeline.run", run)
+    (tmp_path / "one.png").write_bytes(taken()["png_rgb"].data)
+    with packing_inline(), pytest.raises(InputError, match="pip install nvidia-nvimgcodec"):
+        sv.pack(tmp_path / "one.png", tmp_path / "made", progress=False)
+
+
+def test_an_image_that_does_not_decode_costs_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "good.jpg").write_bytes(taken()["jpeg_420"].data)
+    (tmp_path / "bad.png").write_bytes(broken(taken()["png_rgb"]))
+    with packing_inline():
+        sv.pack(tmp_path, tmp_path / "made", options=sv.PackOptions(decode="none"), progress=False)
+    whole = sv.Transform(resize=(8, 8), layout="THWC", dtype="uint8")
+    for isolate in (False, True):
+        with sv.StreamLoader(
+            tmp_path / "made", batch_size=1, sampling=sv.Window(1), transform=whole, device="cpu", on_error="skip",
+            max_errors=9, quarantine=tmp_path / f"bad{isolate}", isolate=isolate, last_batch="partial",
+        ) as loader:  # fmt: skip
+            keys = {sv.Dataset.open(tmp_path / "made").key(int(batch["clip"])) for batch in loader}
+        assert keys == {"good"}
+        assert "DALI" in "".join(file.read_text() for file in (tmp_path / f"bad{isolate}").iterdir())

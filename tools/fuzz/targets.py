@@ -14,12 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import streamvid as sv
-from streamvid.bitstream import annexb, jpeg, mpeg4, packet_info
+from streamvid.bitstream import annexb, image, jpeg, mpeg4, packet_info
 from streamvid.bitstream.nal import ParameterSets, to_annex_b
 from streamvid.checksum import crc32c
 from streamvid.dataset.consolidated import read_rows, write_rows
@@ -45,6 +46,7 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
+from streamvid.video.image_decoder import decode_images
 from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.remux import store_clip
@@ -328,6 +330,34 @@ def _record(data: bytes) -> None:
     journal._parse(data, 0, "f")
 
 
+def _images(_: Path) -> list[bytes]:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 255, (6, 9, 4), dtype=np.uint8)
+    whole, found = Image.fromarray(noise), []
+    forms = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "JPEG2000")
+    for form, options in [*((form, {}) for form in forms), ("TIFF", {"compression": "tiff_lzw"}), ("PNG", {"bits": 2})]:
+        file = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x112] = 6
+        kept = {"exif": exif} if form in ("JPEG", "PNG", "WEBP", "TIFF") else {}
+        (whole.convert("RGB").quantize(4) if "bits" in options else whole.convert("RGB")).save(
+            file, form, **kept, **options
+        )
+        found.append(file.getvalue())
+    return found
+
+
+def _image(data: bytes) -> None:
+    header = image.read_header(data)
+    # What is larger takes long, and no more. DALI's TIFF decoder crashes on damaged LZW: docs/images.md.
+    if header.width * header.height <= 1 << 20 and header.codec != "tiff":
+        stsd = sample_entry.visual_sample_description(
+            image.CODECS[header.codec], b"", width=header.width, height=header.height
+        )
+        list(decode_images(stsd, [(data, 0)]))
+
+
 def _records(_: Path) -> list[bytes]:
     entry = {"name": "00000000", "clips": 1, "frames": 2, "bytes": 3, "sha256": "a", "idx_sha256": "b"}
     entry |= {"packets_bytes": 1, "packets_sha256": "d"}
@@ -366,6 +396,12 @@ TARGETS: dict[str, Target] = {
     ),
     "parquet": Target(_parquet_lists, partial(_lists, ".parquet")),
     "state": Target(_states, _state, is_json=True),
+    "image": Target(
+        _images,
+        _image,
+        (ValueError, av.error.FFmpegError),
+        (b"IHDR", b"acTL", b"eXIf", b"VP8X", b"VP8L", b"jp2c", b"jp2h"),
+    ),
     "journal": Target(_records, _record, is_json=True),
     "times": Target(
         lambda _: [b"time\n0\n0.5\n1\n"],
