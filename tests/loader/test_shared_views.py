@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -126,6 +127,15 @@ def test_pairs_are_shown_by_their_transforms(dataset: Path) -> None:
     shown = sv.show(batch, transform=PAIR)
     assert len(shown.strips) == 2 * len(batch["clip"])
     assert sv.show(sv.ClipDataset(dataset, transform=PAIR, **OPTIONS)[0], transform=PAIR).strips
+
+
+def test_pairs_of_one_clip_at_once() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (3, 60, 80, 3), dtype=np.uint8)
+    for clip in range(4):
+        got = PAIR.apply(frames, seed=5, clip=clip)
+        assert torch.equal(got["high"], HIGH.apply(frames, seed=5, clip=clip))
+        means = (got["high"] * 0.2 + 0.4).unflatten(2, (12, 3)).unflatten(4, (16, 3)).mean(dim=(3, 5))
+        assert (got["low"] - means).abs().mean() < 0.5 * (got["low"] - means.flip(-1)).abs().mean()
 
 
 def test_clips_of_which_two_views_show_other_parts(dataset: Path) -> None:
