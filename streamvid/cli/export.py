@@ -52,5 +52,6 @@ def _run(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads,
         color=arguments.color,
     )
-    console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend")
+    server = "; start the server with DALI_USE_EXEC2=1" if arguments.device == "cuda" else ""
+    console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend{server}")
     return 0

@@ -59,7 +59,8 @@ def export(
         transform: as of the loader; its randomness is left out. Its own part (`dali`) sees all frames of the video.
         frames, stride: of a sub-sequence.
         name: of the model.
-        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone.
+        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone. With "cuda", start the server
+            with DALI_USE_EXEC2=1 (docs/serving.md).
         max_batch_size: videos of a request at most.
         num_threads: CPU threads of the server's pipeline.
         color: the matrix of YUV, for all videos; default: the transform's.

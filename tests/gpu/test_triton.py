@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,27 +39,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def served(model: Path, folder: Path, *, dynamic: bool) -> npt.NDArray[Any]:
+def served(model: Path, folder: Path) -> npt.NDArray[Any]:
     from nvidia.dali import Pipeline
 
-    graph = Pipeline.deserialize(filename=str(model / "1" / "model.dali"), device_id=0, exec_dynamic=dynamic)
+    graph = Pipeline.deserialize(filename=str(model / "1" / "model.dali"), device_id=0)
     graph.build()
     graph.feed_input("encoded", [np.fromfile(folder / "videos" / f"{name}.mp4", dtype=np.uint8) for name in CLIPS])
     (output,) = graph.run()
     return np.concatenate([np.array(output.as_cpu().at(n)) for n in range(len(CLIPS))])
 
 
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "not dynamic"])
+AS_THE_BACKEND = """
+import sys, numpy as np
+from nvidia.dali import Pipeline
+graph = Pipeline.deserialize(filename=sys.argv[1], device_id=0, exec_dynamic=False, prefetch_queue_depth=1)
+graph.build()
+graph.feed_input("encoded", [np.fromfile(path, dtype=np.uint8) for path in sys.argv[3:]])
+(output,) = graph.run()
+np.save(sys.argv[2], np.concatenate([np.array(output.as_cpu().at(n)) for n in range(len(sys.argv) - 3)]))
+"""
+
+
+def test_as_the_backend_makes_pipelines(folder: Path, tmp_path: Path) -> None:
+    """It asks for the older executor, in place of which DALI takes the dynamic one where DALI_USE_EXEC2 is set."""
+    model = sv.dali.export(tmp_path, transform=TRANSFORMS[0], frames=7, stride=2, device="cuda")
+    videos = [str(folder / "videos" / f"{name}.mp4") for name in CLIPS]
+    files = [str(model / "1" / "model.dali"), str(tmp_path / "made.npy")]
+    command = [sys.executable, "-c", AS_THE_BACKEND, *files, *videos]
+    subprocess.run(command, check=True, timeout=120, env=os.environ | {"DALI_USE_EXEC2": "1"})
+    np.testing.assert_array_equal(np.load(tmp_path / "made.npy"), served(model, folder))
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=range(len(TRANSFORMS)))
-def test_the_tensors_are_those_of_the_engine(
-    folder: Path, tmp_path: Path, transform: sv.Transform, dynamic: bool
-) -> None:
+def test_the_tensors_are_those_of_the_engine(folder: Path, tmp_path: Path, transform: sv.Transform) -> None:
     model = sv.dali.export(tmp_path, transform=transform, frames=7, stride=2, device="cuda")
     sampling = sv.TiledWindows(7, stride=2, pad="constant")
     options: dict[str, Any] = {"batch_size": 16, "shuffle": False, "sampling": sampling, "device": "cuda"}
     with sv.StreamLoader(folder / "set", transform=transform.for_evaluation(), engine="dali", **options) as loader:
         (batch,) = loader
-    made = served(model, folder, dynamic=dynamic)
+    made = served(model, folder)
     np.testing.assert_array_equal(made, batch["video"].cpu().numpy())
     with sv.StreamLoader(folder / "set", transform=transform.for_evaluation(), **options) as loader:
         (default,) = loader

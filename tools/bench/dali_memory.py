@@ -69,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--dynamic", choices=["yes", "no"], help="measure one, here")
     parser.add_argument("--dataset")
     given = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> None:
             else:
                 shutil.copy(path / "videos" / f"{n % _FILMS}.mp4", path / "videos" / f"{n}.mp4")
         sv.pack([path / "videos"], path / "set", progress=False)
-        for dynamic in ("yes", "no") * 2:
+        for dynamic in ("yes", "no") * given.repeat:
             options = [
                 "--dataset",
                 str(path / "set"),
