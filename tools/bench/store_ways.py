@@ -22,6 +22,7 @@ import av
 import numpy as np
 
 import streamvid as sv
+from streamvid.storage.shard_cache import ShardCache
 from tools.bench.store_data import BATCH, FPS, SAMPLING, convert, spans
 from tools.bench.store_server import BUCKET
 
@@ -58,17 +59,6 @@ class Task:
 
 def ours(task: Task) -> Iterator[int]:
     """Clips of each batch of a StreamLoader: its batches where `decode`, else what its reading stage gives."""
-    from functools import partial
-
-    from streamvid.fetch.epoch_reader import read_epoch
-    from streamvid.fetch.plan_samples import SampleSpec
-    from streamvid.fetch.shard_access import ShardAccess
-    from streamvid.plan.epoch_plan import Plan
-    from streamvid.plan.mixture import SampleStream
-    from streamvid.plan.permutation import Pool
-    from streamvid.plan.world import World
-    from streamvid.storage.shard_cache import ShardCache
-
     local = task.way == "local"
     path = f"{task.folder}/{task.workload}/set" if local else f"s3://{BUCKET}/{task.workload}/set"
     sampling = SAMPLING[task.workload]
@@ -84,18 +74,36 @@ def ours(task: Task) -> Iterator[int]:
             return
         with ShardCache(Path(cache), limit_bytes=64 << 30) as shards:
             dataset = sv.Dataset.open(path, cache=None if local else shards)
-            ids = np.tile(np.arange(len(dataset)), _PASSES if task.pace else 1)
-            pools = (Pool(ids, dataset.clips.shard[ids]),)
-            plan = Plan(SampleStream(pools, (1,), 0, "full", 16), task.batch, World(0, 1), "partial", False, None)
-            access = ShardAccess(
-                dataset,
-                cache=None if local or task.pace else shards,
-                limit_bytes=64 << 30,
-                by_range=task.way == "ranges",
-            )
-            read = partial(read_epoch, dataset, access, SampleSpec(sampling, 0, 0))
-            for batch in read(plan.epoch(plan.start(0)), threading.Event(), batch_size=task.batch):
-                yield len(batch.slices)
+            kept = None if local or task.pace else shards
+            passes = _PASSES if task.pace else 1
+            yield from slices(dataset, kept, sampling, task.batch, by_range=task.way == "ranges", passes=passes)
+
+
+def slices(
+    dataset: sv.Dataset,
+    cache: ShardCache | None,
+    sampling: sv.Window,
+    batch: int,
+    *,
+    by_range: bool = True,
+    passes: int = 1,
+) -> Iterator[int]:
+    """Clips of each batch that the reading stage of a StreamLoader gives."""
+    from streamvid.fetch.epoch_reader import read_epoch
+    from streamvid.fetch.plan_samples import SampleSpec
+    from streamvid.fetch.shard_access import ShardAccess
+    from streamvid.plan.epoch_plan import Plan
+    from streamvid.plan.mixture import SampleStream
+    from streamvid.plan.permutation import Pool
+    from streamvid.plan.world import World
+
+    ids = np.tile(np.arange(len(dataset)), passes)
+    pools = (Pool(ids, dataset.clips.shard[ids]),)
+    plan = Plan(SampleStream(pools, (1,), 0, "full", 16), batch, World(0, 1), "partial", False, None)
+    access = ShardAccess(dataset, cache=cache, limit_bytes=64 << 30, by_range=by_range)
+    spec, epoch = SampleSpec(sampling, 0, 0), plan.epoch(plan.start(0))
+    for read in read_epoch(dataset, access, spec, epoch, threading.Event(), batch_size=batch):
+        yield len(read.slices)
 
 
 def by_objects(task: Task) -> Iterator[int]:

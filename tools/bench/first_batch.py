@@ -1,0 +1,184 @@
+"""The first batch of a dataset of millions of clips in a bucket, from nothing: no listing, no request for each shard.
+
+    python -m tools.bench.first_batch [--quick] [--json FILE] [--clips N] [--latency MS]
+
+It writes rows, frame indexes and consolidated tables as docs/format.md has them, with tars that are holes, and serves
+them by S3's requests, behind the proxy of `tools.bench.object_store` (50 ms, 100 MB/s a connection). A process of its
+own with an empty cache opens the dataset, plans an epoch, and reads the slices of a batch of 16. Then the same client
+fetches the bytes of the same files, by the same ranges, and does nothing with them: the time to fetch its bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import os
+import re
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.packing.tables import write_tables
+from tools.bench.plan_rows import write_rows
+from tools.bench.report import Check, Report, arguments, finish
+from tools.bench.store_server import ROOT, compile_link, slow_link
+
+RATE: Final = 100.0
+BATCH: Final = 16
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    """GET and HEAD of the files in a folder; counts requests by what they are for."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    asked: Counter[str]
+
+    def do_GET(self) -> None:
+        name = self.path.partition("?")[0].removeprefix("/bucket/")
+        path = self.folder / name
+        self.asked[f"{self.command} {path.suffix or 'list'}"] += 1
+        if not path.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        size = path.stat().st_size
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = (int(found[1]), min(int(found[2]), size - 1)) if found else (0, size - 1)
+        self.send_response(206 if found else 200)
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
+        self.send_header("ETag", '"1"')
+        if found:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.end_headers()
+        if self.command == "GET":
+            with path.open("rb") as file:
+                self.connection.sendfile(file, first, last + 1 - first)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Of many connections."""
+
+    request_queue_size = 512
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[int, Counter[str]]]:
+    """The port of a server of a folder, and what it was asked."""
+    asked: Counter[str] = Counter()
+    with Server(("127.0.0.1", 0), type("Own", (Files,), {"folder": folder, "asked": asked})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1], asked
+        finally:
+            server.shutdown()
+
+
+def first_batch(cache: str) -> dict[str, float]:
+    """Seconds to the slices of the first batch, with those to open the dataset."""
+    import streamvid as sv
+    from streamvid.storage.shard_cache import ShardCache
+    from tools.bench.store_ways import slices
+
+    begin = time.perf_counter()
+    with ShardCache(Path(cache), limit_bytes=64 << 30) as shards:
+        dataset = sv.Dataset.open("s3://bucket/rows", cache=shards)
+        opened = time.perf_counter() - begin
+        batches = slices(dataset, shards, sv.Window(2), BATCH)
+        next(batches)
+        seconds = time.perf_counter() - begin
+        batches.close()  # type: ignore[attr-defined]
+    return {"seconds": seconds, "open": opened}
+
+
+def fetch_tables(names: list[str]) -> dict[str, float]:
+    """Seconds to fetch the files that were read, and nothing else."""
+    from streamvid.storage.byte_range import PART_BYTES
+    from streamvid.storage.ranges import RemoteRanges
+    from streamvid.storage.retry import Retry
+
+    begin, total = time.perf_counter(), 0
+    reader = RemoteRanges()
+    for first in range(0, len(names), 8):
+        some = [name.split(":") for name in names[first : first + 8]]
+        parts = [
+            (f"s3://bucket/rows/{name}", start, min(start + PART_BYTES, int(size)))
+            for name, size in some
+            for start in range(0, int(size), PART_BYTES)
+        ]
+        total += sum(map(len, reader.read(parts, retry=Retry())))
+    return {"seconds": time.perf_counter() - begin, "bytes": total}
+
+
+def apart(what: str, argument: object, port: int, home: Path) -> dict[str, float]:
+    """Call a function of this module in a process of its own."""
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
+        "XDG_CACHE_HOME": os.fspath(home), "PYTHONPATH": os.fspath(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tools.bench.first_batch", "--call", json.dumps([what, argument])]
+    done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> int:
+    """See the module."""
+    parser = arguments(__doc__)
+    parser.add_argument("--clips", type=int, help="a multiple of 1,000 (10,000,000)")
+    parser.add_argument("--latency", type=float, default=50.0, metavar="MS", help="of a request (50)")
+    parser.add_argument("--call", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.call:
+        what, argument = json.loads(options.call)
+        print(json.dumps({"first_batch": first_batch, "fetch_tables": fetch_tables}[what](argument)))
+        return 0
+    clips = options.clips or (100_000 if options.quick else 10_000_000)
+    with tempfile.TemporaryDirectory(prefix="sv-first-") as name:
+        folder = Path(name)
+        rows = write_rows(folder / "rows", clips, with_indexes=True)
+        manifest = Manifest.from_json((rows / FILE_NAME).read_bytes(), path=str(rows))
+        manifest = replace(manifest, tables=write_tables(str(rows), manifest))
+        (rows / FILE_NAME).write_bytes(manifest.to_json())
+        files = [FILE_NAME, *(table.file for table in manifest.tables)]
+        program = compile_link(folder)
+        with served(folder) as (server, asked), slow_link(program, port := server + 1, server, options.latency, RATE):
+            found = apart("first_batch", str(folder / "cache"), port, folder / "home")
+            requests = dict(asked)
+            bare = apart("fetch_tables", [f"{one}:{(rows / one).stat().st_size}" for one in files], port, folder)
+    row = {
+        "clips": clips, "shards": len(manifest.shards), "tables": len(manifest.tables), "MB": bare["bytes"] / 1e6,
+        "fetch s": bare["seconds"], "open s": found["open"], "first batch s": found["seconds"],
+        "requests": sum(requests.values()),
+    }  # fmt: skip
+    own = sum(count for what, count in requests.items() if what.endswith((".parquet", "list")))
+    parts = bare["bytes"] / (8 << 20) + 3 * len(files)
+    checks = [
+        Check.at_most("first batch: s, to 3 x fetching its bytes + 2 s", found["seconds"], 3 * bare["seconds"] + 2),
+        Check.at_most("requests for rows, to those that the tables' parts take", own, parts),
+    ]  # fmt: skip
+    return finish(Report("first batch", [row], checks, [json.dumps(requests)]), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
