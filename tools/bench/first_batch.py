@@ -68,7 +68,8 @@ class Files(http.server.BaseHTTPRequestHandler):
             with path.open("rb") as file:
                 self.connection.sendfile(file, first, last + 1 - first)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: Any) -> None:
         pass
