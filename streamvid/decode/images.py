@@ -9,7 +9,7 @@ import numpy as np
 
 from streamvid.bitstream.image import to_decode
 from streamvid.errors import VideoError
-from streamvid.video.image_decoder import image_pipeline, reason_of, run_images
+from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -46,10 +46,11 @@ class ImageBatches:
             try:
                 made = run_images(pipeline, images[first : first + self._max_batch])
             except RuntimeError as error:
+                abandon_failed(pipeline, [encoded.stsd for encoded in slices])
                 names = ", ".join(sorted({encoded.name for encoded in slices})[:8])
                 what = f"DALI could not decode a batch with the images {names}, …: {reason_of(error)}"
                 raise VideoError(what) from error
-            decoded += [from_dlpack(one) for one in made]
+            decoded += [from_dlpack(made[n]) for n in range(len(made))]
         self._pipeline = pipeline
         frames, start = [], 0
         for encoded, one in zip(slices, files, strict=True):

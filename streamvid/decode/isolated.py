@@ -17,12 +17,14 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from streamvid.arrays import UInt8
+from streamvid.bitstream.image import is_image_entry
 from streamvid.color.picture import Picture, picture_of
 from streamvid.color.render import PlaneFormat, Samples
 from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
 from streamvid.decode.deadline import LEAST_S, Pace
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
+from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
 
@@ -87,7 +89,7 @@ class IsolatedDecoder:
         slots = _slots(self._map, encoded)
         part = _cut(encoded, segment)
         try:
-            for first, rows, form, pix_fmt in self._start().stream(
+            for first, rows, form, pix_fmt in self._start(encoded).stream(
                 _decode_into, self._memory, len(self._map), part, segment, limit_s=limit_s, silent_s=packet_s
             ):
                 for slot, row in enumerate(rows, first):
@@ -118,7 +120,7 @@ class IsolatedDecoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> WorkerProcess:
+    def _start(self, encoded: EncodedSlice) -> WorkerProcess:
         if self._process is not None and not self._process.is_alive():
             self._process.end()  # it died with nothing to do: that is no slice's fault
             self._process = None
@@ -127,7 +129,7 @@ class IsolatedDecoder:
             process.handshake()
             try:
                 # Imports may take long, from a disk that others read at the same time: not at the first slice's cost.
-                process.call(_prepare, self._memory, limit_s=START_S)
+                process.call(_prepare, self._memory, is_image_entry(encoded.stsd), limit_s=START_S)
             except WorkerCrashError as error:
                 raise OSError(f"a process that decodes could not be started ({error})") from error
             self._process = process
@@ -226,12 +228,14 @@ def _decode_into(
         yield first, rows, before.form, before.pix_fmt
 
 
-def _prepare(descriptor: int) -> None:
+def _prepare(descriptor: int, images: bool) -> None:
     """In the child: import what decoding needs."""
     import av.filter  # noqa: F401
 
     _context(descriptor)
     bare_context("h264")
+    if images:
+        image_pipeline(device_id=None, threads=1, max_batch=1)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamvid.bitstream.image import to_decode
+from streamvid.bitstream.image import CODECS, to_decode
 from streamvid.errors import InputError
 from streamvid.forks import abandon_pipeline, in_children
 
@@ -86,10 +86,17 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
             frame = av.VideoFrame.from_ndarray(np.asarray(run_images(kept.pipeline, [image]).at(0)), format="gbrp")
         except (ValueError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and kept is not None:
-                abandon_pipeline(kept.pipeline)  # freeing it crashes where OpenJPEG or libtiff has failed
+                abandon_failed(kept.pipeline, [stsd])
             raise av.error.InvalidDataError(errno.EINVAL, reason_of(error)) from error
         mine.kept, frame.pts = kept, rank
         yield frame
+
+
+def abandon_failed(pipeline: Pipeline, stsds: Iterable[bytes]) -> None:
+    """Never free a pipeline with an error, of images of these sample descriptions, if that may crash: OpenJPEG and
+    libtiff have corrupted memory that it would free."""
+    if any(stsd[20:24] in (CODECS["jpeg2000"], CODECS["tiff"]) for stsd in stsds):
+        abandon_pipeline(pipeline)
 
 
 def reason_of(error: Exception) -> str:
