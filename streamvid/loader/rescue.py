@@ -143,9 +143,10 @@ class Rescuer:
                     read[one.sample] = one.read()
             except ClipError as error:
                 errors.setdefault(one.row, error)
-            except FileTooShort:
+            except FileTooShort as error:
                 path, at = self._dataset.location(one.row), int(self._dataset.clips.mp4_offset[one.row])
-                short = self._dataset.clip_error(one.row, "its file ends before it", path, offset=at, suspect="shard")
+                what = f"its file {str(error).removeprefix(f'{error.path} ')}"
+                short = self._dataset.clip_error(one.row, what, path, offset=at, suspect="shard")
                 errors.setdefault(one.row, short)
         suspects = {sample for sample, (_, encoded) in read.items() if encoded.name == named} or set(read)
         tried = {sample: one for sample, one in read.items() if decode and sample in suspects}

@@ -65,13 +65,17 @@ _UNAVAILABLE = {
     "IncompleteBody",
     "OperationAborted",
 }
-_BROKEN_ERRNOS = {
+BROKEN_ERRNOS: Final = {
     errno.EAGAIN,
     errno.EBUSY,
     errno.EREMOTEIO,
     errno.ENETUNREACH,
     errno.EHOSTUNREACH,
     errno.ESTALE,
+    errno.EHOSTDOWN,
+    errno.ENOTCONN,  # a FUSE file system whose process has ended
+    errno.ECONNABORTED,
+    errno.ECONNRESET,
     errno.ETIMEDOUT,
 }
 
@@ -214,7 +218,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DatasetError, "the disk is full or the quota used up; free some space"
-    if busy or names & _BROKEN_CONNECTION or number in _BROKEN_ERRNOS:
+    if busy or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
         named = "" if code in (None, str(status)) else f" {code}"
         why = f"it answers {status}{named}" if status else f"{type(exc).__name__}"

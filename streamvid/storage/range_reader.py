@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError
 from streamvid.storage.byte_range import PART_BYTES, REQUEST_BYTES, WASTE, ByteRange, FileVersion, in_parts, join
-from streamvid.storage.explain import FileChangedError
+from streamvid.storage.explain import BROKEN_ERRNOS, FileChangedError, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
@@ -22,10 +24,11 @@ from streamvid.storage.url import is_local, is_within, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
+_PROBED: Final = 4096
 
 
 class FileTooShort(DatasetError):  # noqa: N818
-    """A file that ends before a range of it does."""
+    """A file that ends before a range of it does, or of which the disk cannot read a range."""
 
 
 class RangeReader:
@@ -103,11 +106,9 @@ class RangeReader:
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                self._file(ranges[n].path, versions).read_ahead(ranges[n])
-            for n in some:
-                file = self._file(ranges[n].path, versions)
-                blocks[n] = file.read(ranges[n])
-                file.check(ranges[n].path, versions)
+                with suppress(StorageUnavailable):
+                    self._file(ranges[n].path, versions).read_ahead(ranges[n])
+            blocks |= {n: self._read_local(ranges[n], versions) for n in some}
         for n, one in enumerate(ranges):
             if len(blocks[n]) != one.end - one.start:
                 raise _unreadable(one.path, f"ends before byte {one.end}", FileTooShort)
@@ -145,6 +146,25 @@ class RangeReader:
             for one, n in zip(ranges, places, strict=True)
         ]
 
+    def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
+        """A range of a local file: of one on a mounted storage that does not answer it is asked for again, as of a
+        remote one, and the file is opened anew."""
+
+        def attempt() -> UInt8:
+            file = self._file(wanted.path, versions)
+            try:
+                block = file.read(wanted)
+            except StorageUnavailable:
+                self._open.drop(wanted.path)
+                raise
+            file.check(wanted.path, versions)
+            return block
+
+        try:
+            return attempt()
+        except StorageUnavailable:
+            return self.retry(attempt)
+
     def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:
         """A file, open. Another version that was open is closed: the path may be that of another file now."""
         kept = self._open.get(path)
@@ -153,6 +173,14 @@ class RangeReader:
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
+
+
+def _failed(path: str, done: str, error: OSError) -> DatasetError:
+    """The error of a local file that cannot be opened or read. One of a mounted storage may come back."""
+    if error.errno in BROKEN_ERRNOS or error.errno == errno.EIO:
+        what = f"cannot be {done} ({error.strerror}): check the disk, or the network if it is mounted from there"
+        return _unreadable(path, what, StorageUnavailable)
+    return _unreadable(path, f"cannot be {done} ({error.strerror})")
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:
@@ -170,7 +198,7 @@ class _LocalFile:
         try:
             self._descriptor = open_file(local_path(path))
         except OSError as error:
-            raise _unreadable(path, f"cannot be opened ({error.strerror})") from error
+            raise _failed(path, "opened", error) from error
 
         folders = wanted.within if wanted else ()
         real = os.readlink(f"/proc/self/fd/{self._descriptor}") if folders else ""
@@ -206,11 +234,24 @@ class _LocalFile:
             try:
                 count = os.preadv(self._descriptor, [view[done:]], wanted.start + done)
             except OSError as error:
-                raise _unreadable(wanted.path, f"cannot be read ({error.strerror}): check the disk") from error
+                if error.errno == errno.EIO and self._answers():
+                    what = f"cannot be read at byte {wanted.start + done} ({error.strerror}): check the disk"
+                    raise _unreadable(wanted.path, what, FileTooShort) from error
+                raise _failed(wanted.path, "read", error) from error
             if not count:
                 break
             done += count
         return block[:done]
+
+    def _answers(self) -> bool:
+        """Whether other parts of the file can be read, from the disk: then it is no outage."""
+        size = os.fstat(self._descriptor).st_size
+        for start in (0, size // 2, max(0, size - _PROBED)):
+            with suppress(OSError):
+                os.posix_fadvise(self._descriptor, start, _PROBED, os.POSIX_FADV_DONTNEED)
+                os.pread(self._descriptor, _PROBED, start)
+                return True
+        return False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # A default value: at Python's end `os` may be gone before this file is.

@@ -28,6 +28,8 @@ REFUSED_SECONDS: Final = 30.0
 SAY_SECONDS: Final = 30.0
 """How often the log says what waits."""
 
+_SHORTEST: Final = 1e-6
+"""Seconds: less does not move a clock, by rounding."""
 LONGEST_ATTEMPT: Final = 60.0
 """What an attempt and the wait before it count at most: a process that was stopped for longer (SIGSTOP, a paused
 machine) goes on as patient as it was."""
@@ -146,7 +148,7 @@ class Retry:
             else:
                 log.info("%s It is tried again.", error)
             # Jitter, as all processes of a job see the same outage at the same time.
-            pause = min(delay * random.uniform(0.5, 1.5), remaining, said + SAY_SECONDS - now)
+            pause = max(_SHORTEST, min(delay * random.uniform(0.5, 1.5), remaining, said + SAY_SECONDS - now))
             delay = min(2 * delay, LONGEST_DELAY)
             if self.sleep(pause):
                 raise _after(error, tries, waited)

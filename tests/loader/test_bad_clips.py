@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -696,12 +697,36 @@ def test_what_is_no_fault_of_a_clip(whole: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "quarantine").exists()
 
 
+def test_a_disk_that_cannot_read_a_sector_costs_its_clip(whole: Path, tmp_path: Path) -> None:
+    """And a mounted storage that is gone for a while costs none."""
+    opened, real, stale = sv.Dataset.open(whole), os.preadv, [5]
+    bad = 2
+    shard = opened.shard_path(int(opened.clips.shard[bad]))
+    at = int(opened.clips.mp4_offset[bad] + opened.index(bad).offset[1])
+
+    def failing(descriptor: int, buffers: Any, start: int) -> int:
+        if start <= at < start + len(buffers[0]) and os.readlink(f"/proc/self/fd/{descriptor}") == shard:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if stale[0]:
+            stale[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(descriptor, buffers, start)
+
+    expected = samples(epochs(loader(whole, tmp_path, sampling=sv.All())))
+    with pytest.MonkeyPatch.context() as patch, loader(whole, tmp_path, sampling=sv.All()) as one:
+        patch.setattr(os, "preadv", failing)
+        assert_good_ones(samples(epochs(one)), expected, {bad})
+    (entry,) = entries(tmp_path)
+    assert "cannot be read at byte" in entry["reason"]
+    assert entry["suspect"] == "shard"
+
+
 def test_two_damaged_answers_make_no_clip_bad(whole: Path, tmp_path: Path) -> None:
     """The one that a batch was read by, and the one by which its clip is looked at."""
     read, damaged = RangeReader.read, []
 
-    def flip(self: RangeReader, ranges: Any, *args: Any) -> Any:
-        answers = read(self, ranges, *args)
+    def flip(self: RangeReader, ranges: Any, *args: Any, **options: Any) -> Any:
+        answers = read(self, ranges, *args, **options)
         if len(damaged) < 2 and all(one.path.endswith(".tar") for one in ranges):
             damaged.append(ranges)
             answers = [answer ^ np.uint8(1) for answer in answers]

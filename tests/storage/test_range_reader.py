@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +20,9 @@ from hypothesis import strategies as st
 from streamvid.errors import DatasetError
 from streamvid.storage import byte_range, range_reader
 from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, join
-from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.range_reader import FileTooShort, RangeReader
+from tests.support.clock import Clock
 
 SIZES = (5000, 512, 70_000)
 
@@ -226,3 +230,51 @@ def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.Monke
     assert all(end - start <= 100 for _, start, end in asked)
     with pytest.raises(DatasetError, match="memory://parts ends before byte 1001"):
         reader.read([ByteRange("memory://parts", 990, 1001)])
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_mounted_storage_that_does_not_answer_is_waited_for(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    """A server that is started anew, say: the file is opened anew, too."""
+    clock, until = Clock(), [5.0]
+
+    def failing(name: str) -> Any:
+        real = getattr(os, name)
+
+        def call(*args: Any) -> Any:
+            if clock.now < until[0] and (name != "open" or str(args[0]).endswith(".tar")):
+                raise OSError(number, os.strerror(number))
+            return real(*args)
+
+        return call
+
+    for name in ("preadv", "pread") if call == "preadv" else ("open",):
+        monkeypatch.setattr(os, name, failing(name))
+    wanted = ByteRange(str(files[2]), 100, 60_000)
+    (got,) = RangeReader(clock.retry()).read([wanted])
+    assert got.tobytes() == files[2].read_bytes()[100:60_000]
+    assert clock.now >= 5
+    until[0] = math.inf
+    with pytest.raises(StorageUnavailable, match=rf"2\.tar cannot be (opened|read) \({os.strerror(number)}\)"):
+        RangeReader(clock.retry(100)).read([wanted])
+
+
+def test_a_sector_that_cannot_be_read_is_no_outage(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.preadv
+
+    def failing(descriptor: int, buffers: Any, start: int) -> int:
+        if start <= 4200 < start + len(buffers[0]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    clock = Clock()
+    reader = RangeReader(clock.retry())
+    with pytest.raises(
+        FileTooShort, match=r"0\.tar cannot be read at byte 4000 \(Input/output error\): check the disk"
+    ):
+        reader.read([ByteRange(str(files[0]), 4000, 4500)])
+    assert not clock.waits
+    assert reader.read([ByteRange(str(files[0]), 4500, 5000)])[0].tobytes() == files[0].read_bytes()[4500:]
