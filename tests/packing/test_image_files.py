@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,37 @@ def test_an_animated_png_is_a_video(tmp_path: Path) -> None:
     report = sv.pack(tmp_path, tmp_path / "made", progress=False)
     assert (report.clips, report.manifest.frames) == (1, 2)
     assert sv.Dataset.open(tmp_path / "made").clips.codec[0] == "h264"
+
+
+def test_images_are_not_cut_and_go_through_merge_and_reshard(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write(replace(VIDEO, frames=30), tmp_path / "in" / "video.mp4")
+    (tmp_path / "in" / "one.jpg").write_bytes(taken()["jpeg_420"].data)
+    packed, indexed = tmp_path / "packed", tmp_path / "indexed"
+    halves = sv.PackOptions(cutting=sv.FixedLength(15, "frames"))
+    sv.pack(tmp_path / "in", packed, images=True, options=halves, progress=False)
+    assert sv.Dataset.open(packed).clips.key[:] == ["one", "video_000000", "video_000001"]
+    sv.index(tmp_path / "in", indexed, images=True, progress=False)
+    sv.merge([packed, indexed], tmp_path / "merged", prefix=True)
+    sv.reshard(packed, tmp_path / "resharded", shard_size=8192)
+    for made, clips in (("merged", 5), ("resharded", 3)):
+        report = verify(tmp_path / made, decode=True, workers=1, progress=False)
+        assert (report.problems, report.manifest.clips) == ((), clips)
+        extract(tmp_path / made, tmp_path / f"out-{made}", progress=False)
+        for file in (tmp_path / f"out-{made}").glob("*.jpg"):
+            assert file.read_bytes() == taken()["jpeg_420"].data
+
+
+def test_a_row_that_cuts_an_image_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write(VIDEO, tmp_path / "in" / "video.mp4")
+    (tmp_path / "in" / "one.jpg").write_bytes(taken()["jpeg_420"].data)
+    (tmp_path / "cuts.csv").write_text("path,start,end\none.jpg,0,1\nvideo.mp4,0,0.2\n")
+    sv.pack(tmp_path / "in", tmp_path / "made", images=True, cuts=tmp_path / "cuts.csv", progress=False)
+    (row,) = rejected(tmp_path / "made")
+    assert (row["source"], "nothing can be cut" in row["reason"]) == ("one.jpg", True)
+
+
+def test_the_dali_engine_says_that_it_has_no_images(dataset: Path) -> None:
+    with pytest.raises(InputError, match="takes no images"):
+        sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(1), transform=SQUARE, engine="dali", device="cpu")
