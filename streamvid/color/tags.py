@@ -104,17 +104,24 @@ def _by_size(width: int, height: int) -> str:
 
 
 def container_tags(stsd: bytes) -> tuple[str, str, str]:
-    """Matrix, primaries and range of a sample description's `colr` box (ISO/IEC 14496-12, 12.1.5), by FFmpeg's names:
-    `nclx` has all, QuickTime's `nclc` no range."""
-    try:
-        colr = codec_configuration(stsd, b"colr")
-    except ValueError:
-        colr = b""
-    if colr[:4] not in (b"nclx", b"nclc"):
-        return "unknown", "unknown", "unknown"
-    primaries, _, matrix = struct.unpack_from(">3H", colr, 4)
-    full = {0: "tv", 1: "pc"}[colr[10] >> 7] if colr[:4] == b"nclx" and len(colr) > 10 else "unknown"
-    return MATRICES.get(matrix, "unknown"), PRIMARIES.get(primaries, "unknown"), full
+    """Matrix, primaries and range by a sample description, as FFmpeg names them: of `colr` (ISO/IEC 14496-12, 12.1.5;
+    `nclx` has all, QuickTime's `nclc` no range), or of `vpcC` (VP Codec ISO Media File Format Binding, 2.2)."""
+    for name in (b"colr", b"vpcC"):
+        try:
+            box = codec_configuration(stsd, name)
+        except ValueError:
+            continue
+        if name == b"vpcC":
+            return _named(box[9], box[7], box[6] & 1)
+        if box[:4] in (b"nclx", b"nclc"):
+            primaries, _, matrix = struct.unpack_from(">3H", box, 4)
+            return _named(matrix, primaries, box[10] >> 7 if box[:4] == b"nclx" and len(box) > 10 else None)
+    return _named(2, 2, None)
+
+
+def _named(matrix: int, primaries: int, full_range: int | None) -> tuple[str, str, str]:
+    of_range = {None: "unknown", 0: "tv", 1: "pc"}[full_range]
+    return MATRICES.get(matrix, "unknown"), PRIMARIES.get(primaries, "unknown"), of_range
 
 
 def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, width: int, height: int) -> Color:

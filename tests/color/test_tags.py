@@ -112,6 +112,8 @@ def test_container_tags() -> None:
     for kind, end, found in ((b"nclx", b"\x80", "pc"), (b"nclx", b"\0", "tv"), (b"nclc", b"", "unknown")):
         colr = b"colr" + kind + bytes([0, 9, 0, 16, 0, 9]) + end
         assert container_tags(entry + (len(colr) + 4).to_bytes(4, "big") + colr) == ("bt2020nc", "bt2020", found)
+    vp9 = b"vpcC" + bytes([1, 0, 0, 0, 0, 10, 0x81, 9, 16, 9, 0, 0])
+    assert container_tags(entry + (len(vp9) + 4).to_bytes(4, "big") + vp9) == ("bt2020nc", "bt2020", "pc")
     profile = b"colrprof" + bytes(40)
     assert container_tags(entry + (len(profile) + 4).to_bytes(4, "big") + profile)[0] == "unknown"
 
