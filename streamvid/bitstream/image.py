@@ -150,8 +150,17 @@ def _jpeg(data: bytes) -> ImageHeader:
         (luma, *chroma) = [(body[7 + 3 * n] >> 4, body[7 + 3 * n] & 15) for n in range(3)]
         if luma not in _SUBSAMPLED or chroma != [(1, 1), (1, 1)]:
             raise ValueError("its chroma is subsampled in an unusual way: save it anew")
-        pix_fmt = f"yuvj{_SUBSAMPLED[luma]}p"
+        pix_fmt = "gbrp" if _is_rgb_jpeg(data, body) else f"yuvj{_SUBSAMPLED[luma]}p"
     return ImageHeader("jpeg", width, height, pix_fmt, jpeg.rotation(data))
+
+
+def _is_rgb_jpeg(data: bytes, frame: bytes) -> bool:
+    """Whether three components are R, G and B, as libjpeg tells it: by Adobe's marker, else by their names."""
+    kinds = dict(jpeg.segments(data))
+    adobe = kinds.get(0xEE, b"")
+    if 0xE0 in kinds and kinds[0xE0][:5] == b"JFIF\0":
+        return False
+    return adobe[11] == 0 if adobe[:5] == b"Adobe" and len(adobe) > 11 else frame[6:15:3] == b"RGB"
 
 
 def _png(data: bytes) -> ImageHeader:

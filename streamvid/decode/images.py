@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from streamvid.bitstream.image import to_decode
+from streamvid.bitstream.image import read_header, to_decode
 from streamvid.errors import VideoError
 from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
 from streamvid.video.packet_selection import EncodedSlice
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from nvidia.dali import Pipeline
 
 
+_FOR_CPU: Final = ("cmyk", "gbrp")
+"""JPEGs in CMYK and RGB, which libjpeg-turbo decodes, so that both devices have the same pixels."""
+
+
 class ImageBatches:
-    """A DALI pipeline that is opened when it is needed, and again after an error, as it is of no use then.
+    """DALI pipelines that are opened when they are needed, and again after an error, as they are of no use then.
 
     Args: as of `streamvid.video.image_decoder.image_pipeline`.
     """
 
     def __init__(self, *, device_id: int, threads: int, max_batch: int) -> None:
         self._device_id, self._threads, self._max_batch = device_id, threads, max_batch
-        self._pipeline: Pipeline | None = None
+        self._pipelines: dict[bool, Pipeline] = {}
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
         """The wanted frames of each slice of an image, uint8 [frames, height, width, 3] on the GPU.
@@ -34,27 +38,18 @@ class ImageBatches:
             VideoError: one is damaged, or DALI reports an error.
         """
         import torch
-        from torch.utils.dlpack import from_dlpack
 
         files = [_wanted(encoded) for encoded in slices]
         images = [image for one in files for image in one]
-        decoded: list[torch.Tensor] = []
-        pipeline, self._pipeline = self._pipeline, None
-        for first in range(0, len(images), self._max_batch):
-            if pipeline is None:
-                pipeline = image_pipeline(device_id=self._device_id, threads=self._threads, max_batch=self._max_batch)
-            try:
-                made = run_images(pipeline, images[first : first + self._max_batch])
-            except RuntimeError as error:
-                abandon_failed(pipeline, [encoded.stsd for encoded in slices])
-                names = ", ".join(sorted({encoded.name for encoded in slices})[:8])
-                what = f"DALI could not decode a batch with the images {names}, …: {reason_of(error)}"
-                raise VideoError(what) from error
-            decoded += [from_dlpack(made[n]) for n in range(len(made))]
-        self._pipeline = pipeline
+        made: dict[int, torch.Tensor] = {}
+        for on_gpu in (True, False):
+            numbers = [n for n, image in enumerate(images) if (read_header(image).pix_fmt not in _FOR_CPU) == on_gpu]
+            for first in range(0, len(numbers), self._max_batch):
+                some = numbers[first : first + self._max_batch]
+                made.update(zip(some, self._run([images[n] for n in some], slices, on_gpu), strict=True))
         frames, start = [], 0
         for encoded, one in zip(slices, files, strict=True):
-            frames.append(torch.stack(decoded[start : start + len(one)]))
+            frames.append(torch.stack([made[n] for n in range(start, start + len(one))]))
             start += len(one)
             if list(frames[-1].shape[1:]) != [encoded.height, encoded.width, 3]:
                 what = f"{encoded.width}x{encoded.height}, but decodes to {list(frames[-1].shape[1:])}"
@@ -62,11 +57,31 @@ class ImageBatches:
         torch.cuda.synchronize(self._device_id)
         return frames
 
+    def _run(self, images: Sequence[bytes], slices: Sequence[EncodedSlice], on_gpu: bool) -> list[torch.Tensor]:
+        """Decode images of some of these slices: tensors of their own on the GPU."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        pipeline = self._pipelines.pop(on_gpu, None) or image_pipeline(
+            device_id=self._device_id if on_gpu else None, threads=self._threads, max_batch=self._max_batch
+        )
+        try:
+            decoded = run_images(pipeline, images)
+        except RuntimeError as error:
+            abandon_failed(pipeline, [encoded.stsd for encoded in slices])
+            names = ", ".join(sorted({encoded.name for encoded in slices})[:8])
+            what = f"DALI could not decode a batch with the images {names}, …: {reason_of(error)}"
+            raise VideoError(what) from error
+        self._pipelines[on_gpu] = pipeline
+        if on_gpu:
+            return [from_dlpack(decoded[n]).clone() for n in range(len(images))]
+        return [torch.from_numpy(np.array(decoded.at(n))).to(f"cuda:{self._device_id}") for n in range(len(images))]
+
     def __enter__(self) -> ImageBatches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pipeline = None
+        self._pipelines.clear()
 
 
 def _wanted(encoded: EncodedSlice) -> list[bytes]:

@@ -34,6 +34,14 @@ def test_what_is_not_read_is_refused_with_the_reason(name: str) -> None:
     assert classify(memoryview(data)).broken
 
 
+def test_jpegs_are_told_apart_by_their_colours() -> None:
+    formats = {name: read_header(file.data).pix_fmt for name, file in taken().items() if file.codec == "jpeg"}
+    assert formats["jpeg_rgb"] == "gbrp"
+    assert formats["jpeg_cmyk"] == "cmyk"
+    assert formats["jpeg_grey"] == "gray"
+    assert {formats[f"jpeg_{name}"] for name in ("420", "progressive", "restarts")} == {"yuvj420p"}
+
+
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_read_in_every_format_that_has_it(form: str, orientation: int) -> None:

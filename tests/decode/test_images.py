@@ -1,0 +1,66 @@
+"""Images in batches for a GPU, with DALI's CPU decoders in place of the GPU's: in order, whatever their format, and
+right again after an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streamvid.bitstream.image import CODECS
+from streamvid.color.tags import RGB
+from streamvid.decode import images
+from streamvid.decode.images import ImageBatches
+from streamvid.errors import VideoError
+from streamvid.mp4.sample_entry import visual_sample_description
+from streamvid.video.image_decoder import image_pipeline
+from streamvid.video.packet_selection import EncodedSlice
+from tests.support.images import HEIGHT, WIDTH, taken
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
+    def on_the_cpu(**options: Any) -> Any:
+        return image_pipeline(**{**options, "device_id": None})
+
+    monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
+    monkeypatch.setattr(images, "_FOR_CPU", ())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return ImageBatches(device_id=0, threads=2, max_batch=3)
+
+
+def encoded(name: str, *files: bytes, codec: str = "") -> EncodedSlice:
+    codec = codec or taken()[name].codec
+    stsd = visual_sample_description(CODECS[codec], b"", width=WIDTH, height=HEIGHT)
+    packets = files or (taken()[name].data,)
+    sizes = np.array([len(one) for one in packets])
+    order = np.arange(len(packets))
+    data = np.frombuffer(b"".join(packets), dtype=np.uint8)
+    return EncodedSlice(name, codec, stsd, WIDTH, HEIGHT, RGB, data, sizes, order, order)
+
+
+def test_batches_come_in_order(batches: ImageBatches) -> None:
+    names = sorted(taken())
+    for frames, name in zip(batches.decode([encoded(name) for name in names]), names, strict=True):
+        assert frames.shape == (1, HEIGHT, WIDTH, 3)
+        assert np.abs(frames[0].numpy().astype(int) - taken()[name].pixels).max() <= taken()[name].within, name
+
+
+def test_a_slice_may_have_several_images(batches: ImageBatches) -> None:
+    one, other = taken()["png_rgb"], taken()["png_grey"]
+    (frames,) = batches.decode([encoded("png_rgb", one.data, other.data)])
+    np.testing.assert_array_equal(frames.numpy(), np.stack([one.pixels, other.pixels]))
+
+
+def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
+    data = bytearray(taken()["png_rgb"].data)
+    at = data.index(b"IDAT") + 30
+    data[at : at + 40] = bytes(40)
+    with pytest.raises(VideoError, match="jpeg_420, png_rgb"):
+        batches.decode([encoded("jpeg_420"), encoded("png_rgb", bytes(data))])
+    with pytest.raises(VideoError, match="not what its row says"):
+        batches.decode([encoded("png_rgb", codec="jpeg")])
+    (frames,) = batches.decode([encoded("jpeg_420")])
+    np.testing.assert_array_equal(frames[0].numpy(), taken()["jpeg_420"].pixels)
