@@ -12,7 +12,7 @@ from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.plan.uses import Uses
 from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
-from streamvid.storage.shard_cache import CacheUnusable, DamagedFile, ShardCache
+from streamvid.storage.shard_cache import WITHOUT, CacheUnusable, DamagedFile, ShardCache
 from streamvid.storage.url import is_local
 
 _LEFT_NS: Final = 3600 * 10**9
@@ -123,7 +123,7 @@ class ShardAccess:
                             lease = self._cache.lease(url, size=size, sha256=sha256, stop=stop)
                             cached[number, extension] = leases.enter_context(lease).opened
                         except CacheUnusable as error:
-                            self._cache.warn("without", "%s Until then shards are read where they are.", error)
+                            self._cache.warn("without", WITHOUT, error)
                         except DamagedFile as error:
                             if not checked:
                                 raise

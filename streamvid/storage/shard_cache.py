@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from io import FileIO
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
@@ -41,6 +41,8 @@ _RANGES_AT_ONCE = 4
 _CORRUPT_ATTEMPTS = 2
 _POLL_SECONDS = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+WITHOUT: Final = "%s Until then shards are read where they are."
+"""What is said once of a cache that cannot be used."""
 _UNUSABLE_SECONDS = 60.0
 """How long nothing more is put into a folder that could not be written to."""
 
@@ -66,7 +68,8 @@ class ShardCache:
     def __init__(
         self, root: Path, *, limit_bytes: int, retry: Retry | None = None, stalled_after: float = 60.0
     ) -> None:
-        """Make the folder if it is missing. Raises InputError if it cannot be used or the limit is not positive.
+        """Make the folder if it is missing. Raises CacheUnusable if it is none, or this user may not write to it; on a
+        disk that is full or read-only nothing is cached, with a warning; InputError if the limit is not positive.
 
         Args:
             root: the folder.
@@ -96,14 +99,23 @@ class ShardCache:
         self._reserved = 0
         self.writing = threading.Lock()
         """Held from `reserve` until the ranges are written."""
-        with self.usable():
-            with contextlib.suppress(FileExistsError):
-                self._root.mkdir(parents=True)
-            if not self._root.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if not os.access(self._root, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self.folder.reserved()
+        try:
+            with self.usable():
+                self._make_folder()
+        except CacheUnusable as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (*_FULL, errno.EROFS):
+                raise
+            self.warn("without", WITHOUT, error)
+
+    def _make_folder(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self._root.mkdir(parents=True)
+        if not self._root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(self._root, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(self._root).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
+        self.folder.reserved()
 
     def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
         """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is

@@ -702,6 +702,29 @@ def test_on_a_full_disk_the_cache_goes_on_with_fewer_files(
     assert "free some space, or name another folder (cache_dir)" in said
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_run_begins_without_a_cache_where_its_disk_is_full_or_read_only(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """As a resumed one on a node whose disk has got so; a folder that is another user's is a mistake."""
+
+    def mkdir(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    a = site.add("a", data("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        with ShardCache(tmp_path / "none" / "cache", limit_bytes=1000) as cache:
+            with pytest.raises(CacheUnusable, match="cache cannot be used"):
+                cache.lease(**a)
+            assert cache.read_through(**a) == data("a")
+    assert f"cache cannot be used: {os.strerror(number)}" in caplog.text
+    assert "Until then shards are read where they are" in caplog.text
+    (tmp_path / "other").write_text("a file")
+    with pytest.raises(CacheUnusable, match="Not a directory"):
+        ShardCache(tmp_path / "other", limit_bytes=1000)
+
+
 def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remedy(
     cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
