@@ -49,17 +49,32 @@ def decoder() -> Iterator[GpuDecoder]:
     made.close()
 
 
-def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder) -> None:
-    slices = [encoded(file.data, name) for name, file in sorted(taken().items())]
+def compared(decoder: GpuDecoder, files: dict[str, bytes]) -> dict[str, tuple[float, int]]:
+    """Mean and largest difference in levels between a GPU's pixels and the CPU's, by name."""
+    slices = [encoded(data, name) for name, data in files.items()]
     apart = {}
     for one, frames in zip(slices, decoder.decode(slices), strict=True):
         assert frames.is_cuda
         difference = np.abs(frames.cpu().numpy().astype(int) - decode_with_pyav(one))
         apart[one.name] = (float(difference.mean()), int(difference.max()))
-    print(*(f"{name}: mean {mean:.3f}, largest {most}" for name, (mean, most) in apart.items()), sep="\n")
-    lossy = ("jpeg_", "jpeg2000", "webp_lossy")
-    wrong = {n: v for n, v in apart.items() if v[0] > (MEAN if n.startswith(lossy) else 0.5) or v[1] > LARGEST}
-    assert not wrong
+    return apart
+
+
+def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder, capsys: pytest.CaptureFixture[str]) -> None:
+    apart = compared(decoder, {name: file.data for name, file in sorted(taken().items())})
+    noisy = picture(480, 640) + np.random.default_rng(0).integers(0, 40, (480, 640, 3), dtype=np.uint8)
+    detailed = {
+        f"jpeg_{quality}_{name}": encode(noisy, "JPEG", quality=quality, subsampling=sampling)
+        for quality in (60, 90)
+        for sampling, name in enumerate(("444", "422", "420"))
+    }
+    detailed["jpeg2000_lossy"] = encode(noisy, "JPEG2000", quality_mode="rates", quality_layers=[12], irreversible=True)
+    of_noise = compared(decoder, detailed)
+    with capsys.disabled():
+        print("\nimages, GPU against CPU (mean, largest):")
+        print(*(f"  {name}: {mean:.3f}, {most}" for name, (mean, most) in (apart | of_noise).items()), sep="\n")
+    assert not {name: found for name, found in apart.items() if found[0] > MEAN or found[1] > LARGEST}
+    assert not {name: found for name, found in of_noise.items() if found[0] > 2 * MEAN or found[1] > 64}
 
 
 def test_a_damaged_image_is_an_error_and_the_next_batch_is_right(decoder: GpuDecoder) -> None:
@@ -94,7 +109,7 @@ def test_exif_orientation_stands_upright(form: str, tmp_path: Path) -> None:
     with sv.StreamLoader(tmp_path / "made", batch_size=8, sampling=sv.Window(1), transform=whole) as loader:
         (batch,) = loader
     assert batch["video"].is_cuda
-    assert np.abs(batch["video"][:, 0].cpu().numpy().astype(int) - upright).max() <= (10 if form == "JPEG" else 0)
+    assert np.abs(batch["video"][:, 0].cpu().numpy().astype(int) - upright).max() <= (16 if form == "JPEG" else 0)
 
 
 def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
