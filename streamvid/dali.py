@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamvid.checks import boolean, integer, one_of
-from streamvid.dali_engine.chunk_pipeline import Inputs, are_recoloured, clip_inputs, clip_nodes
+from streamvid.dali_engine.chunk_pipeline import Inputs, are_recoloured, clip_inputs, clip_nodes, graph_inputs
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
 from streamvid.dali_engine.reader import write_indexes
 from streamvid.errors import InputError
@@ -26,7 +26,6 @@ from streamvid.loader.sample_set import SampleSet
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.plan.world import find_cores, find_device
 from streamvid.storage.range_reader import RangeReader
-from streamvid.transform.dali_graph import input_names
 from streamvid.transform.spec import by_view
 from streamvid.transform.triton import export as export
 
@@ -129,7 +128,7 @@ def pipeline(
     order = _reading_order(len(plans), batch_size, padded=pad_last_batch)
     colors = {row_color(samples.dataset.clips, clip) for clip in {one.clip for one in plans}}
     recolours = are_recoloured(colors, samples.transform)
-    feed = _feed(samples, plans, input_names(spec, crop_resized=False), order, recolours=recolours)
+    feed = _feed(samples, plans, graph_inputs(spec, on_gpu=device_id is not None), order, recolours=recolours)
     with made:
         shown, columns = clip_nodes(
             files,

@@ -1,7 +1,7 @@
 """Train a classifier on a dataset, and write it and its transform as models for Triton: one transform for both.
 
 python examples/serve/train.py datasets/train --models models --steps 200
-DALI_USE_EXEC2=1 tritonserver --model-repository models     # in NVIDIA's container
+tritonserver --model-repository models     # in NVIDIA's container
 python examples/serve/client.py film.mp4 --classes models/classes.txt
 """
 

@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--color",
         metavar="MATRIX",
-        help="of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', by size; default: the transform's",
+        help="of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
     )
     command.set_defaults(run=_run)
 
@@ -52,6 +52,5 @@ def _run(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads,
         color=arguments.color,
     )
-    server = "; start the server with DALI_USE_EXEC2=1" if arguments.device == "cuda" else ""
-    console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend{server}")
+    console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend")
     return 0

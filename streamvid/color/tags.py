@@ -45,8 +45,7 @@ _OF_PRIMARIES: Final[Mapping[str, str]] = {
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip
-HD_WIDTH, HD_HEIGHT = 1280, 577
-"""From either on, mpv takes video without tags for BT.709."""
+_HD_WIDTH, _HD_HEIGHT = 1280, 577
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def settled_tags(
 
 
 def _by_size(width: int, height: int) -> str:
-    return "bt709" if width >= HD_WIDTH or height >= HD_HEIGHT else "smpte170m"
+    return "bt709" if width >= _HD_WIDTH or height >= _HD_HEIGHT else "smpte170m"
 
 
 def container_tags(stsd: bytes) -> tuple[str, str, str]:

@@ -25,7 +25,7 @@ from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.forks import abandon_pipeline, in_children
 from streamvid.storage.range_reader import FileTooShort
-from streamvid.transform.dali_graph import build_graph, input_names
+from streamvid.transform.dali_graph import SIZES, build_graph, by_constants, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs, InputType, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views, by_view
@@ -108,7 +108,7 @@ class ChunkPipeline:
             prefetch_queue_depth=DEPTH,
         )
         def chunk() -> tuple[DataNode, ...]:
-            names = input_names(spec, crop_resized=False)
+            names = graph_inputs(spec, on_gpu=on_gpu)
             recolours = are_recoloured([color for batch in batches for color in batch.colors], spec.transform)
             feed = (clip_inputs(batch, spec.transform, names, recolours=recolours) for batch in batches)
             views, columns = clip_nodes(files, feed, outputs.spec, on_gpu=on_gpu, recolours=recolours)
@@ -153,6 +153,15 @@ class ChunkPipeline:
         self._resources.close()
 
 
+def graph_inputs(spec: ClipTransform, *, on_gpu: bool) -> tuple[str, ...]:
+    """The transform's inputs. On a GPU a transform for evaluation is done as in a server, which does not know the size
+    of frames (`streamvid.transform.triton`)."""
+    names = input_names(spec, crop_resized=False)
+    if on_gpu and by_constants(spec.transform):
+        return tuple(name for name in names if name.rpartition(".")[2] not in SIZES)
+    return names
+
+
 def clip_nodes(
     files: ReaderFiles,
     feed: Iterator[Inputs],
@@ -189,7 +198,7 @@ def clip_nodes(
         pad_last_batch=pad_last_batch,
     )
     before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *([(np.float32, 2)] if recolours else [])]
-    names = input_names(spec, crop_resized=False)
+    names = graph_inputs(spec, on_gpu=on_gpu)
     (header, place, frames, *colours), params, columns = external_inputs(feed, names, before)
     video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
     video = fn.permute_batch(video, indices=place)

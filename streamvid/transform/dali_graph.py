@@ -7,14 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from streamvid.errors import InputError
-from streamvid.transform.params import ClipTransform, param_names
-from streamvid.transform.spec import Transform, by_view
+from streamvid.transform.params import ClipTransform, followers, param_names
+from streamvid.transform.sharing import pair
+from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
 _CROP_RESIZE_PARAMS: Final = ("mirrored", "angle", "size", "start", "end")
 """Parameters that the graph does not need if frames come to it upright, cropped and resized."""
+
+
+SIZES: Final = ("size", "start", "end")
+"""Parameters of which the graph needs none where nothing is random, and the size of frames is not known."""
 
 
 def _operators(frames: DataNode) -> Any:
@@ -72,12 +77,28 @@ def build_graph(
     return views
 
 
+def by_constants(transform: Transform | Views) -> bool:
+    """Whether what is cut out and resized is said without knowing the frames' size: nothing of it is random."""
+    return transform == transform.for_evaluation() and not followers(transform)
+
+
 def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
-    """Resize and crop by the parameters `size`, `start` and `end`."""
+    """Resize and crop by the parameters `size`, `start` and `end`; without them `by_constants`."""
     from nvidia.dali import types
 
     fn = _operators(frames)
     interpolation = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
+    interpolated = {"interp_type": interpolation[transform.interpolation]}
+    if not params.keys() & set(SIZES):
+        if transform.random_resized_crop is not None and transform.crop is not None:
+            frames = fn.resize(frames, size=pair(transform.crop), mode="not_smaller", **interpolated)
+        elif isinstance(transform.resize, tuple):
+            frames = fn.resize(frames, size=pair(transform.resize), **interpolated)
+        elif transform.resize is not None:
+            frames = fn.resize(frames, resize_shorter=transform.resize, subpixel_scale=False, **interpolated)
+        if transform.crop is not None:
+            frames = fn.crop(frames, crop=pair(transform.crop), crop_pos_x=0.5, crop_pos_y=0.5)
+        return frames
     if "end" in params:
         # Resize and crop in one: only the pixels that the crop keeps are computed.
         frames = fn.resize(
@@ -85,14 +106,14 @@ def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, Dat
             size=params["size"],
             roi_start=params["start"],
             roi_end=params["end"],
-            interp_type=interpolation[transform.interpolation],
+            **interpolated,
         )
     elif "start" in params:
         frames = fn.slice(
             frames, params["start"], params["size"], axes=[1, 2], normalized_anchor=False, normalized_shape=False
         )
     elif "size" in params:
-        frames = fn.resize(frames, size=params["size"], interp_type=interpolation[transform.interpolation])
+        frames = fn.resize(frames, size=params["size"], **interpolated)
     return frames
 
 

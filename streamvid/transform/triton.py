@@ -1,8 +1,10 @@
 """`sv.dali.export`: the transform as a model of Triton's DALI backend: encoded videos in, the model's tensors out.
 
-A server draws nothing at random and has no plan: the graph finds the parameters of `streamvid.transform.params` by
-itself, from the size of the frames, in the same double precision and the same order of operations. So its tensors are
-those of `engine="dali"`, bit for bit.
+A server draws nothing at random and has no plan. On a CPU the graph finds the parameters of
+`streamvid.transform.params` by itself, from the size of the frames, in the same double precision and the same order of
+operations. On a GPU it cannot: the backend has DALI's older executor, in which nothing that the GPU has made comes back
+to the CPU, where operators take their arguments. There all of them are constants, and `engine="dali"` does it in the
+same way. So the tensors are those of `engine="dali"` on the same device, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from streamvid.checks import integer, one_of
 from streamvid.color.render import recolouring
-from streamvid.color.tags import HD_HEIGHT, HD_WIDTH, Color, ColorOption
+from streamvid.color.tags import Color, ColorOption
 from streamvid.errors import InputError
-from streamvid.transform.dali_graph import crop_resize, finish
+from streamvid.transform.dali_graph import by_constants, crop_resize, finish
 from streamvid.transform.params import followers, needed
 from streamvid.transform.sharing import largest, pair
 from streamvid.transform.spec import COLORS, Transform, Views, by_view
@@ -51,16 +53,15 @@ def export(
 
     The model takes a file's bytes, `encoded`, and gives for each view a batch of its sub-sequences, each of `frames`
     frames, every `stride`-th of the video; the last one is padded with black frames. They are those of
-    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`. A
-    server knows no tags: with `color="auto"`, videos are converted by the matrix of those of their size without tags.
+    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`
+    on that device. A server sees no tags: `color="auto"` is BT.709 for all videos.
 
     Args:
         directory: the model repository; the model becomes `directory/name`. Files of an earlier export are replaced.
         transform: as of the loader; its randomness is left out. Its own part (`dali`) sees all frames of the video.
         frames, stride: of a sub-sequence.
         name: of the model.
-        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone. With "cuda", start the server
-            with DALI_USE_EXEC2=1 (docs/serving.md).
+        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone.
         max_batch_size: videos of a request at most.
         num_threads: CPU threads of the server's pipeline.
         color: the matrix of YUV, for all videos; default: the transform's.
@@ -89,13 +90,23 @@ def export(
         transform = _in_color(transform, color)
     transform = transform.for_evaluation()
     views = by_view(transform)
+    if device == "cuda" and not by_constants(transform):
+        raise InputError(
+            "a server's GPU cannot make views that share their crop: leave out share, or give device='cpu'"
+        )
     for view, one in views.items():
         if one.dtype not in _TRITON_TYPES:
             raise InputError(f"DALI writes no {one.dtype} ({view}): give Transform(dtype='float32') or 'float16'")
         if view == INPUT:
             raise InputError(f"a view cannot be called {INPUT!r}, as the model's input is")
     graph = serving_graph(
-        transform, frames=frames, stride=stride, device=device, batch_size=max_batch_size, num_threads=num_threads
+        transform,
+        frames=frames,
+        stride=stride,
+        device=device,
+        batch_size=max_batch_size,
+        num_threads=num_threads,
+        constants=device == "cuda",
     )
     try:
         serialized = graph.serialize()
@@ -119,9 +130,17 @@ def _in_color(transform: Transform | Views, color: ColorOption) -> Transform | V
 
 
 def serving_graph(
-    transform: Transform | Views, *, frames: int, stride: int, device: str, batch_size: int, num_threads: int
+    transform: Transform | Views,
+    *,
+    frames: int,
+    stride: int,
+    device: str,
+    batch_size: int,
+    num_threads: int,
+    constants: bool,
 ) -> Pipeline:
-    """The pipeline, not built: it can be serialized where there is no GPU. Arguments as of `export`."""
+    """The pipeline, not built: it can be serialized where there is no GPU. Arguments as of `export`, and whether what
+    is cut out is said by constants alone."""
     from nvidia.dali import Pipeline, fn, types
 
     views = by_view(transform)
@@ -137,46 +156,36 @@ def serving_graph(
         encoded = fn.external_source(name=INPUT, device="cpu", dtype=types.UINT8, ndim=1)
         decoded = fn.decoders.video(encoded, stride=stride, device="mixed" if device == "cuda" else "cpu")
         decoded = _recoloured(decoded, next(iter(views.values())).color)
-        params = evaluation_params(transform, decoded.shape(dtype=types.FLOAT64)[1:3])
+        params: Mapping[str, Mapping[str, DataNode]] = {view: {} for view in views}
+        if not constants:
+            params = evaluation_params(transform, decoded.shape(dtype=types.FLOAT64)[1:3])
         graph.set_outputs(*(_sub_sequences(view, one, decoded, params[view], frames) for view, one in views.items()))
     return graph
 
 
 def _recoloured(decoded: DataNode, color: ColorOption) -> DataNode:
-    """DALI's frames, which are BT.601, by another matrix; without knowing any tags "auto" goes by size."""
+    """DALI's frames, which are BT.601, by another matrix."""
     from nvidia.dali import fn, types
 
     if color == "bt601":
         return decoded
     factors = recolouring(Color("bt709" if color == "auto" else color, False, (0, 0)))
-    if color != "auto":
-        return fn.coord_transform(decoded, M=factors.ravel().tolist(), dtype=types.UINT8)
-    shape = decoded.shape(dtype=types.FLOAT)
-    is_hd = fn.cast((shape[1:2] >= HD_HEIGHT) | (shape[2:3] >= HD_WIDTH), dtype=types.FLOAT)
-    same, other = (types.Constant(one, device="cpu") for one in (np.eye(3, dtype=np.float32), factors))
-    # Not same + (other - same) * is_hd, which rounds.
-    return fn.coord_transform(decoded, M=same * (1 - is_hd) + other * is_hd, dtype=types.UINT8)
+    return fn.coord_transform(decoded, M=factors.ravel().tolist(), dtype=types.UINT8)
 
 
 def _sub_sequences(
     view: str, transform: Transform, decoded: DataNode, params: Mapping[str, DataNode], frames: int
 ) -> DataNode:
     """Of each video [sub-sequences, …] in the transform's layout, as an output of the name `view`."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import fn
 
     made = crop_resize(transform, decoded, params)
     # Without a shape, fn.pad would make all videos of a request as long as the longest.
-    pad = partial(fn.pad, axis_names="F", align=frames, shape=decoded.shape(dtype=types.INT32)[0:1])
-    made = finish(transform, made, {}, pad)
-    size = fixed_size(transform)
-    if size is None:
-        shape = made.shape(dtype=types.INT32)
-        shape = fn.cat(np.array([-1, frames], dtype=np.int32), shape[1:], axis=0)
-    else:
-        shape = [-1, frames, *((*size, 3) if transform.layout == "THWC" else (3, *size))]
+    made = finish(transform, made, {}, partial(fn.pad, axis_names="F", align=frames, shape=[1]))
+    rows: dict[str, Any] = {"rel_shape": [-1, frames, 1, 1, 1], "src_dims": [0, -1, 1, 2, 3]}
     if transform.layout != "CTHW":
-        return fn.reshape(made, shape=shape, layout="", name=view)
-    return fn.transpose(fn.reshape(made, shape=shape, layout=""), perm=[0, 2, 1, 3, 4], name=view)
+        return fn.reshape(made, layout="", name=view, **rows)
+    return fn.transpose(fn.reshape(made, layout="", **rows), perm=[0, 2, 1, 3, 4], name=view)
 
 
 def fixed_size(transform: Transform) -> tuple[int, int] | None:

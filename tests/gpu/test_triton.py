@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +19,7 @@ from tests.support.clips import write
 from tools.clips import hard_recipes
 
 # Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
-BASE = replace(hard_recipes()["h264"], width=368, colour="untagged")
+BASE = replace(hard_recipes()["h264"], width=368)
 CLIPS = {"a": replace(BASE, frames=45), "b": replace(BASE, frames=20, seed=1), "c": replace(BASE, frames=28, seed=2)}
 TRANSFORMS = [
     sv.Transform(resize=128, crop=112, mean=0.45, std=0.225, horizontal_flip=0.5),
@@ -61,12 +60,12 @@ np.save(sys.argv[2], np.concatenate([np.array(output.as_cpu().at(n)) for n in ra
 
 
 def test_as_the_backend_makes_pipelines(folder: Path, tmp_path: Path) -> None:
-    """It asks for the older executor, in place of which DALI takes the dynamic one where DALI_USE_EXEC2 is set."""
+    """With the older executor."""
     model = sv.dali.export(tmp_path, transform=TRANSFORMS[0], frames=7, stride=2, device="cuda")
     videos = [str(folder / "videos" / f"{name}.mp4") for name in CLIPS]
     files = [str(model / "1" / "model.dali"), str(tmp_path / "made.npy")]
     command = [sys.executable, "-c", AS_THE_BACKEND, *files, *videos]
-    subprocess.run(command, check=True, timeout=120, env=os.environ | {"DALI_USE_EXEC2": "1"})
+    subprocess.run(command, check=True, timeout=120)
     np.testing.assert_array_equal(np.load(tmp_path / "made.npy"), served(model, folder))
 
 

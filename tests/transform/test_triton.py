@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,20 @@ import torch
 
 import streamvid as sv
 from streamvid.arrays import Int64
+from streamvid.dali_engine import chunk_pipeline
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.transform.dali_graph import by_constants
 from streamvid.transform.params import batch_params
 from streamvid.transform.spec import by_view
-from streamvid.transform.triton import evaluation_params
+from streamvid.transform.triton import evaluation_params, serving_graph
 from tests.support import pbtxt
 from tests.support.clips import write
 from tests.support.packed import packing_inline
 from tools.clips import Recipe
 
-VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8, colour="untagged")
+VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8)
 CLIPS = {
     "long": replace(VP9, frames=45),
     "high": replace(VP9, width=96, height=120, frames=20, seed=1),
@@ -59,7 +62,8 @@ def served(model: Path, folder: Path, names: list[str], *, dynamic: bool = True)
 
 
 def evaluated(folder: Path, transform: Any, **options: Any) -> list[dict[str, Any]]:
-    """The clips' windows by a StreamLoader, in the dataset's order."""
+    """The clips' windows by a StreamLoader, in the dataset's order. They are tagged BT.709, as which a server takes
+    all."""
     sampling = sv.TiledWindows(FRAMES, stride=STRIDE, pad="constant")
     options = {"batch_size": 64, "shuffle": False, "engine": "dali", "device": "cpu", "num_threads": 2} | options
     with sv.StreamLoader(folder / "set", sampling=sampling, transform=transform.for_evaluation(), **options) as loader:
@@ -148,25 +152,55 @@ def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("color", ["auto", "bt601", "bt709", "bt2020"])
 def test_colours_are_fixed_at_export(tmp_path: Path, color: Any) -> None:
-    """By the transform's matrix, whatever the stream; "auto", of which a server does not see the tags, by its size."""
+    """By the transform's matrix or another, whatever the stream is tagged with; "auto" is BT.709."""
     (tmp_path / "videos").mkdir()
-    sizes = {"small": (96, 64), "wide": (1280, 64), "high": (64, 578)}
-    for name, (width, height) in sizes.items():
-        recipe = replace(VP9, frames=3, width=width, height=height)
-        write(recipe, tmp_path / "videos" / f"{name}.mp4")
+    for tags in ("bt601", "bt709", "untagged"):
+        write(replace(VP9, frames=3, colour=tags), tmp_path / "videos" / f"{tags}.mp4")
     with packing_inline():
         pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
     transform = sv.Transform(crop=(64, 64), dtype="uint8", layout="THWC", color=color)
-    # The transform's own, or another.
-    fixed: Any = {"color": color} if color == "bt709" else {}
-    given = replace(transform, color="auto") if fixed else transform
+    fixed: Any = {"color": color} if color == "bt2020" else {}
+    given = replace(transform, color="bt601") if fixed else transform
     model = sv.dali.export(tmp_path, transform=given, frames=FRAMES, stride=STRIDE, device="cpu", **fixed)
-    (outputs,) = served(model, tmp_path, sorted(sizes))
-    (batch,) = evaluated(tmp_path, transform)
+    (outputs,) = served(model, tmp_path, ["bt601", "bt709", "untagged"])
+    (batch,) = evaluated(tmp_path, replace(transform, color="bt709" if color == "auto" else color))
     np.testing.assert_array_equal(np.concatenate(outputs), batch["video"].numpy())
-    (plain,) = evaluated(tmp_path, replace(transform, color="bt601"))
-    same = [bool(torch.equal(one, two)) for one, two in zip(batch["video"], plain["video"], strict=True)]
-    assert same == [color == "bt601" or (color == "auto" and key == "small") for key in batch["key"]]
+
+
+@pytest.mark.parametrize("number", [n for n, one in enumerate(TRANSFORMS) if by_constants(one.for_evaluation())])
+def test_constants_in_the_place_of_sizes(
+    folder: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, by either executor: `engine="dali"` gives the same there, and no other picture than with sizes."""
+    transform = TRANSFORMS[number].for_evaluation()
+    options: dict[str, Any] = {"frames": FRAMES, "stride": STRIDE, "device": "cpu", "num_threads": 2}
+    names, made = sorted(CLIPS), []
+    for constants in (True, False):
+        graph = serving_graph(transform, batch_size=4, constants=constants, **options)
+        (tmp_path / "1").mkdir(exist_ok=True)
+        (tmp_path / "1" / "model.dali").write_bytes(graph.serialize())
+        made.append([np.concatenate(one) for one in served(tmp_path, folder, names, dynamic=not constants)])
+    monkeypatch.setattr(chunk_pipeline, "graph_inputs", partial(forced, chunk_pipeline.graph_inputs))
+    (batch,) = evaluated(folder, transform)
+    for view, own, exact in zip(by_view(transform), *made, strict=True):
+        np.testing.assert_array_equal(own, batch[view].numpy())
+        one = by_view(transform)[view]
+        scale = 1.0 if one.dtype == "uint8" else 255 * min(one.mean_std[1])
+        off = scale * np.abs(own.astype(np.float64) - exact)
+        print(f"{view}: {off.max():.2f} at most, {off.mean():.4f} on average")
+        # The middle of a random resized crop is off by up to half a pixel of what comes out.
+        assert off.mean() < (2 if one.random_resized_crop else 0.01)
+        assert off.max() < 1.01 or one.random_resized_crop
+
+
+def forced(inputs: Any, spec: Any, *, on_gpu: bool) -> Any:
+    """The inputs of a graph on a GPU."""
+    return inputs(spec, on_gpu=True)
+
+
+def test_a_gpu_takes_no_shared_crop(tmp_path: Path) -> None:
+    with pytest.raises(sv.InputError, match="leave out share"):
+        sv.dali.export(tmp_path, transform=TRANSFORMS[-1], frames=4, device="cuda")
 
 
 @pytest.mark.parametrize("number", range(len(TRANSFORMS)))
