@@ -87,6 +87,17 @@ class CacheFolder:
         self.root = root
         self._verified: set[tuple[int, int]] = set()
 
+    def make(self) -> None:
+        """Make the folder if it is missing. Raises OSError if it is none, or cannot be written to."""
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(parents=True)
+        if not self.root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(self.root).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
+        self.reserved()
+
     def part(self, sha256: str, size: int, number: int) -> Path:
         """The name of a part, the first or a further one."""
         return self.root / f"{sha256}.{size}{f'.{number}' if number else ''}.part"

@@ -101,21 +101,11 @@ class ShardCache:
         """Held from `reserve` until the ranges are written."""
         try:
             with self.usable():
-                self._make_folder()
+                self.folder.make()
         except CacheUnusable as error:
             if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (*_FULL, errno.EROFS):
                 raise
             self.warn("without", WITHOUT, error)
-
-    def _make_folder(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            self._root.mkdir(parents=True)
-        if not self._root.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(self._root, os.W_OK | os.X_OK):
-            code = errno.EROFS if os.statvfs(self._root).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code))
-        self.folder.reserved()
 
     def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
         """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is
