@@ -1,4 +1,16 @@
-"""The Triton kernels of `streamvid.color.nv12`, which defines the conversions. Importing this module needs Triton."""
+"""NV12 surfaces of NVDEC → RGB by Triton kernels, the same pixels as DALI's GPU decoder, bit for bit. Importing this
+module needs Triton; `streamvid.color.surfaces` launches them.
+
+DALI's conversion, fitted to the output of DALI 2.4: chroma is sited at the centre of its four luma samples and
+interpolated bilinearly, clamped at the borders. Then, in float32, the matrix of BT.601 on levels from 0 to 1 with
+black at 0.0625 and neutral chroma at 0.5, or that of JPEG for full range. (16 / 255 and 128 / 255 would be exact;
+DALI's values are 0.07 of a level off in luma and half a level in chroma.)
+
+For 10-bit streams DALI has NVDEC deliver 8 bits, which NVDEC dithers, fitted to the output of an H200: of each 2×2
+samples of a plane, the remainders of the division by 4 are summed, and (sum + 1) // 4 of the four samples are rounded
+up, those with the largest remainders first. Ties go to the sample nearest to the centre of its 4×4 block, but for
+remainders of 3 to the one farthest from it.
+"""
 
 import triton
 import triton.language as tl
@@ -35,20 +47,30 @@ def _byte(value):
 
 
 @triton.jit
-def nv12_to_rgb(surfaces, out, dst_rows, height, width, FULL: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """uint8 NV12 [surfaces, 3 * height / 2, width] → uint8 RGB [frames, height, width, 3] at `dst_rows`. One program
-    writes BLOCK pixels of a row."""
+def nv12_to_rgb(
+    table, scratch, size, ROW: tl.constexpr, FULL: tl.constexpr, DITHERED: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """uint8 NV12 → uint8 RGB [height, width, 3], for each row of `streamvid.color.surfaces.ROW` numbers; the NV12 are
+    those of `scratch`, `size` bytes each, if they are DITHERED. One program writes BLOCK pixels of a line."""
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     y = tl.program_id(1)
-    surface = tl.program_id(2).to(tl.int64)
-    mask = x < width
-    luma = surfaces + surface * (height + height // 2) * width
-    base = luma + height * width
+    row = table + tl.program_id(2) * ROW
+    ints = tl.load(row + 4).to(tl.pointer_type(tl.int64))
+    height, full_width = tl.load(ints).to(tl.int32), tl.load(ints + 1).to(tl.int32)
+    if DITHERED:
+        width = full_width
+        luma = scratch + tl.program_id(2).to(tl.int64) * size
+        base = luma + height * width
+    else:
+        width = tl.load(row + 1).to(tl.int32)
+        luma = tl.load(row).to(tl.pointer_type(tl.uint8))
+        base = luma + tl.load(row + 2)
+    mask = (x < full_width) & (y < height)
     # The chroma sample that a pixel lies in, and its neighbour on the nearer side, clamped at the border.
     row0 = y // 2
     row1 = tl.minimum(tl.maximum(row0 + 2 * (y % 2) - 1, 0), height // 2 - 1)
     near0 = x // 2
-    near1 = tl.minimum(tl.maximum(near0 + 2 * (x % 2) - 1, 0), width // 2 - 1)
+    near1 = tl.minimum(tl.maximum(near0 + 2 * (x % 2) - 1, 0), full_width // 2 - 1)
     level = tl.load(luma + y * width + x, mask=mask, other=0).to(tl.float32)
     blue = _chroma(base, row0, row1, near0, near1, width, 0, mask)
     red = _chroma(base, row0, row1, near0, near1, width, 1, mask)
@@ -62,8 +84,7 @@ def nv12_to_rgb(surfaces, out, dst_rows, height, width, FULL: tl.constexpr, BLOC
         r = _fma(red, 1.59602679, bright)
         g = _fma(red, -0.81296765, _fma(blue, -0.39176229, bright))
         b = _fma(blue, 2.01723214, bright)
-    frame = tl.load(dst_rows + surface)
-    pixel = out + ((frame * height + y) * width + x) * 3
+    pixel = tl.load(row + 3).to(tl.pointer_type(tl.uint8)) + (y * full_width + x) * 3
     tl.store(pixel, _byte(r), mask=mask)
     tl.store(pixel + 1, _byte(g), mask=mask)
     tl.store(pixel + 2, _byte(b), mask=mask)
@@ -90,26 +111,30 @@ def _dithered(sample, score, a, b, c, up):
 
 
 @triton.jit
-def to_8_bit(samples, out, height, width, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """10-bit samples [surfaces, 3 * height / 2, width] → uint8 of the same shape. One program writes 2 * BLOCK samples
-    of each of two rows."""
-    row = tl.program_id(1)
+def to_8_bit(table, scratch, size, ROW: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+    """P016 surfaces without gaps → uint8 NV12 in `scratch`, `size` bytes each. One program writes 2 * BLOCK samples of
+    each of two lines."""
+    pair = tl.program_id(1)
+    frame = table + tl.program_id(2) * ROW
+    ints = tl.load(frame + 4).to(tl.pointer_type(tl.int64))
+    height, width = tl.load(ints).to(tl.int32), tl.load(ints + 1).to(tl.int32)
+    samples = tl.load(frame).to(tl.pointer_type(tl.int16))
+    out = scratch + tl.program_id(2).to(tl.int64) * size
     # Chroma interleaves two planes: the next sample of a plane is two columns on.
-    in_chroma = (row >= height // 2).to(tl.int32)
+    in_chroma = (pair >= height // 2).to(tl.int32)
     step = 1 + in_chroma
     quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = quad < width // 2
+    mask = (quad < width // 2) & (pair < height * 3 // 4)
     # Counted within the plane.
     column = quad // step
-    surface = tl.program_id(2).to(tl.int64) * (height + height // 2) * width
-    at = surface + 2 * row * width + 2 * step * column + quad % step
+    at = 2 * pair * width + 2 * step * column + quad % step
     a = _sample(samples + at, mask, SHIFT)
     b = _sample(samples + at + step, mask, SHIFT)
     c = _sample(samples + at + width, mask, SHIFT)
     d = _sample(samples + at + width + step, mask, SHIFT)
     up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
     # Luma has a multiple of 4 rows, so chroma begins with an even pair of rows, too.
-    top = 2 * (row % 2)
+    top = 2 * (pair % 2)
     left = column % 2
     e = _score(a, top + left)
     f = _score(b, top + 1 - left)

@@ -50,3 +50,11 @@ def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 
     weights = np.zeros((out, count))
     np.add.at(weights, (np.arange(out)[:, None], np.clip(inside - first[:, None], 0, count - 1)), shares)
     return Taps(first.astype(np.int32), np.ascontiguousarray(weights.T, dtype=np.float32))
+
+
+def dense(of: Taps, source: int) -> Float32:
+    """float32 [out, source]: the weights of all source samples."""
+    made = np.zeros((len(of.first), source), dtype=np.float32)
+    for number, weights in enumerate(of.weights):
+        made[np.arange(len(made)), of.first + number] = weights
+    return made

@@ -1,44 +1,51 @@
 """CPU cores that decode jobs of the NVDEC queue with FFmpeg while the engines have more than they can do.
 
 A core decodes about as many H.264 packets a second as an NVDEC engine. Both standards define decoded samples bit for
-bit, so FFmpeg and NVDEC give the same luma and chroma, and the same GPU kernel converts both to RGB: the pixels do not
-depend on who decoded.
+bit, so FFmpeg and NVDEC give the same luma and chroma. Those of FFmpeg are sent to the GPU as NVDEC's surfaces, where
+the same kernel makes pixels of both: they do not depend on who decoded.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from streamvid.color import nv12
+from streamvid.arrays import UInt8
+from streamvid.color.picture import picture_of
+from streamvid.color.render import Samples
+from streamvid.color.surfaces import Window
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
+from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 
 if TYPE_CHECKING:
+    import torch
     from av.video.frame import VideoFrame
 
 _STAGED_BYTES: Final = 16 << 20
 """Bytes of decoded frames copied to the GPU at once."""
-_MAX_STAGED: Final = 32
 _PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
 
 log = logging.getLogger(__name__)
 
 
 class CpuAssistWorker:
-    """Decodes jobs with FFmpeg and has the GPU convert them to RGB. To be used by one thread.
+    """Decodes jobs with FFmpeg and has the GPU make pixels of them. To be used by one thread.
 
     Args:
         device_id: the GPU's number.
         queue: where jobs come from.
+        first: shared by the workers of a pool.
     """
 
-    def __init__(self, device_id: int, queue: DecodeQueue) -> None:
+    def __init__(self, device_id: int, queue: DecodeQueue, first: FirstLaunches) -> None:
         import torch
 
         self._device_id, self._queue = device_id, queue
@@ -49,18 +56,18 @@ class CpuAssistWorker:
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._key: SessionKey | None = None
         self._context = ReusableCodecContext(taken=self._count)
-        # Planes of staged frames in pinned memory, uint8 or int16 [frames, samples]; rows of the output they go to.
-        self._planes = torch.empty(0)
-        self._dst_rows = torch.empty(_MAX_STAGED, dtype=torch.int64, pin_memory=True)
-        self._staged: list[int] = []
-        # The job of the frame staged last.
-        self._last: GopJob | None = None
+        self._first = first
+        # Used by turns: one is filled while the other is sent.
+        self._uploads: deque[_Upload] = deque()
+        # Frames in the first of them: job, which of its slice's frames, and its surface as `SurfaceQueue.add` takes it.
+        self._staged: list[tuple[GopJob, int, tuple[int, int, int]]] = []
 
     def run(self) -> None:
         """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
+            self._surfaces = SurfaceQueue(self._stream, self._first)
             while not self._abandoned and (jobs := self._queue.take_for_cpu()):
                 self.doing = tuple(jobs)
                 failed = self._decode_all(jobs)
@@ -72,7 +79,7 @@ class CpuAssistWorker:
                         job.group.finish()
                 # While waiting for the next jobs, hold no reference to the output of these.
                 del job, jobs, failed
-                self._last, self.doing = None, ()
+                self.doing = ()
 
     def abandon(self) -> list[GopJob]:
         """See `streamvid.decode.engine_threads.Worker`."""
@@ -98,12 +105,17 @@ class CpuAssistWorker:
                     self._decode(job)
                 except (VideoError, av.error.FFmpegError) as error:
                     failed[job] = error
-            self._convert()
-            self._stream.synchronize()
+            self._send()
+            self._surfaces.synchronize()
         except Exception as error:
             # Frames of the other jobs may have been among those that failed to reach the GPU.
             failed = dict.fromkeys(jobs, error)
             self._staged.clear()
+            self._surfaces.clear()
+            with suppress(RuntimeError):
+                self._surfaces.synchronize()  # what an engine decodes anew must not be written by what failed
+            for upload in self._uploads:
+                upload.used, upload.reusable = 0, None
         return failed
 
     def _decode(self, job: GopJob) -> None:
@@ -120,19 +132,19 @@ class CpuAssistWorker:
             raise VideoError(f"frames of clip {job.encoded.name} do not come out of the decoder")
 
     def _configure(self, key: SessionKey) -> None:
-        """Allocate pinned memory for planes of this configuration."""
-        import torch
-
+        """Allocate memory for surfaces of this configuration."""
         if key == self._key:
             return
         self._context = ReusableCodecContext(taken=self._count)
-        count = min(_MAX_STAGED, max(1, _STAGED_BYTES // key.surface_bytes))
-        dtype = torch.uint8 if key.bit_depth == 8 else torch.int16
-        self._planes = torch.empty((count, key.surface_rows * key.width), dtype=dtype, pin_memory=True)
+        size = max(_STAGED_BYTES, key.surface_bytes + 16)
+        if not self._uploads or self._uploads[0].size < size:
+            self._uploads.clear()  # before memory is allocated for others
+            self._uploads.extend(_Upload(size, self._stream) for _ in range(2))
         self._key = key
 
     def _stage(self, frame: VideoFrame, job: GopJob, wanted: dict[int, int]) -> None:
-        """Copy the planes of a frame to pinned memory and take it out of `wanted` (rank → row), if it is there."""
+        """Copy the planes of a frame to pinned memory, as NVDEC's surfaces have them, and take it out of `wanted`
+        (rank → row), if it is there."""
         # Unwanted frames count, too: others are predicted from them, and an engine may conceal damage differently.
         if frame.is_corrupt:
             raise VideoError(f"a frame of clip {job.encoded.name} is damaged")
@@ -142,43 +154,78 @@ class CpuAssistWorker:
         key = job.key
         if (frame.width, frame.height) != (key.width, key.height) or frame.format.name not in _PIX_FMTS[key.bit_depth]:
             raise VideoError(f"clip {job.encoded.name} decodes to {frame.width}x{frame.height}, {frame.format.name}")
-        # One kernel launch converts by one matrix.
-        if len(self._staged) == len(self._planes) or (
-            self._last is not None and self._last.encoded.color != job.encoded.color
-        ):
-            self._convert()
-        target = self._planes.numpy()[len(self._staged)]
-        start = 0
-        for plane in frame.planes:
-            # FFmpeg pads the lines of a plane.
-            lines = np.frombuffer(memoryview(plane), dtype=target.dtype).reshape(plane.height, -1)[:, : plane.width]
-            np.copyto(target[start : start + lines.size].reshape(lines.shape), lines)
-            start += lines.size
-        self._staged.append(row)
-        self._last = job
+        window = job.target.window
+        while not self._uploads[0].has_room(key, window):
+            self._send()
+        self._staged.append((job, row, self._uploads[0].put(picture_of(frame).planes, key, window)))
 
-    def _convert(self) -> None:
-        """Send the staged frames to the GPU and convert them to RGB."""
+    def _send(self) -> None:
+        """Queue the upload of the staged frames, and the work on them."""
+        staged, self._staged = self._staged, []
+        if not staged:
+            return
+        upload = self._uploads[0]
+        self._surfaces.copies.to_device(upload.surface, upload.address, upload.used)
+        for job, row, surface in staged:
+            self._surfaces.add(*surface, job.target, row)
+        upload.reusable = self._surfaces.launch()
+        self._uploads.rotate(1)
+
+
+class _Upload:
+    """Pinned memory for parts of surfaces, and as much on the GPU, to which one copy takes them.
+
+    Attributes:
+        size: in bytes.
+        address, surface: of it in host memory, and on the GPU.
+        used: bytes that are to be copied.
+        reusable: event after which they may be overwritten; None if they never were used.
+    """
+
+    def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
         import torch
 
-        job, self._last = self._last, None
-        if job is None:
-            return
-        count, key = len(self._staged), job.key
-        self._dst_rows.numpy()[:count] = self._staged
-        self._staged.clear()
-        dst_rows = self._dst_rows[:count].to(self._stream.device, non_blocking=True)
-        planes = self._planes[:count].to(self._stream.device, non_blocking=True)
-        luma = key.height * key.width
-        surfaces = planes.new_empty((count, key.surface_rows, key.width))
-        surfaces.view(count, -1)[:, :luma].copy_(planes[:, :luma])
-        # Interleave U and V, as in NVDEC's surfaces.
-        chroma = surfaces.view(count, -1)[:, luma:].view(count, -1, 2)
-        chroma.copy_(planes[:, luma:].view(count, 2, -1).transpose(1, 2))
-        color = job.encoded.color
-        if color.as_dali and key.bit_depth > 8:
-            samples, surfaces = surfaces, torch.empty_like(surfaces, dtype=torch.uint8)
-            nv12.to_8_bit(samples, surfaces, count=count, shift=0)
-        nv12.to_rgb(surfaces, job.out, dst_rows, count=count, color=color)
-        # The pinned memory is overwritten next.
-        self._stream.synchronize()
+        self.size, self._memory = size, torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self._on_device = torch.empty(size, dtype=torch.uint8, device=stream.device)
+        self._bytes: UInt8 = self._memory.numpy()
+        self.address, self.surface, self.used = self._memory.data_ptr(), self._on_device.data_ptr(), 0
+        self.reusable: torch.cuda.Event | None = None
+
+    def has_room(self, key: SessionKey, window: Window) -> bool:
+        """Whether part of one more surface fits in."""
+        if self.reusable is not None:
+            self.reusable.synchronize()
+            self.reusable, self.used = None, 0
+        return self.used + _size(key, window) <= len(self._bytes)
+
+    def put(self, planes: Sequence[Samples], key: SessionKey, window: Window) -> tuple[int, int, int]:
+        """Write the part of a frame as NV12, or as P016 with samples in the upper bits.
+
+        Returns:
+            the device address where the whole surface would begin, the samples from one line to the next, and the bytes
+            to its chroma.
+        """
+        wide = key.bit_depth > 8
+        top, bottom, left, right = window
+        width, lines = right - left, (bottom - top) * 3 // 2
+        memory = self._bytes[self.used : self.used + _size(key, window)].view(np.uint16 if wide else np.uint8)
+        luma, chroma = np.split(memory[: lines * width].reshape(lines, width), [bottom - top])
+        half = (slice(top // 2, bottom // 2), slice(left // 2, right // 2))
+        parts = (planes[0][top:bottom, left:right], planes[1][half], planes[2][half])
+        for target, samples in zip((luma, chroma[:, ::2], chroma[:, 1::2]), parts, strict=True):
+            if wide:
+                np.left_shift(samples, 16 - key.bit_depth, out=target)
+            else:
+                np.copyto(target, samples)
+        each = 2 if wide else 1
+        begin = self.surface + self.used
+        first = begin - each * (top * width + left)
+        chroma_at = begin + luma.nbytes - each * (top // 2 * width + left) - first
+        self.used += _size(key, window)
+        return first, width, chroma_at
+
+
+def _size(key: SessionKey, window: Window) -> int:
+    """Bytes of a part of a surface, rounded up: a load of U and V together needs an even address."""
+    samples = (window.bottom - window.top) * (window.right - window.left) * 3 // 2
+    return -(-samples * (2 if key.bit_depth > 8 else 1) // 16) * 16

@@ -7,16 +7,26 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
+from streamvid.bitstream.packet_info import classifier
+from streamvid.color.render import PlaneFormat
+from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.video.codec_context import reorder_depth
+from streamvid.mp4.sample_entry import decoder_specific_info
+from streamvid.video.codec_context import MAX_REORDER, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
     import torch
+
+
+_ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
+"""Of codecs whose streams all need the same."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class SessionKey:
     """Decoder configuration: streams with equal keys can share a decode session that holds enough DPB frames.
 
     Attributes:
-        codec: "h264" or "hevc".
+        codec: as in docs/format.md.
         width, height: of decoded frames, in pixels.
         bit_depth: bits per sample, 8 or 10.
         dpb_group: as `streamvid.bitstream.nal.DpbRequirement.group`.
@@ -44,7 +54,17 @@ class SessionKey:
     @cached_property
     def surface_bytes(self) -> int:
         """Size of a decoded surface, in bytes."""
-        return self.surface_rows * self.width * (2 if self.bit_depth > 8 else 1)
+        return self.luma_bytes * 3 // 2
+
+    @cached_property
+    def luma_bytes(self) -> int:
+        """Size of the luma of a decoded surface, which its chroma follows, in bytes."""
+        return self.height * self.width * (2 if self.bit_depth > 8 else 1)
+
+    @property
+    def form(self) -> PlaneFormat:
+        """The planes of a decoded surface."""
+        return PlaneFormat(self.height, self.width, (2, 2), self.bit_depth)
 
 
 class JobGroup:
@@ -118,13 +138,13 @@ class GopJob:
 
     Attributes:
         encoded: the slice they are from.
-        out: uint8 tensor [frames, height, width, 3] on the GPU that frames are written to; all wanted frames of this
-            size in the batch share it.
-        packets: Annex B access units in decode order, the first with the parameter sets before it.
-        starts_with_idr: False where a slice begins with a CRA or recovery point: it decodes alone, but must not
-            follow another job in the same session.
+        target: where the slice's frames go.
+        packets: in decode order, with all headers before the first: of H.264 and HEVC access units in Annex B.
+        starts_with_idr: False where a slice begins with a CRA or recovery point, and of MPEG-4: it decodes alone, but
+            must not follow another job in the same session.
         display_order: of each packet, its rank in presentation order, as `EncodedSlice.display_order`.
-        dst_rows: rank of each wanted frame → its row in `out`.
+        hidden: ranks of the packets that give no frame.
+        dst_rows: rank of each wanted frame → which of the slice's frames it is.
         key: configuration of the session it needs.
         dpb_frames: frames that session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
         in_order: pictures are reordered no further than the bitstream says. Otherwise NVDEC may hand them out in
@@ -135,10 +155,11 @@ class GopJob:
     """
 
     encoded: EncodedSlice
-    out: torch.Tensor
+    target: SurfaceTarget
     packets: list[bytes]
     starts_with_idr: bool
     display_order: list[int]
+    hidden: frozenset[int]
     dst_rows: dict[int, int]
     key: SessionKey
     dpb_frames: int
@@ -164,23 +185,31 @@ def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[Sessi
     """The decoder configuration of a clip, and its DPB requirements.
 
     Args:
-        codec, stsd: as in docs/format.md; codec "h264" or "hevc".
+        codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
 
     Raises:
         ValueError: as `streamvid.bitstream.annexb.parameter_sets`.
     """
+    if codec not in NAL_SYNTAX:
+        return SessionKey(codec, width, height, 8, ""), _ALIKE
     settings = parameter_sets(codec, stsd)
     required = dpb_requirement(codec, settings.annex_b)
     return SessionKey(codec, width, height, settings.bit_depth, required.group), required
 
 
-def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[torch.Tensor, int]]) -> list[GopJob]:
+def surface_form(encoded: EncodedSlice) -> PlaneFormat:
+    """The planes of a slice's surfaces."""
+    key, _ = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
+    return key.form
+
+
+def split_at_idr(slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget]) -> list[GopJob]:
     """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
     Args:
-        slices: of one batch, H.264 and HEVC only.
-        destinations: of each slice, the tensor that its frames are written to (`GopJob.out`) and the row of the first.
+        slices: of one batch.
+        targets: of each slice, where its frames go.
 
     Returns:
         the jobs, in order. They belong to one new `JobGroup`.
@@ -191,20 +220,22 @@ def split_at_idr(slices: Sequence[EncodedSlice], destinations: Sequence[tuple[to
     split = [_closed_gops(encoded) for encoded in slices]
     group = JobGroup(sum(len(gops) for gops in split))
     jobs = []
-    for encoded, (out, first_row), gops in zip(slices, destinations, split, strict=True):
+    for encoded, target, gops in zip(slices, targets, split, strict=True):
         key, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
-        rows = {rank: row for row, rank in enumerate(encoded.frames.tolist(), first_row)}
+        rows = {rank: row for row, rank in enumerate(encoded.frames.tolist())}
         for gop in gops:
             # In-band parameter sets replace those of the sample description.
-            has_sps = NAL_SYNTAX[encoded.codec].sequence_parameter_sets(gop.in_band)
+            syntax = NAL_SYNTAX.get(encoded.codec)
+            has_sps = syntax is not None and syntax.sequence_parameter_sets(gop.in_band)
             need = dpb_requirement(encoded.codec, gop.in_band) if has_sps else required
             jobs.append(
                 GopJob(
                     encoded=encoded,
-                    out=out,
+                    target=target,
                     packets=gop.packets,
                     starts_with_idr=gop.starts_with_idr,
                     display_order=gop.display_order,
+                    hidden=gop.hidden,
                     dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
                     key=replace(key, dpb_group=need.group),
                     dpb_frames=need.frames,
@@ -221,14 +252,25 @@ class _ClosedGop(NamedTuple):
     packets: list[bytes]
     starts_with_idr: bool
     display_order: list[int]
+    hidden: frozenset[int]
     in_band: bytes
 
 
 def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
+    syntax, starts = NAL_SYNTAX.get(encoded.codec), encoded.starts.tolist()
+    silent: set[int] = set()
     try:
-        settings = parameter_sets(encoded.codec, encoded.stsd)
-        packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
-    except ValueError as error:
+        if syntax is None:
+            header = decoder_specific_info(encoded.stsd) if encoded.codec == "mpeg4" else b""
+            ends = np.cumsum(encoded.sizes).tolist()
+            packets = [encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
+            kind_of = classifier(encoded.codec, encoded.stsd)
+            silent = {n for n, packet in enumerate(packets) if kind_of(memoryview(packet)).hidden}
+        else:
+            settings = parameter_sets(encoded.codec, encoded.stsd)
+            header = settings.annex_b
+            packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
+    except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     ranks = encoded.display_order.tolist()
     missing = set(encoded.frames.tolist()) - set(ranks)
@@ -236,14 +278,18 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
-    syntax = NAL_SYNTAX[encoded.codec]
-    idr = {n for n in encoded.starts.tolist() if syntax.is_idr(packets[n])}
+    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there. Nor are
+    # groups of pictures closed in MPEG-4; those of VP8 and VP9 are.
+    if syntax is None:
+        idr = set() if encoded.codec == "mpeg4" else set(starts)
+    else:
+        idr = {n for n in starts if syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)
     in_band = b""
     gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        in_band = syntax.in_band_parameter_sets(packets[start]) or in_band
-        first = settings.annex_b + in_band + packets[start]
-        gops.append(_ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], in_band))
+        in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
+        first = header + in_band + packets[start]
+        hidden = frozenset(ranks[n] for n in silent if start <= n < end)
+        gops.append(_ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], hidden, in_band))
     return gops

@@ -10,7 +10,7 @@ repeats a frame is noticed before anybody gets the frames after it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from streamvid.errors import VideoError
@@ -44,7 +44,14 @@ class FrameMatcher:
         """All jobs with a lower number have got their own frames, without a gap."""
 
     def expect(
-        self, job: int, display_order: Sequence[int], dst_rows: Mapping[int, int], *, exact: bool
+        self,
+        job: int,
+        display_order: Sequence[int],
+        dst_rows: Mapping[int, int],
+        *,
+        exact: bool,
+        per_call: int = PACKETS_PER_CALL,
+        hidden: Collection[int] = (),
     ) -> list[tuple[int, int, int]]:
         """Register the frames of a job that is about to be fed.
 
@@ -54,18 +61,22 @@ class FrameMatcher:
             dst_rows: rank of each wanted frame → its row.
             exact: feed every packet in a call of its own, so that each frame has its timestamp and order does not
                 matter. The decoder must be empty.
+            per_call: packets that are fed in one call otherwise.
+            hidden: ranks of the packets that give no frame.
 
         Returns:
             the calls to make: first packet, end (exclusive), timestamp.
         """
         self._exact, self._last_job = exact, job
-        step = 1 if exact else PACKETS_PER_CALL
+        step = 1 if exact else per_call
         if exact:
             self._by_timestamp = {timestamp(job, rank): (job, row) for rank, row in dst_rows.items()}
         else:
             known = {rank: timestamp(job, rank) for rank in display_order[::step]}
             wanted = {rank: (job, row) for rank, row in dst_rows.items()}
-            self._expected.extend([(job, wanted.get(rank), known.get(rank)) for rank in sorted(display_order)])
+            self._expected.extend(
+                [(job, wanted.get(rank), known.get(rank)) for rank in sorted(set(display_order) - set(hidden))]
+            )
         return [
             (first, min(first + step, len(display_order)), timestamp(job, display_order[first]))
             for first in range(0, len(display_order), step)

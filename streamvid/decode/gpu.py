@@ -6,22 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.color import nv12
+from streamvid.color.dali_rgb import recoloured
+from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
-from streamvid.decode.base import Pending
+from streamvid.decode.base import FrameSink, Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
+from streamvid.decode.decode_job import surface_form
 from streamvid.decode.images import ImageBatches
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
+from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
@@ -29,7 +32,32 @@ from streamvid.video.packet_selection import EncodedSlice
 if TYPE_CHECKING:
     import torch
 
+Made = TypeVar("Made")
 Tool = TypeVar("Tool")
+
+
+class PictureSink(Protocol):
+    """Where the frames of a batch go on the GPU, whoever decodes them. The pool's stream is the current one in all
+    calls."""
+
+    def targets(self, numbers: Sequence[int], forms: Sequence[PlaneFormat]) -> list[SurfaceTarget]:
+        """Where the surfaces of slices, by their numbers in the batch, go.
+
+        Args:
+            numbers: of the slices.
+            forms: the planes of their surfaces.
+        """
+
+    def sinks(self, numbers: Sequence[int]) -> Sequence[FrameSink]:
+        """What takes the frames of slices that the CPU decodes."""
+
+    def upload(self) -> None:
+        """Send what those have got to the GPU; returns when it is there."""
+
+    def put_rgb(self, number: int, frames: torch.Tensor) -> None:
+        """Take the frames of a slice that DALI decodes, uint8 [frames, height, width, 3], in right colours."""
+
+
 _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le"}
 
 
@@ -71,6 +99,9 @@ class GpuDecoder:
             and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
         sessions: False: DALI decodes what the sessions could.
         isolate: what the CPU decodes, it decodes in child processes, and no cores assist the engines.
+
+    Attributes:
+        sessions: the decode sessions; None where DALI has to do.
     """
 
     def __init__(
@@ -83,7 +114,7 @@ class GpuDecoder:
         sessions: bool = True,
         isolate: bool = False,
     ) -> None:
-        self._sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
+        self.sessions = open_session_pool(device_id, threads=0 if isolate else threads) if sessions else None
         dali = partial(DaliDecoder, device_id=device_id, threads=threads, max_batch=max_batch)
         self._dali = DeadlineThreads(1, name="streamvid-decode-dali", tool=partial(_ReopenedDali, dali))
         images = partial(ImageBatches, device_id=device_id, threads=threads, max_batch=max_batch)
@@ -94,7 +125,7 @@ class GpuDecoder:
 
     def uses_dali(self, route: Route) -> bool:
         """Whether clips of this route go to DALI, and into its decoder cache."""
-        return route is Route.DALI or (route is Route.NVDEC and self._sessions is None)
+        return route is Route.DALI or (route is Route.NVDEC and self.sessions is None)
 
     def submit(
         self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = (), *, color: ColorOption = "bt601"
@@ -108,29 +139,12 @@ class GpuDecoder:
         Args:
             slices: of the batch.
             on_cpu: for each slice, whether the CPU decodes it whatever `decode_route` says; default: none.
-            color: of a transform. DALI's frames, which are always BT.601, are corrected (`nv12.recoloured`).
+            color: of a transform. DALI's frames, which are always BT.601, are corrected (`streamvid.color.dali_rgb`).
         """
-        guard = shared_guard()
-        in_sessions: list[int] = []
-        by_dali: list[int] = []
-        by_cpu: list[int] = []
-        images: list[int] = []
-        for number, encoded in enumerate(slices):
-            codec, width, height = encoded.codec, encoded.width, encoded.height
-            route = decode_route(codec, encoded.stsd, width, height)
-            if route is Route.CPU or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
-                by_cpu.append(number)
-            elif route is Route.IMAGE:
-                images.append(number)
-            elif not self.uses_dali(route):
-                in_sessions.append(number)
-            elif guard.admit(self._device_id, codec, width, height):
-                by_dali.append(number)
-            else:
-                by_cpu.append(number)
+        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu)
         session_frames = (
-            self._sessions.submit([slices[n] for n in in_sessions], color=color)
-            if self._sessions is not None and in_sessions
+            self.sessions.submit([slices[n] for n in in_sessions], color=color)
+            if self.sessions is not None and in_sessions
             else None
         )
         cpu_frames = self._cpu.submit([slices[n] for n in by_cpu], color=color)
@@ -142,7 +156,7 @@ class GpuDecoder:
             try:
                 frames.update(zip(images, image_frames(), strict=True))
                 for n, made in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
-                    frames[n] = nv12.recoloured(made, slices[n].color.chosen(color))
+                    frames[n] = recoloured(made, slices[n].color.chosen(color))
                 frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))
             finally:
                 # After an error, too: memory that the engines still write to must not be freed.
@@ -150,14 +164,78 @@ class GpuDecoder:
                     frames.update(zip(in_sessions, session_frames.result(), strict=True))
             return [frames[n] for n in range(len(slices))]
 
-        def result() -> list[torch.Tensor]:
-            try:
-                return gather()
-            except Exception as error:
-                raise_if_lost(self._device_id, error)
-                raise
+        return Pending(partial(self._unless_lost, gather))
 
-        return Pending(result)
+    def write(
+        self,
+        slices: Sequence[EncodedSlice],
+        pictures: PictureSink,
+        on_cpu: Sequence[bool] = (),
+        *,
+        color: ColorOption,
+    ) -> Pending[None]:
+        """Begin to decode a batch to where its pictures belong; only with `sessions`.
+
+        `slices`, `on_cpu`, `color` and errors are as of `submit`.
+        """
+        import torch
+
+        assert self.sessions is not None
+        stream = self.sessions.stream
+        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu, as_dali=False)
+        with torch.cuda.stream(stream):
+            targets = pictures.targets(in_sessions, [surface_form(slices[n]) for n in in_sessions])
+            sinks = pictures.sinks(by_cpu)
+        on_gpu = self.sessions.write([slices[n] for n in in_sessions], targets)
+        on_cores = self._cpu.write([slices[n] for n in by_cpu], sinks)
+        image_frames = self._submit_images([slices[n] for n in images])
+
+        def gather() -> None:
+            try:
+                made = dict(zip(images, image_frames(), strict=True))
+                for n, frames in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
+                    made[n] = recoloured(frames, slices[n].color.chosen(color))
+                on_cores.result()
+                with torch.cuda.stream(stream):
+                    for n, frames in made.items():
+                        pictures.put_rgb(n, frames)
+                    pictures.upload()
+            finally:
+                # After an error, too: memory that the engines still write to must not be freed.
+                on_gpu.result()
+
+        return Pending(partial(self._unless_lost, gather))
+
+    def _divided(
+        self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool], *, as_dali: bool = True
+    ) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The numbers of the slices that sessions, DALI and the CPU decode, and of images. Some codecs' sessions are
+        left out only where pixels have to be as DALI's."""
+        in_sessions: list[int] = []
+        by_dali: list[int] = []
+        by_cpu: list[int] = []
+        images: list[int] = []
+        for number, encoded in enumerate(slices):
+            codec, width, height = encoded.codec, encoded.width, encoded.height
+            route = decode_route(codec, encoded.stsd, width, height)
+            if route is Route.CPU or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
+                by_cpu.append(number)
+            elif route is Route.IMAGE:
+                images.append(number)
+            elif not self.uses_dali(route) or (not as_dali and codec in NAL_SYNTAX):
+                in_sessions.append(number)
+            elif shared_guard().admit(self._device_id, codec, width, height):
+                by_dali.append(number)
+            else:
+                by_cpu.append(number)
+        return in_sessions, by_dali, by_cpu, images
+
+    def _unless_lost(self, gather: Callable[[], Made]) -> Made:
+        try:
+            return gather()
+        except Exception as error:
+            raise_if_lost(self._device_id, error)
+            raise
 
     def decode(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3] on the GPU.
@@ -172,9 +250,9 @@ class GpuDecoder:
         self._cpu.close()
         self._dali.close()
         self._images.close()
-        if self._sessions is not None:
-            self._sessions.close()
-            self._sessions = None
+        if self.sessions is not None:
+            self.sessions.close()
+            self.sessions = None
 
     def _decode_by_dali(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
         if not slices:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
+from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.errors import VideoError
 
@@ -164,7 +165,7 @@ class DecodeQueue:
 def _worthwhile(jobs: Sequence[GopJob]) -> int:
     """How many jobs from the end make up `CPU_MIN_PIXELS`; 0 if all together do not."""
     pixels = jobs[0].key.width * jobs[0].key.height
-    if pixels < _CPU_MIN_FRAME_PIXELS:
+    if pixels < _CPU_MIN_FRAME_PIXELS or jobs[0].key.codec not in NAL_SYNTAX:
         return 0
     work = accumulate(len(job.packets) * pixels for job in reversed(jobs))
     return next((count for count, total in enumerate(work, 1) if total >= CPU_MIN_PIXELS), 0)

@@ -2,8 +2,8 @@
 
 DALI opens a decoder for every stream of a batch that its cache has none for, and waits for the last stream of a batch
 before it starts the next. Here sessions stay open for the whole run, engines take jobs from a queue
-(`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). RGB is
-made by `streamvid.color.nv12`.
+(`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). A kernel reads
+the surfaces and writes pixels straight to where they belong (`streamvid.decode.surface_target`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import importlib.util
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from streamvid.color import nv12
-from streamvid.color.tags import AS_DALI, ColorOption
+from streamvid.color.surfaces import Kernel, Window, clip_params
+from streamvid.color.tags import Color, ColorOption
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.deadline import Pace
-from streamvid.decode.decode_job import split_at_idr
+from streamvid.decode.decode_job import SessionKey, split_at_idr, surface_form
 from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_worker import NvdecWorker
+from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
+from streamvid.decode.surface_target import SurfaceTarget, Write, full_size, make_targets
 from streamvid.errors import InputError
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -75,17 +75,13 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
         return None
     try:
         import PyNvVideoCodec as nvc  # noqa: N813
-        import torch
 
         caps = nvc.GetDecoderCaps(gpuid=device_id, codec=nvc.cudaVideoCodec.H264)
-        # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
-        frame = torch.zeros((1, 3, 2), dtype=torch.uint8, device=f"cuda:{device_id}")
-        with torch.cuda.device(device_id):
-            dst_rows = torch.zeros(1, dtype=torch.int64, device=frame.device)
-            nv12.to_rgb(frame, frame.new_empty((1, 2, 2, 3)), dst_rows, count=1, color=AS_DALI)
-            torch.cuda.synchronize()
         engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
-        return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
+        pool = NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
+        # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
+        pool.compile(Kernel("uint8", wide=False))
+        return pool
     except Exception as error:
         _warn_of_dali(f"PyNvVideoCodec or Triton does not work here ({' '.join(str(error).split())[:300]})")
         return None
@@ -108,18 +104,21 @@ class NvdecSessionPool:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
         cpu_workers: threads that decode on the CPU while the engines have more than they can do.
+
+    Attributes:
+        stream: allocates what is decoded to. One of its own: memory that was freed on another stream would have to be
+            waited for.
     """
 
     def __init__(self, *, device_id: int, engines: int, cpu_workers: int = 0) -> None:
         import torch
 
-        # A stream of its own: memory that was freed on another stream would have to be waited for.
-        self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._queue = DecodeQueue(engines=engines)
+        self.stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
+        self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
         limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
-        engine = partial(NvdecWorker, device_id, self._queue, pace, memory_limit=limit)
-        core = partial(CpuAssistWorker, device_id, self._queue)
+        engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit)
+        core = partial(CpuAssistWorker, device_id, self._queue, self._first)
         makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)
@@ -127,44 +126,60 @@ class NvdecSessionPool:
         # threads must be gone, because one that returns from the driver then crashes the process.
         self._finalize = weakref.finalize(self, self._threads.close)
 
-    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[torch.Tensor]]:
+    def compile(self, kernel: Kernel) -> None:
+        """Have a kernel compiled, which takes seconds, before an engine needs it."""
+        import torch
+
+        key = SessionKey("", 4, 4, 10 if kernel.wide else 8, "")
+        with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
+            surface, pixels = (torch.zeros(256, dtype=torch.uint8, device=self.stream.device) for _ in range(2))
+            white = Color("bt601", True, (0, 0))
+            params = clip_params(key.form, white, start=(0, 0), end=(4, 4), size=(4, 4), strides=(16, 4, 1))
+            write = Write(kernel, pixels.data_ptr(), 0, (4, 4))
+            (target,) = make_targets(self.stream, [[[write]]], [Window(0, 4, 0, 4)], [params], [surface, pixels])
+            queue = SurfaceQueue(self.stream, self._first)
+            queue.add(surface.data_ptr(), key.width, key.luma_bytes, target, 0)
+            queue.launch()
+            queue.synchronize()
+
+    def write(self, slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget]) -> Pending[None]:
         """Begin to decode a batch.
 
         Args:
             slices: of clips whose `streamvid.decode.gpu.decode_route` is NVDEC.
-            color: of a transform.
+            targets: of each, where its frames go.
 
         Returns:
-            the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU. Those of one size are
-            views of one allocation, which must not be freed before work that reads it is done. `result` raises
-            VideoError if a slice does not decode to its frames, or its engine is stuck; GpuLostError if many are.
+            what waits until all is written. `result` raises VideoError if a slice does not decode to its frames, or its
+            engine is stuck; GpuLostError if many are.
 
         Raises:
             VideoError: a slice is damaged; then nothing of the batch is begun.
         """
+        jobs = split_at_idr(slices, targets)
+        self._queue.put(jobs)
+        return Pending(jobs[0].group.wait if jobs else lambda: None)
+
+    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[torch.Tensor]]:
+        """Begin to decode a batch to RGB at full size, as `write`.
+
+        Args:
+            slices: as of `write`.
+            color: the transform's option.
+
+        Returns:
+            the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU, views of one
+            allocation, which must not be freed before work that reads it is done.
+        """
         import torch
 
-        slices = [replace(one, color=one.color.chosen(color)) for one in slices]
-        by_size: dict[tuple[int, int], list[int]] = {}
-        for number, encoded in enumerate(slices):
-            by_size.setdefault((encoded.width, encoded.height), []).append(number)
-        frames: dict[int, torch.Tensor] = {}
-        destinations: dict[int, tuple[torch.Tensor, int]] = {}
-        for (width, height), numbers in by_size.items():
-            counts = [len(slices[n].frames) for n in numbers]
-            with torch.cuda.stream(self._stream):
-                out = torch.empty((sum(counts), height, width, 3), dtype=torch.uint8, device=self._stream.device)
-            first_rows = [0, *accumulate(counts)]
-            for n, view, first_row in zip(numbers, torch.split(out, counts), first_rows, strict=False):
-                frames[n], destinations[n] = view, (out, first_row)
-        jobs = split_at_idr(slices, [destinations[n] for n in range(len(slices))])
-        self._queue.put(jobs)
-        group = jobs[0].group if jobs else None
+        with torch.cuda.stream(self.stream):
+            frames, targets = full_size(slices, [surface_form(one) for one in slices], color, self.stream)
+        written = self.write(slices, targets)
 
         def result() -> list[torch.Tensor]:
-            if group is not None:
-                group.wait()
-            return [frames[n] for n in range(len(slices))]
+            written.result()
+            return frames
 
         return Pending(result)
 

@@ -12,19 +12,22 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from streamvid.color import nv12
+from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
-from streamvid.decode.frame_matching import FrameMatcher
+from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
 from streamvid.decode.job_queue import DecodeQueue
-from streamvid.decode.staging import STAGED, PinnedIndexBuffer, StagingBuffer
+from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
 from streamvid.errors import VideoError
 
 if TYPE_CHECKING:
     import torch
 
-_INDEX_BUFFERS: Final = 16
-"""Conversions queued on the GPU before the worker waits for the first."""
+_AT_ONCE: Final = 4
+"""Wanted frames of one call that are worth a launch, which reads the decoder's own surfaces. Fewer are copied, as those
+are reused after the next call, and wait for others: a launch takes as long in Python as ten copies."""
+_STAGED: Final = 32
+"""Frames that wait so at most: few enough to need little memory."""
 _SURFACES: Final = 32
 """Surfaces that a session holds memory for, measured: 25 to 33."""
 
@@ -66,10 +69,13 @@ class NvdecWorker:
         device_id: the GPU's number.
         queue: where jobs come from.
         pace: is told how long jobs take.
+        first: shared by the workers of a pool.
         memory_limit: bytes of GPU memory that its sessions may take together. One may always be open.
     """
 
-    def __init__(self, device_id: int, queue: DecodeQueue, pace: Pace, *, memory_limit: int) -> None:
+    def __init__(
+        self, device_id: int, queue: DecodeQueue, pace: Pace, first: FirstLaunches, *, memory_limit: int
+    ) -> None:
         import torch
 
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
@@ -78,26 +84,24 @@ class NvdecWorker:
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
         self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
-        self._copies = _CudaCopies(self._stream.cuda_stream)
+        self._surfaces = SurfaceQueue(self._stream, first)
         self._packet = _PacketFactory()
         # Least recently used first.
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._current: SessionKey | None = None
         self._matcher = FrameMatcher()
-        # Jobs in the current session by number, and how many of their frames are not converted yet.
+        # Jobs in the current session by number, and how many of their frames have no launch yet.
         self._jobs: dict[int, GopJob] = {}
         self._frames_left: dict[int, int] = {}
         self._last_number = 0
-        # Jobs whose frames are all converted but not yet confirmed, and the CUDA event after which they are written.
+        # Jobs whose frames all have one but are not yet confirmed, and the CUDA event after which they are written.
         self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
         # The last job whose surface size was checked.
         self._checked = 0
-        # Frames copied to the staging buffer: job number, job, row in its output.
-        self._staged: list[tuple[int, GopJob, int]] = []
-        self._staging: dict[SessionKey, StagingBuffer] = {}
-        self._index_buffers = deque(PinnedIndexBuffer() for _ in range(_INDEX_BUFFERS))
-        # References to jobs whose output a queued kernel still writes: their memory must not be freed before.
-        self._writing: deque[tuple[torch.cuda.Event, GopJob]] = deque()
+        # Of each frame that waits for a launch, the number of its job; and how many of them are copies in `_staging`.
+        self._waiting: list[int] = []
+        self._staged = 0
+        self._staging: dict[SessionKey, torch.Tensor] = {}
 
     def run(self) -> None:
         """See `streamvid.decode.engine_threads.Worker`."""
@@ -127,10 +131,9 @@ class NvdecWorker:
             # No job continues the stream: flush the frames that are still in the decoder.
             try:
                 self._flush()
-                self._stream.synchronize()
+                self._surfaces.synchronize()
             except Exception as error:
                 self._fail(error)
-            self._writing.clear()
             self.doing = ()
             if self._abandoned:
                 return None
@@ -155,7 +158,16 @@ class NvdecWorker:
         self._jobs[self._last_number] = job
         self._frames_left[self._last_number] = len(job.dst_rows)
         try:
-            calls = self._matcher.expect(self._last_number, job.display_order, job.dst_rows, exact=exact)
+            # Only Annex B says where one packet ends and the next begins.
+            per_call = PACKETS_PER_CALL if job.key.codec in NAL_SYNTAX else 1
+            calls = self._matcher.expect(
+                self._last_number,
+                job.display_order,
+                job.dst_rows,
+                exact=exact,
+                per_call=per_call,
+                hidden=job.hidden,
+            )
             for first, end, timestamp in calls:
                 self.packets += 1
                 data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
@@ -172,6 +184,7 @@ class NvdecWorker:
         session = self._sessions.get(key)
         if session is not None and (session.dpb_frames < job.dpb_frames or job.retry_of is not None):
             self._flush()
+            self._stream.synchronize()  # kernels read the session's surfaces
             del self._sessions[key]
             session = None
         if session is None:
@@ -199,7 +212,7 @@ class NvdecWorker:
         log.debug("opening a decode session for %s", key)
         decoder: NvdecDecoder = nvc.CreateDecoder(
             gpuid=self._device_id,
-            codec={"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[key.codec],
+            codec=getattr(nvc.cudaVideoCodec, key.codec.upper()),
             cudastream=self._stream.cuda_stream,
             usedevicememory=True,
             maxwidth=key.width,
@@ -208,85 +221,70 @@ class NvdecWorker:
         return decoder
 
     def _close(self, key: SessionKey) -> None:
+        with suppress(RuntimeError):
+            self._stream.synchronize()  # kernels read its surfaces
         del self._sessions[key]
         self._staging.pop(key, None)
         self._queue.session_closed(key)
 
     def _receive(self, frames: Sequence[NvdecFrame], key: SessionKey) -> None:
-        """Stage the wanted ones of the frames that a session handed out. Their surfaces are reused after its next
-        packet, in the order of the CUDA stream, so they are copied at once."""
-        if not frames:
-            return
-        samples_address = self._staging_buffer(key).samples_address
+        """Take the wanted ones of the frames that a session handed out. Their surfaces are reused after its next
+        packet, in the order of the CUDA stream, so they are read or copied at once."""
+        wanted: list[tuple[NvdecFrame, int, int]] = []
         for frame in frames:
             destination = self._matcher.match(frame.getPTS)
             if destination is None:
                 continue
             number, row = destination
-            job = self._jobs[number]
-            # The size cannot change within a job, and reading it takes as long as the copy.
+            # The size cannot change within a job, and reading it takes as long as a copy.
             if number != self._checked:
                 if tuple(frame.shape) != (key.surface_rows, key.width) or frame.framesize() != key.surface_bytes:
                     raise VideoError(
-                        f"clip {job.encoded.name} decodes to surfaces of {list(frame.shape)} in {frame.framesize()} "
-                        f"bytes, its dataset says {[key.surface_rows, key.width]} in {key.surface_bytes}: pack it again"
+                        f"clip {self._jobs[number].encoded.name} decodes to surfaces of {list(frame.shape)} in "
+                        f"{frame.framesize()} bytes, its dataset says {[key.surface_rows, key.width]} in "
+                        f"{key.surface_bytes}: pack it again"
                     )
                 self._checked = number
-            # One kernel launch writes to one tensor, and converts by one matrix.
-            if self._staged:
-                _, before, _ = self._staged[-1]
-                if before.out is not job.out or before.encoded.color != job.encoded.color:
-                    self._convert()
-            self._copies.on_device(
-                samples_address + len(self._staged) * key.surface_bytes, frame.GetPtrToPlane(0), key.surface_bytes
-            )
-            self._staged.append((number, job, row))
-            if len(self._staged) == STAGED:
-                self._convert()
+            wanted.append((frame, number, row))
+        for frame, number, row in wanted:
+            surface = frame.GetPtrToPlane(0)
+            if len(wanted) < _AT_ONCE:
+                surface = self._copied(surface, key)
+            self._surfaces.add(surface, key.width, key.luma_bytes, self._jobs[number].target, row)
+            self._waiting.append(number)
+        if len(wanted) >= _AT_ONCE or self._staged > _STAGED - _AT_ONCE:
+            self._launch()
         self._finish_confirmed()
 
-    def _staging_buffer(self, key: SessionKey) -> StagingBuffer:
-        if key not in self._staging:
-            self._staging[key] = StagingBuffer(key, self._stream.device)
-        return self._staging[key]
-
-    def _convert(self) -> None:
-        """Queue the conversion of the staged frames to RGB."""
+    def _copied(self, surface: int, key: SessionKey) -> int:
+        """A copy of a surface that stays as it is until the next launch."""
         import torch
 
-        if not self._staged:
+        if key not in self._staging:
+            shape = (_STAGED, key.surface_bytes)
+            self._staging[key] = torch.empty(shape, dtype=torch.uint8, device=self._stream.device)
+        copy = self._staging[key].data_ptr() + self._staged * key.surface_bytes
+        self._surfaces.copies.on_device(copy, surface, key.surface_bytes)
+        self._staged += 1
+        return copy
+
+    def _launch(self) -> None:
+        """Queue the work on all frames that wait for it."""
+        if not self._waiting:
             return
-        staged, self._staged = self._staged, []
-        _, job, _ = staged[0]
-        staging, count = self._staging_buffer(job.key), len(staged)
-        indices = self._index_buffers[0]
-        if indices.reusable is not None:
-            indices.reusable.synchronize()
-        indices.rows[:count] = [row for _, _, row in staged]
-        self._copies.to_device(staging.dst_rows_address, indices.address, 8 * count)
-        color, samples, shift = job.encoded.color, staging.samples, 6 if job.key.bit_depth > 8 else 0
-        if color.as_dali and shift:
-            nv12.to_8_bit(samples, staging.samples8, count=count, shift=shift)
-            samples = staging.samples8
-        nv12.to_rgb(samples, job.out, staging.dst_rows, count=count, color=color, shift=shift)
-        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        written.record(self._stream)
-        indices.reusable = written
-        self._index_buffers.rotate(-1)
-        self._writing.append((written, job))
-        for number, _, _ in staged:
+        written = self._surfaces.launch()
+        for number in self._waiting:
             self._frames_left[number] -= 1
             if not self._frames_left[number]:
                 self._unconfirmed.append((number, written))
-        while self._writing and self._writing[0][0].query():  # type: ignore[no-untyped-call]
-            self._writing.popleft()
+        self._waiting, self._staged = [], 0
 
     def _flush(self) -> None:
         """End the current stream and take its last frames. If any is missing, all jobs still in it are retried."""
         if self._current is not None and self._current in self._sessions:
             decoder = self._sessions[self._current].decoder
             self._receive(decoder.Decode(self._packet(b"", 0)), self._current)
-        self._convert()
+        self._launch()
         missing = self._matcher.drain()
         if missing:
             self._stream.synchronize()  # what is retried must not be written by what failed
@@ -311,7 +309,8 @@ class NvdecWorker:
 
     def _fail(self, error: Exception) -> None:
         """Close a session that failed and retry every job in it: it may have held frames of each."""
-        self._staged.clear()
+        self._surfaces.clear()
+        self._waiting, self._staged = [], 0
         self._unconfirmed.clear()
         self._matcher.reset()
         if self._current is not None and self._current in self._sessions:
@@ -343,32 +342,3 @@ class _PacketFactory:
         packet.bsl = len(data)
         packet.pts = timestamp
         return packet
-
-
-class _CudaCopies:
-    """Asynchronous copies by the CUDA driver's own API, queued on a stream.
-
-    PyTorch would do the same by way of DLPack at ten times the cost in Python per frame. The calls only queue, so they
-    keep the GIL (PyDLL): with as many threads, releasing it and getting it back costs more than the call.
-    """
-
-    def __init__(self, stream: int) -> None:
-        driver = ctypes.PyDLL("libcuda.so.1")
-        self._stream = stream
-        self._on_device, self._to_device = driver.cuMemcpyDtoDAsync_v2, driver.cuMemcpyHtoDAsync_v2
-        for call in (self._on_device, self._to_device):
-            call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
-            call.restype = ctypes.c_int
-
-    def on_device(self, destination: int, source: int, size: int) -> None:
-        """Copy `size` bytes from one device address to another."""
-        _check(self._on_device(destination, source, size, self._stream))
-
-    def to_device(self, destination: int, source: int, size: int) -> None:
-        """Copy `size` bytes from an address in pinned host memory to a device address."""
-        _check(self._to_device(destination, source, size, self._stream))
-
-
-def _check(status: int) -> None:
-    if status:
-        raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")

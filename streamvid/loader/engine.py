@@ -17,7 +17,7 @@ from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
 from streamvid.loader.pipeline import RenderPipeline
-from streamvid.loader.preflight import Fallback, find_cpu_decoded, probe_slice
+from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
 from streamvid.loader.sample_set import SampleSet
@@ -84,8 +84,8 @@ def make_engine(
     max_batch: int,
     fallback: Fallback,
     isolate: bool,
-) -> Engine:
-    """The engine of that name, if it can decode the clips.
+) -> tuple[Engine, Callable[[], tuple[ClipRoute, ...]]]:
+    """The engine of that name, if it can decode the clips, and what says who decodes which.
 
     Args:
         name: one of `ENGINES`.
@@ -109,9 +109,9 @@ def make_engine(
     dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
-    on_cpu = None
+    routes = None
     if device_id is not None:
-        on_cpu = find_cpu_decoded(
+        routes = find_cpu_decoded(
             dataset,
             rows,
             device_id=device_id,
@@ -122,16 +122,19 @@ def make_engine(
         )
     rescuer = partial(epoch_rescuer, dataset, access, spec, quarantine, num_threads)
     if name == "dali":
-        return DaliEngine(
+        engine = DaliEngine(
             dataset, access, spec, transform, device_id=device_id, num_threads=num_threads, rescuer=rescuer
         )
+        return engine, partial(routes_to, "dali", dataset, rows)
     make = partial(
         make_renderer,
         transform,
         device_id=device_id,
         threads=num_threads,
         max_batch=max_batch,
-        on_cpu=on_cpu,
+        on_cpu=None if routes is None else routes.on_cpu,
         isolate=isolate,
     )
-    return StagedEngine(partial(read_epoch, dataset, access, spec, batch_size=max_batch), RenderPipeline(make), rescuer)
+    read = partial(read_epoch, dataset, access, spec, batch_size=max_batch)
+    table = partial(routes_to, "cpu", dataset, rows) if routes is None else partial(tuple, routes.table)
+    return StagedEngine(read, RenderPipeline(make), rescuer), table

@@ -28,7 +28,7 @@ from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
-from streamvid.loader.preflight import FALLBACKS, Fallback, find_cpu_decoded
+from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback, find_cpu_decoded, routes_to
 from streamvid.loader.quarantine import OnError
 from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
@@ -147,9 +147,9 @@ class GpuDataLoader:
         one_of(fallback, FALLBACKS, "fallback")
         boolean(isolate, "isolate")
         self._num_threads = num_threads = num_threads or find_cores()
-        device_id, on_cpu = find_device(device), None
+        device_id, found = find_device(device), None
         if device_id is not None:
-            on_cpu = find_cpu_decoded(
+            found = find_cpu_decoded(
                 dataset.dataset,
                 dataset.rows,
                 device_id=device_id,
@@ -157,6 +157,7 @@ class GpuDataLoader:
                 num_threads=num_threads,
                 fallback=fallback,
             )
+        self._found = found
         self._device = torch.device("cpu" if device_id is None else f"cuda:{device_id}")
         self._pipeline = RenderPipeline(
             partial(
@@ -165,7 +166,7 @@ class GpuDataLoader:
                 device_id=device_id,
                 threads=num_threads,
                 max_batch=batch_size,
-                on_cpu=on_cpu,
+                on_cpu=None if found is None else found.on_cpu,
                 isolate=isolate,
             )
         )
@@ -219,6 +220,13 @@ class GpuDataLoader:
         """Counts and times so far, and the clips that were found bad."""
         found = self.dataset.quarantine()
         return replace(self._stats, bad_clips=found.found, bad=found.bad)
+
+    @property
+    def routes(self) -> tuple[ClipRoute, ...]:
+        """As of `StreamLoader`."""
+        if self._found is not None:
+            return self._found.table
+        return routes_to("cpu", self.dataset.dataset, self.dataset.rows)
 
     def close(self) -> None:
         """End workers that were kept, and free threads and device memory."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -41,6 +42,42 @@ _REMEDY: Final = (
 )
 
 
+@dataclass(frozen=True)
+class ClipRoute:
+    """Who decodes clips of one kind, and why.
+
+    Attributes:
+        decoder: "nvdec": decode sessions; "dali": DALI, on the GPU, or with engine="dali" on either device; "image":
+            DALI's decoder of images; "cpu": FFmpeg.
+        clips: how many.
+        kind: codec, profile and pixel format.
+        reason: why it is not the GPU; "" if it is, or if there is none.
+    """
+
+    decoder: Literal["nvdec", "dali", "image", "cpu"]
+    clips: int
+    kind: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ClipRoutes:
+    """Who decodes the clips of a GPU run.
+
+    Attributes:
+        on_cpu: bool [clips of the dataset], those that the CPU decodes.
+        table: how many go where.
+    """
+
+    on_cpu: Bool
+    table: tuple[ClipRoute, ...]
+
+
+def routes_to(decoder: Literal["dali", "cpu"], dataset: ClipSource, rows: Int64) -> tuple[ClipRoute, ...]:
+    """The routes of clips that all go to one decoder."""
+    return tuple(ClipRoute(decoder, len(members), str(group)) for group, members in group_clips(dataset, rows).items())
+
+
 def find_cpu_decoded(
     dataset: ClipSource,
     rows: Int64,
@@ -50,7 +87,7 @@ def find_cpu_decoded(
     num_threads: int,
     fallback: Fallback = "cpu",
     sessions: bool = True,
-) -> Bool:
+) -> ClipRoutes:
     """Which clips the CPU decodes in a GPU run: by the table of `streamvid.video.gpu_support`, and by trying.
 
     Of every group that the table gives to the GPU, the smallest and the largest clip are decoded on the GPU and on the
@@ -65,9 +102,6 @@ def find_cpu_decoded(
         fallback: "error": refuse such clips.
         sessions: False: DALI decodes what the persistent sessions could.
 
-    Returns:
-        bool [clips of the dataset].
-
     Raises:
         InputError: the driver's NVDEC library cannot be loaded and there are clips for the GPU; with fallback="error",
             clips that the GPU does not decode. Names codecs, clips and the remedy.
@@ -75,13 +109,19 @@ def find_cpu_decoded(
     groups = group_clips(dataset, rows)
     left = [(group, members, group.support.reason) for group, members in groups.items() if _is_for_cpu(group)]
     for_gpu = {group: members for group, members in groups.items() if not _is_for_cpu(group)}
+    table: list[ClipRoute] = []
     if for_gpu:
         if any(group.support.route is not Route.IMAGE for group in for_gpu):
             load_nvdec()
-        left += _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
+        refused, by_dali = _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
+        left += refused
+        for group, members in for_gpu.items():
+            if count := len(members) - sum(len(some) for other, some, _ in refused if other == group):
+                table.append(ClipRoute(_decoder(group, by_dali), count, str(group)))
+    table += [ClipRoute("cpu", len(members), str(group), reason) for group, members, reason in left]
     on_cpu = np.zeros(len(dataset), dtype=bool)
     if not left:
-        return on_cpu
+        return ClipRoutes(on_cpu, tuple(table))
     if fallback == "error":
         problems = "; ".join(group.describe(dataset, members, reason) for group, members, reason in left)
         raise InputError(f"this GPU cannot decode {problems}: {_REMEDY}")
@@ -96,7 +136,7 @@ def find_cpu_decoded(
         "such clips, fallback='error' refuses them",
         np.count_nonzero(on_cpu), len(rows), num_threads, "; ".join(notes),
     )  # fmt: skip
-    return on_cpu
+    return ClipRoutes(on_cpu, tuple(table))
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
@@ -105,6 +145,12 @@ def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
     return [
         (str(group), group.support.reason, rows) for group, rows in group_clips(dataset).items() if _is_for_cpu(group)
     ]
+
+
+def _decoder(group: ClipGroup, by_dali: Collection[ClipGroup]) -> Literal["nvdec", "dali", "image"]:
+    if group.support.route is Route.IMAGE:
+        return "image"
+    return "dali" if group in by_dali else "nvdec"
 
 
 def _is_for_cpu(group: ClipGroup) -> bool:
@@ -122,9 +168,9 @@ def _refused_by_gpu(
     probe: Callable[[int], EncodedSlice],
     *,
     sessions: bool,
-) -> list[tuple[ClipGroup, Int64, str]]:
+) -> tuple[list[tuple[ClipGroup, Int64, str]], Collection[ClipGroup]]:
     """Of groups that the table gives to the GPU, those that it fails on or decodes wrongly, and clips of sizes that
-    DALI's decoder cache mixes up; each with the reason."""
+    DALI's decoder cache mixes up; each with the reason. And the groups that DALI decodes there."""
     refused = []
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
     by_dali = {group: rows for group, rows in groups.items() if decoder.uses_dali(group.support.route)}
@@ -148,7 +194,7 @@ def _refused_by_gpu(
                     break
     finally:
         decoder.close()
-    return refused
+    return refused, by_dali
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:

@@ -24,7 +24,7 @@ from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
 from streamvid.loader.opener import Opener
 from streamvid.loader.options import bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
-from streamvid.loader.preflight import FALLBACKS, Fallback
+from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
@@ -208,7 +208,7 @@ class StreamLoader:
         self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
         by_range = fetched == "ranges"
         self._access = ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=by_range)
-        self._engine = make_engine(
+        self._engine, self._routes = make_engine(
             engine,
             samples,
             np.setdiff1d(rows, self.dataset.forgotten),
@@ -312,6 +312,11 @@ class StreamLoader:
         """Counts and times so far, and the clips that were found bad."""
         found = self._quarantine
         return replace(self._stats, **self._access.asked(), bad_clips=found.found, bad=found.bad)
+
+    @property
+    def routes(self) -> tuple[ClipRoute, ...]:
+        """Who decodes how many of the clips, and why."""
+        return self._routes()
 
     def close(self) -> None:
         """Free threads, device memory and the cache's handles."""

@@ -19,6 +19,13 @@ from streamvid.transform.spec import Transform
 Pixels = npt.NDArray[Any]
 
 
+def as_written(out: Pixels, box: CropBox) -> Pixels:
+    """A picture [3, height, width] as frames are decoded: what is written is turned back, rather than what is read
+    turned."""
+    lying = np.rot90(out, box.turns, axes=(1, 2))
+    return lying[:, :, ::-1] if box.mirrored else lying
+
+
 class FrameRenderer:
     """Renders frames of one clip for all its views; any thread may call it.
 
@@ -63,9 +70,7 @@ class FrameRenderer:
             self._from_rgb(picture, outs)
             return
         for renderer, (_, box), out in zip(self._of(picture.form), self._views, outs, strict=True):
-            # What is written is turned back, rather than what is read turned.
-            lying = np.rot90(out, box.turns, axes=(1, 2))
-            renderer(picture.planes, lying[:, :, ::-1] if box.mirrored else lying)
+            renderer(picture.planes, as_written(out, box))
 
     def _of(self, form: PlaneFormat) -> list[PlaneRenderer]:
         if form not in self._renderers:

@@ -71,12 +71,14 @@ class ClipTransform:
         rotates: some clips' frames have to be rotated upright; if none have, DALI's graph has no operator for it.
         has_black_frames: some frame positions may show a black frame; likewise.
         mirrors: some clips' frames have to be flipped before that; likewise.
+        has_images: some clips are images, which DALI decodes on a GPU.
     """
 
     transform: Transform | Views
     rotates: bool
     has_black_frames: bool
     mirrors: bool = False
+    has_images: bool = False
 
 
 SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {

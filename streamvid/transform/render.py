@@ -1,32 +1,31 @@
 """Encoded batches → tensors: decoding and the transform, in the form that fits the transform and the device.
 
-`make_renderer` decides which: `CpuRenderer` needs no DALI, `DaliRenderer` runs the transform's graph on either device.
+`make_renderer` decides which: `CpuRenderer` and `GpuRenderer` need no DALI, `DaliRenderer` runs the transform's graph
+on either device.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-
 from streamvid.arrays import Bool
+from streamvid.color.surfaces import Kernel
 from streamvid.decode.base import Pending, PendingFrames
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
-from streamvid.decode.deadline import LateBatches
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.isolated import IsolatedDecoder
-from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
-from streamvid.transform.params import ClipTransform, batch_params
+from streamvid.transform.gpu_pictures import GpuPictures, fits_one_pass, fits_surfaces
+from streamvid.transform.in_order import BatchSource, decoded_in_order
+from streamvid.transform.params import ClipTransform, Params, batch_params
 from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
@@ -47,15 +46,6 @@ class RenderedBatch:
 
     encoded: EncodedBatch
     tensors: dict[str, torch.Tensor]
-
-
-class BatchSource(Protocol):
-    """An iterator over encoded batches that another thread makes."""
-
-    def __next__(self) -> EncodedBatch: ...
-
-    def ready(self) -> bool:
-        """Whether `next` returns without waiting."""
 
 
 class RunAhead(Protocol):
@@ -107,9 +97,14 @@ def make_renderer(
         on_cpu: bool [clips of the dataset]: with a GPU, the clips that the CPU decodes; default: none.
         isolate: what the CPU decodes, it decodes in child processes (`streamvid.decode.isolated`).
     """
-    if device_id is None and fits_batch_writer(spec.transform):
-        return CpuRenderer(spec.transform, threads=threads, isolate=isolate)
-    return DaliRenderer(spec, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu, isolate=isolate)
+    if device_id is None:
+        if fits_batch_writer(spec.transform):
+            return CpuRenderer(spec.transform, threads=threads, isolate=isolate)
+        return DaliRenderer(spec, _cpu_decoder(threads, isolate), threads=threads, max_batch=max_batch)
+    decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch, isolate=isolate)
+    if decoder.sessions is not None and fits_one_pass(spec.transform) and not spec.has_images:
+        return GpuRenderer(spec.transform, decoder, on_cpu=on_cpu)
+    return DaliRenderer(spec, decoder, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu)
 
 
 class CpuRenderer:
@@ -150,39 +145,103 @@ class CpuRenderer:
         return Pending(rendered)
 
 
-class DaliRenderer:
-    """Decodes, on the CPU crops and resizes each frame as it is decoded where that is possible, and leaves the rest of
-    the transform to DALI (`streamvid.transform.dali_pipeline`).
+class GpuRenderer:
+    """Has a kernel write NVDEC's surfaces into the batch: see `streamvid.transform.gpu_pictures`.
 
-    Args: as of `make_renderer`.
+    Args:
+        transform: one that `fits_one_pass`.
+        decoder: with sessions; closed with this object.
+        on_cpu: as of `make_renderer`.
+    """
+
+    def __init__(self, transform: Transform | Views, decoder: GpuDecoder, *, on_cpu: Bool | None) -> None:
+        assert decoder.sessions is not None
+        self._transform, self._decoder, self._on_cpu, self._scratch = transform, decoder, on_cpu, Scratch()
+        self._stream = decoder.sessions.stream
+        self._color = next(iter(by_view(transform).values())).color
+        for one in by_view(transform).values():
+            decoder.sessions.compile(Kernel(one.dtype, wide=False, recolours=one.recolours))
+
+    def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
+        """See `Renderer`."""
+        for rendered in run_ahead(decoded_in_order(batches, self._submit, rescue, partial(self._submit, on_cpu=True))):
+            self._hand_over(rendered.tensors)
+            yield rendered
+
+    def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
+        """See `Renderer`."""
+        tensors = self._submit(batch).result().tensors
+        self._hand_over(tensors)
+        return tensors
+
+    def close(self) -> None:
+        """Free threads and device memory."""
+        self._decoder.close()
+
+    def _hand_over(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Leave tensors to the current stream: what is queued there when they are freed is done with before their
+        memory is decoded to again."""
+        import torch
+
+        for tensor in tensors.values():
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def _submit(self, batch: EncodedBatch, *, on_cpu: bool = False) -> Pending[RenderedBatch]:
+        import torch
+
+        params = batch_params(self._transform, batch)
+        with torch.cuda.stream(self._stream):
+            pictures = GpuPictures(
+                self._transform, batch, params, stream=self._stream, scratch=self._scratch, final=True
+            )
+            # Copies: the arrays of a batch may be memory that is shared with a worker.
+            columns = {name: torch.tensor(one, device=self._stream.device) for name, one in batch.columns().items()}
+        left = _left_to_cpu(batch, self._on_cpu, on_cpu)
+        written = self._decoder.write(batch.slices, pictures, left, color=self._color)
+
+        def rendered() -> RenderedBatch:
+            written.result()
+            self._stream.synchronize()
+            return RenderedBatch(batch, {**pictures.tensors, **columns})
+
+        return Pending(rendered)
+
+
+class DaliRenderer:
+    """Decodes, crops and resizes where that is possible before DALI gets the frames, and leaves the rest of the
+    transform to DALI (`streamvid.transform.dali_pipeline`).
+
+    Args:
+        spec: the transform.
+        decoder: closed with this object.
+        device_id: the GPU's number, or None for the CPU.
+        threads, max_batch, on_cpu: as of `make_renderer`.
     """
 
     def __init__(
         self,
         spec: ClipTransform,
+        decoder: CpuDecoder | GpuDecoder,
         *,
-        device_id: int | None,
+        device_id: int | None = None,
         threads: int,
         max_batch: int,
         on_cpu: Bool | None = None,
-        isolate: bool = False,
     ) -> None:
         self._transform, self._scratch, self._on_cpu = spec.transform, Scratch(), on_cpu
         self._color = next(iter(by_view(spec.transform).values())).color
-        self._cpu_decoder: CpuDecoder | None = None
-        self._decoder: CpuDecoder | GpuDecoder
-        if device_id is not None:
-            self._decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch, isolate=isolate)
+        self._decoder = decoder
+        if isinstance(decoder, CpuDecoder):
+            self._crop_resizes = fits_crop_resize(spec.transform)
         else:
-            self._decoder = _cpu_decoder(threads, isolate)
-            if fits_crop_resize(spec.transform):
-                self._cpu_decoder = self._decoder
+            one_pass = fits_surfaces(spec.transform) and not spec.has_images
+            self._crop_resizes = decoder.sessions is not None and one_pass
         self._pipeline = DaliPipeline(
             spec,
             device_id=device_id,
             max_batch=max_batch,
             threads=max(1, threads),
-            crop_resized=self._cpu_decoder is not None,
+            crop_resized=self._crop_resizes,
             depth=2 if threads else 1,
         )
 
@@ -204,9 +263,17 @@ class DaliRenderer:
 
     def _submit(self, batch: EncodedBatch, *, on_cpu: bool = False) -> Pending[DecodedBatch]:
         params = batch_params(self._transform, batch)
-        if self._cpu_decoder is None:
-            frames = self._submit_slices(batch, on_cpu)
+        decoder = self._decoder
+        if not self._crop_resizes:
+            frames: PendingFrames
+            if isinstance(decoder, CpuDecoder):
+                frames = decoder.submit(batch.slices, color=self._color)
+            else:
+                left = _left_to_cpu(batch, self._on_cpu, on_cpu)
+                frames = decoder.submit(batch.slices, left, color=self._color)
             return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
+        if isinstance(decoder, GpuDecoder):
+            return self._submit_to_gpu(batch, params, decoder, _left_to_cpu(batch, self._on_cpu, on_cpu))
         boxes = crop_boxes(self._transform, params, batch.heights, batch.widths)
         sinks = [
             RenderedFrames(
@@ -220,7 +287,7 @@ class DaliRenderer:
             )
             for views, one in zip(boxes, batch.slices, strict=True)
         ]
-        written = self._cpu_decoder.write(batch.slices, sinks)
+        written = decoder.write(batch.slices, sinks)
 
         def decoded() -> DecodedBatch:
             written.result()
@@ -230,106 +297,33 @@ class DaliRenderer:
 
         return Pending(decoded)
 
-    def _submit_slices(self, batch: EncodedBatch, on_cpu: bool) -> PendingFrames:
-        if isinstance(self._decoder, CpuDecoder):
-            return self._decoder.submit(batch.slices, color=self._color)
-        if on_cpu or self._on_cpu is None:
-            return self._decoder.submit(batch.slices, [on_cpu] * len(batch.slices), color=self._color)
-        return self._decoder.submit(batch.slices, self._on_cpu[batch.clips].tolist(), color=self._color)
+    def _submit_to_gpu(
+        self, batch: EncodedBatch, params: Params, decoder: GpuDecoder, on_cpu: Sequence[bool]
+    ) -> Pending[DecodedBatch]:
+        import torch
+
+        assert decoder.sessions is not None
+        stream = decoder.sessions.stream
+        with torch.cuda.stream(stream):
+            pictures = GpuPictures(self._transform, batch, params, stream=stream, scratch=self._scratch, final=False)
+        written = decoder.write(batch.slices, pictures, on_cpu, color=self._color)
+
+        def decoded() -> DecodedBatch:
+            written.result()
+            return DecodedBatch(batch, params, pictures.frames)
+
+        return Pending(decoded)
+
+
+def _left_to_cpu(batch: EncodedBatch, on_cpu: Bool | None, every: bool) -> list[bool]:
+    """Which of a batch's clips the CPU decodes whatever their route is."""
+    if every or on_cpu is None:
+        return [every] * len(batch.slices)
+    found: list[bool] = on_cpu[batch.clips].tolist()
+    return found
 
 
 def _cpu_decoder(threads: int, isolate: bool) -> CpuDecoder:
     return CpuDecoder(
         threads=threads, initializer=resize_in_one_thread, decoder=IsolatedDecoder if isolate else InThreadDecoder
     )
-
-
-def decoded_in_order(
-    batches: BatchSource,
-    submit: Callable[[EncodedBatch], Pending[T]],
-    rescue: Rescue | None = None,
-    last_resort: Callable[[EncodedBatch], Pending[T]] | None = None,
-) -> Iterator[T]:
-    """The results of batches, in order.
-
-    The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
-    the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
-    for the second batch to be read. An error comes after the results of all batches before its own.
-
-    Args:
-        batches: encoded ones.
-        submit: begins to decode one.
-        rescue: makes one anew that does not decode.
-        last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
-            may be; None: its error is raised.
-    """
-    begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
-    error: Exception | None = None
-    ended, is_first, late = False, True, LateBatches()
-    while begun or not ended:
-        if not ended and (not begun or (len(begun) == 1 and (not is_first or batches.ready()))):
-            try:
-                batch = next(batches, None)
-                if batch is None:
-                    ended = True
-                else:
-                    begun.append((batch, _begin(batch, submit)))
-            except Exception as raised:
-                error, ended = raised, True
-        else:
-            is_first = False
-            batch, pending = begun.popleft()
-            result = pending.result
-            if rescue is not None or last_resort is not None:
-                result = partial(_rescued, batch, pending, submit, rescue, last_resort)
-            yield late.wait_for(result, [encoded.name for encoded in batch.slices])
-    if error is not None:
-        try:
-            raise error
-        finally:
-            # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
-            # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
-            del error
-
-
-def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:
-    """Submit a batch; an error of its clips comes with its result."""
-    try:
-        return submit(batch)
-    except VideoError as error:
-        found = error.with_traceback(None)
-
-    def fail() -> T:
-        raise found
-
-    return Pending(fail)
-
-
-def _rescued(
-    batch: EncodedBatch,
-    pending: Pending[T],
-    submit: Callable[[EncodedBatch], Pending[T]],
-    rescue: Rescue | None,
-    last_resort: Callable[[EncodedBatch], Pending[T]] | None,
-) -> T:
-    """The result of a batch, or of the one that is made in its place."""
-    try:
-        result = pending.result()
-        if rescue is None or not rescue.is_stale(batch):
-            return result
-        del result
-        batch = rescue(batch.number, decode=False)
-        return submit(batch).result()
-    except VideoError as error:
-        cause = error.with_traceback(None)
-    while True:
-        before, batch = batch, batch if rescue is None else rescue(batch.number, cause)
-        try:
-            return submit(batch).result()
-        except VideoError as error:
-            cause = error.with_traceback(None)
-            if np.array_equal(before.clips, batch.clips) and np.array_equal(before.absent, batch.absent):
-                break  # it is no clip that fails
-    if last_resort is None:
-        raise cause
-    return last_resort(batch).result()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.base import Pending
@@ -30,7 +34,7 @@ from tools.clips import Recipe
         (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le"), Route.NVDEC),
         (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le", height=182), Route.DALI),
         (Recipe(frames=2, pix_fmt="yuv420p10le"), Route.CPU),
-        (Recipe(frames=2, codec="vp9"), Route.DALI),
+        (Recipe(frames=2, codec="vp9"), Route.NVDEC),
         (Recipe(frames=2, codec="mjpeg"), Route.CPU),
     ],
 )
@@ -43,28 +47,35 @@ def test_a_sample_description_that_cannot_be_read_is_none_for_a_session() -> Non
     assert decode_route("h264", START_CODE, 320, 180) is Route.CPU
 
 
-def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path) -> None:
+def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = store_clip(write(Recipe(frames=4), tmp_path / "a.mp4"), tmp_path)
     good = whole(clip)
     damaged = replace(good, data=np.zeros_like(good.data))
     waited: list[int] = []
 
     class Sessions:
-        def submit(self, slices: Sequence[EncodedSlice], *, color: str) -> Pending[list[None]]:
+        stream = None
+
+        def submit(self, slices: Sequence[EncodedSlice], targets: object = (), **more: object) -> Pending[list[None]]:
             def wait() -> list[None]:
                 waited.append(len(slices))
                 return [None] * len(slices)
 
             return Pending(wait)
 
+        write = submit
+
         def close(self) -> None:
             pass
 
     decoder = GpuDecoder(device_id=0, threads=1, max_batch=2, sessions=False)
-    decoder._sessions = cast(Any, Sessions())
+    decoder.sessions = cast(Any, Sessions())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    pictures: Any = SimpleNamespace(targets=lambda *given: [None], sinks=lambda numbers: [SimpleNamespace()])
     try:
-        with pytest.raises(VideoError, match="damaged"):
-            decoder.submit([good, damaged], [False, True]).result()
+        for begin in (decoder.submit, partial(decoder.write, pictures=pictures, color="auto")):
+            with pytest.raises(VideoError, match="damaged"):
+                begin([good, damaged], on_cpu=[False, True]).result()
     finally:
         decoder.close()
-    assert waited == [1]
+    assert waited == [1, 1]

@@ -32,7 +32,9 @@ def key(number: int) -> SessionKey:
 
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
-    return GopJob(nothing, nothing, [b""] * packets, True, list(range(packets)), {0: 0}, key(of), 4, True, group)
+    return GopJob(
+        nothing, nothing, [b""] * packets, True, list(range(packets)), frozenset(), {0: 0}, key(of), 4, True, group
+    )
 
 
 def jobs(*shapes: tuple[int, int]) -> list[GopJob]:
@@ -43,7 +45,7 @@ def jobs(*shapes: tuple[int, int]) -> list[GopJob]:
 
 def split(*slices: EncodedSlice) -> list[GopJob]:
     nothing: Any = None
-    return split_at_idr(slices, [(nothing, 4 * n) for n in range(len(slices))])
+    return split_at_idr(slices, [nothing] * len(slices))
 
 
 class Worker(threading.Thread):

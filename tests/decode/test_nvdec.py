@@ -5,11 +5,10 @@ Frames, their order, retries and sessions are what these tests hold; pixels on a
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
@@ -22,116 +21,23 @@ import numpy as np
 import pytest
 import torch
 
-from streamvid.color import nv12
 from streamvid.decode import nvdec, nvdec_worker
 from streamvid.decode.deadline import Pace
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.fake_gpu import Decoder, Surface, put_in_place
 from tests.support.reference import slice_of, whole
 from tests.support.sps import rewrite, with_reorder
 from tools.clips import Recipe
-
-Spoil = Callable[[list["Surface"]], list["Surface"]]
-"""What becomes of the frames of one call."""
-
-
-class Surface:
-    def __init__(self, frame: av.VideoFrame) -> None:
-        self._samples = np.ascontiguousarray(frame.to_ndarray(format="nv12"))
-        self._pts = frame.pts
-        self.shape = self._samples.shape
-
-    def framesize(self) -> int:
-        return self._samples.nbytes
-
-    def getPTS(self) -> int:  # noqa: N802
-        assert self._pts is not None
-        return self._pts
-
-    def GetPtrToPlane(self, plane: int) -> int:  # noqa: N802
-        return self._samples.ctypes.data
-
-
-class Decoder:
-    """PyNvVideoCodec's, by FFmpeg. Of the packets of a call only the first gets the timestamp that was given."""
-
-    def __init__(self, codec: str, spoil: Spoil) -> None:
-        self._codec, self._spoil = codec, spoil
-        self._start()
-
-    def _start(self) -> None:
-        # NVDEC holds pictures back as long as the standard lets it, where the bitstream does not say how long.
-        self._context = open_context(in_band_description(self._codec, width=64, height=64), MAX_REORDER)
-
-    def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
-        if not packet.bsl:
-            frames = self._context.decode(None)
-            self._start()
-        else:
-            units = [*self._context.parse(ctypes.string_at(packet.bsl_data, packet.bsl)), *self._context.parse()]
-            frames = []
-            for n, unit in enumerate(units):
-                unit.pts = packet.pts + n
-                frames += self._context.decode(unit)
-        return self._spoil([Surface(frame) for frame in frames])
-
-
-class Copies:
-    def __init__(self, stream: int) -> None: ...
-
-    def on_device(self, destination: int, source: int, size: int) -> None:
-        ctypes.memmove(destination, source, size)
-
-    to_device = on_device
-
-
-class Stream:
-    cuda_stream, device = 0, torch.device("cpu")
-
-    def __init__(self, device_id: int) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class Event:
-    def record(self, stream: Stream) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-def luma(surfaces: Any, out: Any, dst_rows: Any, *, count: int, color: Any, shift: int = 0) -> None:
-    """Stands in for the conversion to RGB."""
-    height = out.shape[1]
-    out[dst_rows[:count]] = surfaces[:count, :height, :, None]
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for the GPU; the arguments of every session that is opened."""
-    calls: list[Any] = []
-
-    def create(**options: Any) -> Decoder:
-        calls.append(options)
-        return Decoder(options["codec"], lambda frames: frames)
-
-    empty = torch.empty
-    codecs = SimpleNamespace(H264="h264", HEVC="hevc")
-    fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
-    for name, value in {"Stream": Stream, "Event": Event, "device": nullcontext, "stream": nullcontext}.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
-    monkeypatch.setattr(nvdec_worker, "_CudaCopies", Copies)
-    monkeypatch.setattr(nv12, "to_rgb", luma)
-    return calls
+    return put_in_place(monkeypatch)
 
 
 Clips = dict[str, tuple[Any, Any]]
@@ -180,6 +86,29 @@ def test_frames_are_those_of_the_sequential_decode(
     assert {(one["codec"], one["maxwidth"], one["maxheight"]) for one in opened} <= {
         ("h264", 960, 540), ("hevc", 320, 180),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(codec="vp8", container="webm", width=320, height=180, frames=40, gop=10),
+        Recipe(codec="vp8", container="webm", width=320, height=180, frames=40, gop=20, hidden=7),
+        Recipe(codec="vp9", container="webm", width=320, height=180, frames=40, gop=10),
+        Recipe(codec="mpeg4", width=320, height=180, frames=40, gop=10, b_frames=2),
+    ],
+    ids=["vp8", "hidden", "vp9", "mpeg4"],
+)
+def test_codecs_without_nal_units_are_fed_packet_by_packet(
+    recipe: Recipe, opened: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
+    with av.open(str(clip.mp4)) as container:
+        frames = np.stack([frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)])
+    retried: list[str] = []
+    monkeypatch.setattr(nvdec.DecodeQueue, "retry", lambda queue, job, error: retried.append(str(error)))
+    agree(NvdecSessionPool(device_id=0, engines=2, cpu_workers=1), {"clip": (clip, frames)}, rounds=3)
+    assert {one["codec"] for one in opened} == {recipe.codec}
+    assert not retried
 
 
 def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
@@ -336,14 +265,14 @@ def test_more_stuck_engines_than_sessions_can_be_blamed_for_end_the_run(
 
 @pytest.mark.usefixtures("opened")
 def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, tries = nvdec_worker.PinnedIndexBuffer, count()
+    begin, tries = nvdec_worker.SurfaceQueue, count()
 
-    def fails() -> Any:
+    def fails(*given: Any) -> Any:
         if next(tries) < 2:
             raise RuntimeError("CUDA error: out of memory")
-        return begin()
+        return begin(*given)
 
-    monkeypatch.setattr(nvdec_worker, "PinnedIndexBuffer", fails)
+    monkeypatch.setattr(nvdec_worker, "SurfaceQueue", fails)
     pool = NvdecSessionPool(device_id=0, engines=1)
     clip, frames = clips["h264"]
     with pytest.raises(VideoError, match=r"nvdec-0 failed \(CUDA error: out of memory"):

@@ -251,14 +251,14 @@ def test_frames_that_a_core_cannot_send_to_the_gpu_are_decoded_by_an_engine(
         for n in range(4)
     ]
     expected = stock_frames(clips)
-    convert, calls = CpuAssistWorker._convert, count(1)
+    send, calls = CpuAssistWorker._send, count(1)
 
     def fails_at_times(core: CpuAssistWorker) -> None:
         if len(core._staged) > 1 and next(calls) % 2:
             raise RuntimeError("CUDA error: out of memory")
-        convert(core)
+        send(core)
 
-    monkeypatch.setattr(CpuAssistWorker, "_convert", fails_at_times)
+    monkeypatch.setattr(CpuAssistWorker, "_send", fails_at_times)
     sessions = NvdecSessionPool(device_id=0, engines=1, cpu_workers=2)
     got = sessions.submit([whole(clip) for clip in clips] * 8).result()
     assert next(calls) > 1

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import streamvid as sv
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import ClipError, InputError, VideoError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
-from streamvid.loader.preflight import Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
+from streamvid.loader.preflight import ClipRoute, Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.gpu_support import Route
@@ -74,6 +75,7 @@ class Check:
 
     tried: list[str]
     on_cpu: list[str]
+    routes: tuple[ClipRoute, ...]
 
 
 def checked(
@@ -92,8 +94,9 @@ def checked(
         return probe(row)
 
     rows = np.arange(len(dataset), dtype=np.int64)
-    on_cpu = find_cpu_decoded(dataset, rows, device_id=0, probe=note, num_threads=4, fallback=fallback)
-    return Check(sorted(tried), sorted(names[row] for row in np.flatnonzero(on_cpu).tolist()))
+    found = find_cpu_decoded(dataset, rows, device_id=0, probe=note, num_threads=4, fallback=fallback)
+    on_cpu = sorted(names[row] for row in np.flatnonzero(found.on_cpu).tolist())
+    return Check(sorted(tried), on_cpu, found.table)
 
 
 def test_the_smallest_and_the_largest_clip_of_each_gpu_group_are_tried(
@@ -117,6 +120,27 @@ def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
     assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
 
 
+def test_routes_say_how_many_clips_go_where_and_why(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = checked(dataset, monkeypatch, too_bright=8).routes
+    assert sum(one.clips for one in routes) == len(dataset)
+    found = {(one.kind.split()[0], one.decoder): (one.clips, one.reason) for one in routes}
+    assert found["h264", "nvdec"][0] >= 2
+    assert found["h264", "nvdec"][1] == ""
+    assert found["mjpeg", "cpu"] == (2, "NVDEC has no decoder for Motion JPEG")
+    assert "differ from the CPU's by 8 levels" in found["hevc", "cpu"][1]
+    assert {one.decoder for one in checked(dataset, monkeypatch).routes} == {"nvdec", "cpu"}
+
+
+def test_loaders_on_a_cpu_say_so(dataset: Dataset) -> None:
+    options: dict[str, Any] = {"sampling": sv.Frames([0]), "transform": sv.Transform(crop=64)}
+    with sv.StreamLoader(dataset.path, batch_size=2, device="cpu", **options) as loader:
+        routes = loader.routes
+    with sv.GpuDataLoader(sv.ClipDataset(dataset.path, **options), batch_size=2, device="cpu") as random_access:
+        assert random_access.routes == routes
+    assert {one.decoder for one in routes} == {"cpu"}
+    assert sum(one.clips for one in routes) == len(dataset)
+
+
 def test_the_gpu_alone_on_request(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"cannot decode 2 clips of mjpeg .* 1 clips of hevc .* by 8 levels.*device="):
         checked(dataset, monkeypatch, too_bright=8, fallback="error")
@@ -132,7 +156,7 @@ def test_a_run_that_needs_nvdec_and_lacks_it_says_so(dataset: Dataset) -> None:
         with pytest.raises(InputError, match="NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"):
             find_cpu_decoded(dataset, rows, device_id=0, probe=probe, num_threads=1)
         # What no GPU decodes needs none.
-        assert find_cpu_decoded(dataset, jpeg, device_id=0, probe=probe, num_threads=1).sum() == 2
+        assert find_cpu_decoded(dataset, jpeg, device_id=0, probe=probe, num_threads=1).on_cpu.sum() == 2
 
 
 def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from streamvid.decode.base import Pending
+from streamvid.decode.cpu import CpuDecoder
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform.in_order import decoded_in_order
 from streamvid.transform.params import ClipTransform
-from streamvid.transform.render import CpuRenderer, DaliRenderer, decoded_in_order, make_renderer
+from streamvid.transform.render import CpuRenderer, DaliRenderer, make_renderer
 from streamvid.transform.spec import Transform
 from tests.support.views import clip, encoded_batch
 
@@ -88,7 +90,7 @@ def test_renderers_on_the_cpu(options: dict[str, Any], kind: type) -> None:
 def test_a_pipeline_is_freed_with_its_last_reference() -> None:
     """Not by the garbage collector, which may run in a forked process, where DALI's threads are not."""
     spec = ClipTransform(Transform(rotate=5), rotates=False, has_black_frames=False)
-    renderer = DaliRenderer(spec, device_id=None, threads=0, max_batch=1)
+    renderer = DaliRenderer(spec, CpuDecoder(threads=1), threads=0, max_batch=1)
     gc.collect()
     gc.disable()
     try:
@@ -102,7 +104,7 @@ def test_a_pipeline_is_freed_with_its_last_reference() -> None:
 def test_an_error_does_not_keep_the_pipeline() -> None:
     """An exception that is kept, or is part of a reference cycle, as in every frame that has it as a variable."""
     spec = ClipTransform(Transform(rotate=5), rotates=False, has_black_frames=False)
-    renderer = DaliRenderer(spec, device_id=None, threads=1, max_batch=1)
+    renderer = DaliRenderer(spec, CpuDecoder(threads=1), threads=1, max_batch=1)
     pipeline = weakref.ref(renderer._pipeline._pipeline)
     with pytest.raises(ZeroDivisionError) as caught:
         list(renderer.run(Source(0, read=9, error=ZeroDivisionError()), lambda items: items))

@@ -16,7 +16,8 @@ from streamvid.fetch.epoch_reader import Rescue
 from streamvid.forks import HomeProcess
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.sample_id import rows_of
-from streamvid.transform.render import BatchSource, RenderedBatch, RunAhead, decoded_in_order
+from streamvid.transform.in_order import BatchSource, decoded_in_order
+from streamvid.transform.render import RenderedBatch, RunAhead
 from streamvid.video.packet_selection import EncodedSlice
 from tools.simulate.data import data
 from tools.simulate.kernel import Current, Failure

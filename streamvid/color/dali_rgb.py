@@ -1,0 +1,33 @@
+"""RGB of DALI's decoder → by a clip's tags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamvid.color.render import recolouring
+from streamvid.color.tags import Color
+
+if TYPE_CHECKING:
+    import torch
+
+
+def recoloured(frames: torch.Tensor, color: Color) -> torch.Tensor:
+    """DALI's RGB, which is BT.601 whatever a stream is tagged with, as if converted by another matrix. What DALI has
+    clipped does not come back, and its chroma is sited at the centre.
+
+    Args:
+        frames: uint8 [frames, height, width, 3] on a GPU.
+        color: what decoded samples meant.
+
+    Returns:
+        uint8 of the same shape; `frames` itself if nothing changes.
+    """
+    import torch
+
+    if color.as_dali or color.matrix == "bt601":
+        return frames
+    factors = torch.from_numpy(recolouring(color)).to(frames.device).T
+    made = torch.empty_like(frames)
+    for frame, out in zip(frames, made, strict=True):  # one by one, for little memory
+        out.copy_((frame.view(-1, 3).float() @ factors).round_().clamp_(0, 255).view_as(out))
+    return made

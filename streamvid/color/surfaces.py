@@ -1,0 +1,168 @@
+"""Decoded surfaces (NV12, or P016 for more than 8 bits) on a GPU → pixels, many at a time, straight into their places.
+
+A launch takes a table with a row for each picture: where its surface is, where its pixels go, and where the parameters
+of its clip are. By address, so that surfaces of any clips, sizes and batches share a launch. The kernels are in
+`streamvid.color.surface_kernel`, which follows the definition of `streamvid.color.render`, and `nv12_kernel`, which
+gives the pixels of DALI's decoder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from streamvid.arrays import Float32, Float64, Int64
+from streamvid.color.render import PlaneFormat, conversion
+from streamvid.color.tags import Color
+
+if TYPE_CHECKING:
+    import torch
+
+ROW: Final = 5
+"""Numbers in a row of the table: address of the surface, samples in one of its lines, bytes from its beginning to its
+chroma, address of the pixels, address of the parameters."""
+FLOATS: Final = 8
+"""Where the float32 of a clip's parameters begin. Before them: height and width of luma, height and width of the
+picture, elements of the output from a channel, a line and a pixel to the next, bits that samples are shifted by."""
+PARAMS: Final = FLOATS + 20
+"""Numbers that the parameters of a clip and view have, 8 bytes each."""
+_BLOCK: Final = 128
+_DALI_BLOCK: Final = 512
+"""Pixels of a line that one program of a kernel writes at most."""
+
+
+class Window(NamedTuple):
+    """Part of a surface: its first line and the one behind its last, and columns likewise; in luma samples, even."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def joined(self, other: Window) -> Window:
+        """The smallest that has both."""
+        top, left = min(self.top, other.top), min(self.left, other.left)
+        return Window(top, max(self.bottom, other.bottom), left, max(self.right, other.right))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a launch does alike for all its surfaces.
+
+    Attributes:
+        dtype: of the output: "uint8", "float16", "bfloat16" or "float32".
+        wide: samples have 16 bits.
+        recolours: a second matrix follows the first (`recolouring`).
+        as_dali: the whole picture with the pixels of DALI's decoder; uint8, channels last.
+        full_range: for that alone: luma from 0 to 255.
+    """
+
+    dtype: str
+    wide: bool
+    recolours: bool = False
+    as_dali: bool = False
+    full_range: bool = False
+
+
+def clip_params(
+    form: PlaneFormat,
+    color: Color,
+    *,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    size: tuple[int, int],
+    strides: tuple[int, int, int],
+    mean: Sequence[float] = (0, 0, 0),
+    std: Sequence[float] = (1, 1, 1),
+    recolouring: Float64 | None = None,
+) -> Int64:
+    """The parameters of a clip for one view, int64 [PARAMS].
+
+    Args:
+        form: of its surfaces.
+        color: what their samples mean.
+        start, end, size, mean, std: as of `streamvid.color.render.PlaneRenderer`; for uint8 no mean and std.
+        strides: elements of the output from a channel, a line and a pixel to the next.
+        recolouring: float64 [3, 4], as `recolouring` makes it.
+    """
+    made = np.zeros(PARAMS, dtype=np.int64)
+    made[:FLOATS] = form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0
+    scales = [(high - low) / out for low, high, out in zip(start, end, size, strict=True)]
+    across, down = (0.25 * one for one in color.siting)  # as in `streamvid.color.resample.taps`
+    counts = [math.ceil(2 * max(scale * share, 1.0)) + 1 for share in (1, 0.5) for scale in scales]
+    factors: Float32 = (1 / np.asarray(std, dtype=np.float64)).astype(np.float32)
+    second = np.eye(3, 4) if recolouring is None else recolouring
+    made[FLOATS:].view(np.float32)[:] = (
+        start[0], scales[0], start[1], scales[1], across, down, *counts, *conversion(color, form.bits).ravel(),
+        *np.column_stack([mean, factors]).ravel(), *second.ravel(),
+    )  # fmt: skip
+    return made
+
+
+def source_window(
+    form: PlaneFormat, *, start: tuple[float, float], end: tuple[float, float], size: tuple[int, int]
+) -> Window:
+    """What of its surfaces the kernel reads for a view, and little more. The arguments are those of `clip_params`."""
+    sides = []
+    for length, low, high, out in zip((form.height, form.width), start, end, size, strict=True):
+        scale = (high - low) / out
+        # Beyond the outermost centres, a triangle's reach in chroma, and two samples of it: taps without a share are
+        # read, too. Siting is half a sample at most.
+        more = 2 * (max(0.5 * scale, 1.0) + 2) - 0.5 * scale
+        first, last = math.floor(low - more) // 2 * 2, math.ceil(high + more) // 2 * 2 + 2
+        sides.append((max(0, first), min(length, last)))
+    return Window(sides[0][0], sides[0][1], sides[1][0], sides[1][1])
+
+
+def recolouring(*, brightness: float, contrast: float, saturation: float, hue: float) -> Float64:
+    """float64 [3, 4]: levels (R, G, B, 1) → levels, as DALI's `color_twist` changes uint8.
+
+    Args:
+        brightness, contrast, saturation: factors.
+        hue: degrees.
+    """
+    to_yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
+    cosine, sine = saturation * math.cos(math.radians(hue)), saturation * math.sin(math.radians(hue))
+    turned = np.array([[1, 0, 0], [0, cosine, sine], [0, -sine, cosine]])
+    factors = brightness * contrast * np.linalg.inv(to_yiq) @ turned @ to_yiq
+    return np.column_stack([factors, np.full(3, brightness * (128 - 128 * contrast))])
+
+
+def launch(
+    kernel: Kernel, table: torch.Tensor, count: int, size: tuple[int, int], scratch: torch.Tensor | None = None
+) -> None:
+    """Make the pixels of surfaces, on the current CUDA stream.
+
+    Args:
+        kernel: what to do.
+        table: int64 [rows, ROW] on the GPU.
+        count: how many rows, from the first.
+        size: height and width of the largest picture.
+        scratch: uint8 [count, bytes of an 8-bit surface] at least on the GPU, for wide samples `as_dali`.
+    """
+    # Importing Triton is slow, and needs a GPU.
+    import triton.language as tl
+
+    if kernel.as_dali:
+        from streamvid.color import nv12_kernel
+
+        grid = (-(-size[1] // _DALI_BLOCK), size[0], count)
+        if scratch is not None:
+            halves = (-(-size[1] // 2 // _DALI_BLOCK), size[0] * 3 // 4, count)
+            nv12_kernel.to_8_bit[halves](table, scratch, scratch.stride(0), ROW=ROW, SHIFT=6, BLOCK=_DALI_BLOCK)
+        nv12_kernel.nv12_to_rgb[grid](
+            table, scratch, 0 if scratch is None else scratch.stride(0), ROW=ROW, FULL=kernel.full_range,
+            DITHERED=scratch is not None, BLOCK=_DALI_BLOCK,
+        )  # fmt: skip
+        return
+    from streamvid.color.surface_kernel import render
+
+    sample, pair, bits = (tl.uint16, tl.uint32, 16) if kernel.wide else (tl.uint8, tl.uint16, 8)
+    render[(-(-size[1] // _BLOCK), size[0], count)](
+        table, SAMPLE=sample, PAIR=pair, BITS=bits, OUT=getattr(tl, kernel.dtype), RECOLOURS=kernel.recolours,
+        BLOCK=_BLOCK, ROW=ROW, FLOATS=FLOATS, num_warps=_BLOCK // 64,
+    )  # fmt: skip

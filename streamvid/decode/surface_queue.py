@@ -1,0 +1,175 @@
+"""Decoded surfaces on their way to pixels: one thread's, in the order of its CUDA stream."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from streamvid.color import surfaces
+from streamvid.color.surfaces import ROW, Kernel
+from streamvid.decode.surface_target import SurfaceTarget
+
+if TYPE_CHECKING:
+    import torch
+
+_ROWS: Final = 128
+"""Pictures made by one launch at most."""
+_DITHERED: Final = 32
+"""The same where a launch needs memory for all its surfaces in 8 bits."""
+_TABLES: Final = 16
+"""Launches queued on the GPU before the thread waits for the first."""
+
+
+class FirstLaunches:
+    """What has been launched before, by any thread: a kernel is compiled when it first is, and by one thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._seen = threading.Lock(), set[Kernel]()
+
+    def launch(
+        self, kernel: Kernel, table: torch.Tensor, count: int, size: tuple[int, int], scratch: torch.Tensor | None
+    ) -> None:
+        """See `streamvid.color.surfaces.launch`."""
+        if kernel in self._seen:
+            surfaces.launch(kernel, table, count, size, scratch)
+            return
+        with self._lock:
+            surfaces.launch(kernel, table, count, size, scratch)
+            self._seen.add(kernel)
+
+
+class SurfaceQueue:
+    """Collects surfaces and makes their pictures with few launches. To be used by one thread.
+
+    Args:
+        stream: of that thread, the current one. Surfaces must be there, in its order, when `launch` is called.
+        first: shared by the threads of a pool.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, first: FirstLaunches) -> None:
+        import torch
+
+        self._stream, self._first = stream, first
+        self.copies = CudaCopies(stream.cuda_stream)
+        self._pinned = deque(_PinnedTable() for _ in range(_TABLES))
+        self._table = torch.empty((_ROWS, ROW), dtype=torch.int64, device=stream.device)
+        self._scratch: torch.Tensor | None = None
+        self._rows: dict[Kernel, list[tuple[tuple[int, ...], tuple[int, int]]]] = {}
+        self._targets: list[SurfaceTarget] = []
+        # Targets that a queued kernel still writes to: their memory must not be freed before.
+        self._writing: deque[tuple[torch.cuda.Event, list[SurfaceTarget]]] = deque()
+
+    def add(self, surface: int, pitch: int, chroma_at: int, target: SurfaceTarget, row: int) -> None:
+        """Have a surface made into its pictures.
+
+        Args:
+            surface: device address, of NV12 or P016. Only the target's window has to be there.
+            pitch: samples from a line to the next.
+            chroma_at: bytes from the surface to its chroma.
+            target: of its slice.
+            row: which of the slice's frames it is.
+        """
+        if target not in self._targets:
+            self._stream.wait_event(target.ready)
+            self._targets.append(target)
+        for write in target.writes[row]:
+            numbers = (surface, pitch, chroma_at, write.pixels, write.params)
+            self._rows.setdefault(write.kernel, []).append((numbers, write.size))
+
+    def launch(self) -> torch.cuda.Event:
+        """Queue the work on all that was added.
+
+        Returns:
+            the event after which it is done.
+        """
+        import torch
+
+        rows, self._rows = self._rows, {}
+        for kernel, some in rows.items():
+            most = _DITHERED if kernel.as_dali and kernel.wide else _ROWS
+            for start in range(0, len(some), most):
+                self._launch(kernel, some[start : start + most])
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record(self._stream)
+        self._writing.append((written, self._targets))
+        self._targets = []
+        while self._writing and self._writing[0][0].query():  # type: ignore[no-untyped-call]
+            self._writing.popleft()
+        return written
+
+    def clear(self) -> None:
+        """Drop what was added and not launched."""
+        self._rows.clear()
+        self._targets = []
+
+    def synchronize(self) -> None:
+        """Wait until all that was launched is done."""
+        self._stream.synchronize()
+        self._writing.clear()
+
+    def _launch(self, kernel: Kernel, rows: list[tuple[tuple[int, ...], tuple[int, int]]]) -> None:
+        import torch
+
+        pinned, count = self._pinned[0], len(rows)
+        if pinned.reusable is not None:
+            pinned.reusable.synchronize()
+        pinned.rows[:count] = [numbers for numbers, _ in rows]
+        self.copies.to_device(self._table.data_ptr(), pinned.address, 8 * ROW * count)
+        height, width = (max(size[axis] for _, size in rows) for axis in (0, 1))
+        scratch = None
+        if kernel.as_dali and kernel.wide:
+            need = max(high * wide for _, (high, wide) in rows) * 3 // 2
+            if self._scratch is None or self._scratch.shape[1] != need:
+                self._scratch = torch.empty((_DITHERED, need), dtype=torch.uint8, device=self._stream.device)
+            scratch = self._scratch
+        self._first.launch(kernel, self._table, count, (height, width), scratch)
+        pinned.reusable = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        pinned.reusable.record(self._stream)
+        self._pinned.rotate(-1)
+
+
+class _PinnedTable:
+    """Pinned host memory from which the GPU copies the table of a launch.
+
+    Attributes:
+        rows: int64 [_ROWS, ROW]. address: of it. reusable: event after which it may be overwritten; None if it never
+            was used.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._memory = torch.empty((_ROWS, ROW), dtype=torch.int64, pin_memory=True)
+        self.rows, self.address = self._memory.numpy(), self._memory.data_ptr()
+        self.reusable: torch.cuda.Event | None = None
+
+
+class CudaCopies:
+    """Asynchronous copies by the CUDA driver's own API, queued on a stream.
+
+    PyTorch would do the same by way of DLPack at ten times the cost in Python per frame. The calls only queue, so they
+    keep the GIL (PyDLL): with as many threads, releasing it and getting it back costs more than the call.
+    """
+
+    def __init__(self, stream: int) -> None:
+        driver = ctypes.PyDLL("libcuda.so.1")
+        self._stream = stream
+        self._on_device, self._to_device = driver.cuMemcpyDtoDAsync_v2, driver.cuMemcpyHtoDAsync_v2
+        for call in (self._on_device, self._to_device):
+            call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+            call.restype = ctypes.c_int
+
+    def on_device(self, destination: int, source: int, size: int) -> None:
+        """Copy `size` bytes from one device address to another."""
+        _check(self._on_device(destination, source, size, self._stream))
+
+    def to_device(self, destination: int, source: int, size: int) -> None:
+        """Copy `size` bytes from an address in pinned host memory to a device address."""
+        _check(self._to_device(destination, source, size, self._stream))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")

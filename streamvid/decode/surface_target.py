@@ -1,0 +1,113 @@
+"""Where the surfaces of a batch go on the GPU, as pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.color.render import PlaneFormat
+from streamvid.color.surfaces import Kernel, Window, clip_params
+from streamvid.color.tags import ColorOption
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Write(NamedTuple):
+    """A picture that is made of a surface.
+
+    Attributes:
+        kernel: makes it.
+        pixels: device address of its first pixel.
+        params: device address of its clip's parameters; in a list for `make_targets`, their number.
+        size: its height and width.
+    """
+
+    kernel: Kernel
+    pixels: int
+    params: int
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class SurfaceTarget:
+    """What becomes of the frames of a slice.
+
+    Attributes:
+        writes: of each frame, the pictures that are made of it.
+        window: what of its surface is read for them.
+        memory: has the pixels and the parameters; must not be freed while a kernel may work on it.
+        ready: event after which they may be written and read.
+    """
+
+    writes: Sequence[Sequence[Write]]
+    window: Window
+    memory: tuple[torch.Tensor, ...]
+    ready: torch.cuda.Event
+
+
+def make_targets(
+    stream: torch.cuda.Stream,
+    writes: Sequence[Sequence[Sequence[Write]]],
+    windows: Sequence[Window],
+    params: Sequence[Int64],
+    memory: Sequence[torch.Tensor],
+) -> list[SurfaceTarget]:
+    """The targets of a batch's slices. Their parameters go to the GPU in one copy, after what is queued on the stream.
+
+    Args:
+        stream: the current one; has allocated `memory`.
+        writes: of each slice, of each frame.
+        windows: of each slice, what of its surfaces is read.
+        params: as of `streamvid.color.surfaces.clip_params`.
+        memory: that the pixels are in.
+    """
+    import torch
+
+    table = torch.from_numpy(np.stack(params)).to(stream.device) if params else torch.empty(0)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record(stream)
+    first, each, kept = table.data_ptr(), table[:1].nbytes, (*memory, table)
+    return [
+        SurfaceTarget(
+            [[one._replace(params=first + each * one.params) for one in made] for made in frames], part, kept, ready
+        )
+        for frames, part in zip(writes, windows, strict=True)
+    ]
+
+
+def full_size(
+    slices: Sequence[EncodedSlice], forms: Sequence[PlaneFormat], color: ColorOption, stream: torch.cuda.Stream
+) -> tuple[list[torch.Tensor], list[SurfaceTarget]]:
+    """RGB at full size, uint8 [frames, height, width, 3] of each slice on the GPU, and what writes it.
+
+    Args:
+        slices: of a batch.
+        forms: of their surfaces.
+        color: the transform's option.
+        stream: the current one.
+    """
+    import torch
+
+    shapes = [(len(encoded.frames), form.height, form.width, 3) for encoded, form in zip(slices, forms, strict=True)]
+    flat = torch.empty(sum(map(prod, shapes)), dtype=torch.uint8, device=stream.device)
+    starts = [0, *accumulate(map(prod, shapes))]
+    frames = [flat[start : start + prod(shape)].view(shape) for start, shape in zip(starts, shapes, strict=False)]
+    writes, windows, params = [], [], []
+    for number, (encoded, form, made) in enumerate(zip(slices, forms, frames, strict=True)):
+        meaning, size = encoded.color.chosen(color), (form.height, form.width)
+        strides = (1, 3 * form.width, 3)
+        params.append(clip_params(form, meaning, start=(0, 0), end=size, size=size, strides=strides))
+        full_range = meaning.as_dali and meaning.full_range
+        kernel = Kernel("uint8", form.bits > 8, as_dali=meaning.as_dali, full_range=full_range)
+        windows.append(Window(0, form.height, 0, form.width))
+        each, first = 3 * prod(size), made.data_ptr()
+        writes.append([[Write(kernel, first + each * row, number, size)] for row in range(len(made))])
+    return frames, make_targets(stream, writes, windows, params, [flat])

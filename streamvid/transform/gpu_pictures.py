@@ -1,0 +1,291 @@
+"""The pictures of a batch on the GPU, each written once: of NVDEC's surfaces by one kernel, straight into its place.
+
+What clips the CPU decodes is cropped and resized there, and sent to the GPU in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from streamvid.arrays import Float64, Int64
+from streamvid.color.render import PlaneFormat
+from streamvid.color.resample import dense, taps
+from streamvid.color.surfaces import Kernel, Window, clip_params, recolouring, source_window
+from streamvid.color.tags import Color
+from streamvid.decode.surface_target import SurfaceTarget, Write, make_targets
+from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
+from streamvid.transform.cpu_frame_renderer import RenderedFrames, as_written
+from streamvid.transform.params import Params
+from streamvid.transform.spec import Transform, Views, by_view
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamvid.fetch.encoded_batch import EncodedBatch
+
+_COLOURS: Final = ("brightness", "contrast", "saturation", "hue")
+
+
+def fits_surfaces(transform: Transform | Views) -> bool:
+    """Whether the kernel crops, resizes and converts for all views, in the order that the transform asks for."""
+    return fits_crop_resize(transform) and not any(one.converts_first for one in by_view(transform).values())
+
+
+def fits_one_pass(transform: Transform | Views) -> bool:
+    """Whether the kernel does all of the transform: what is beyond it is rotating, blurring, erasing and
+    `Transform(dali)`."""
+    return fits_surfaces(transform) and all(
+        one.dali is None and one.span("rotate") is None and not (one.blur or one.erase)
+        for one in by_view(transform).values()
+    )
+
+
+class GpuPictures:
+    """Where the frames of a batch go on the GPU (`streamvid.decode.gpu.PictureSink`).
+
+    Args:
+        transform: one that `fits_surfaces`.
+        batch: its clips.
+        params: the transform's, for them.
+        stream: allocates; the current one.
+        scratch: memory to work in on the CPU.
+        final: make the model's tensors, of a transform that `fits_one_pass`. False: decoded frames, cropped and
+            resized, for DALI.
+
+    Attributes:
+        tensors: of each view, final: [batch, …] in its layout and dtype.
+        frames: of each view, not final: per clip uint8 [frames, height, width, 3].
+    """
+
+    def __init__(
+        self,
+        transform: Transform | Views,
+        batch: EncodedBatch,
+        params: Params,
+        *,
+        stream: torch.cuda.Stream,
+        scratch: Scratch,
+        final: bool,
+    ) -> None:
+        self._batch, self._stream, self._scratch = batch, stream, scratch
+        self._boxes = crop_boxes(transform, params, batch.heights, batch.widths)
+        self._sinks: dict[int, RenderedFrames] = {}
+        self._views = [
+            _View(number, name, one, batch, params, [boxes[number] for boxes in self._boxes], stream, final=final)
+            for number, (name, one) in enumerate(by_view(transform).items())
+        ]
+        self.tensors = {view.name: view.tensor for view in self._views}
+        self.frames = [view.frames for view in self._views]
+
+    def targets(self, numbers: Sequence[int], forms: Sequence[PlaneFormat]) -> list[SurfaceTarget]:
+        """Where the surfaces of clips go.
+
+        Args:
+            numbers: of the clips in the batch.
+            forms: of their surfaces.
+        """
+        params: list[Int64] = []
+        writes: list[list[list[Write]]] = []
+        windows: list[Window] = []
+        for clip, form in zip(numbers, forms, strict=True):
+            encoded = self._batch.slices[clip]
+            frames: list[list[Write]] = [[] for _ in encoded.frames]
+            for view in self._views:
+                kernel = Kernel(view.dtype, form.bits > 8, recolours=view.recolours)
+                row, first, each, size = view.params(clip, form, encoded.color)
+                for number, positions in enumerate(view.positions(clip)):
+                    frames[number] += [Write(kernel, first + each * at, len(params), size) for at in positions]
+                params.append(row)
+            writes.append(frames)
+            windows.append(reduce(Window.joined, [view.window(clip, form) for view in self._views]))
+        return make_targets(self._stream, writes, windows, params, [view.tensor for view in self._views])
+
+    def sinks(self, numbers: Sequence[int]) -> list[RenderedFrames]:
+        """What takes the frames of clips from the CPU's decoder."""
+        for clip in numbers:
+            encoded = self._batch.slices[clip]
+            self._sinks[clip] = RenderedFrames(
+                [view.transform for view in self._views],
+                self._boxes[clip],
+                color=encoded.color,
+                height=encoded.height,
+                width=encoded.width,
+                count=len(encoded.frames),
+                scratch=self._scratch,
+            )
+        return [self._sinks[clip] for clip in numbers]
+
+    def upload(self) -> None:
+        """Put the frames that the sinks have got into their places; returns when that is done."""
+        import torch
+
+        made = [(view, clip, frames) for clip, sink in self._sinks.items()
+                for view, frames in zip(self._views, sink.frames, strict=True)]  # fmt: skip
+        if not made:
+            return
+        pinned = torch.empty(sum(frames.size for *_, frames in made), dtype=torch.uint8, pin_memory=True)
+        np.concatenate([frames.reshape(-1) for *_, frames in made], out=pinned.numpy())
+        sent = pinned.to(self._stream.device, non_blocking=True)
+        parts = torch.split(sent, [frames.size for *_, frames in made])
+        for (view, clip, frames), part in zip(made, parts, strict=True):
+            view.put(clip, part.view(frames.shape))
+        self._stream.synchronize()
+
+    def put_rgb(self, number: int, frames: torch.Tensor) -> None:
+        """Put the frames of a clip that DALI has decoded into their places: converted first, and resized then.
+
+        Args:
+            number: of the clip in the batch.
+            frames: uint8 [frames, height, width, 3].
+        """
+        import torch
+
+        for view, box in zip(self._views, self._boxes[number], strict=True):
+            part = as_decoded(box, *frames.shape[1:3])
+            rows, columns = (
+                torch.from_numpy(dense(taps(source, low, high, out), source)).to(frames.device)
+                for source, low, high, out in zip(frames.shape[1:3], part.start, part.end, part.size, strict=True)
+            )
+            made = torch.empty((len(frames), *part.size, 3), dtype=torch.uint8, device=frames.device)
+            for frame, out in zip(frames, made, strict=True):  # one by one, for little memory
+                out.copy_((torch.einsum("yh,hwc,xw->yxc", rows, frame.float(), columns) + 0.5).clamp_(0, 255))
+            lying = made.flip(2) if box.mirrored else made
+            view.put(number, torch.rot90(lying, -box.turns, dims=(1, 2)))
+
+
+class _View:
+    """One view of the batch."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        transform: Transform,
+        batch: EncodedBatch,
+        params: Params,
+        boxes: Sequence[CropBox],
+        stream: torch.cuda.Stream,
+        *,
+        final: bool,
+    ) -> None:
+        import torch
+
+        self.name, self.transform, self._batch, self._boxes, self._final = name, transform, batch, boxes, final
+        self.dtype, self.recolours = transform.dtype if final else "uint8", final and transform.recolours
+        self._params = {one: params.get(f"{name}.{one}") for one in ("mirror", "upside_down", *_COLOURS)}
+        self.frames: list[torch.Tensor] = []
+        if final:
+            lengths = {"T": batch.gather.shape[1], "C": 3, "H": boxes[0].size[0], "W": boxes[0].size[1]}
+            axes = [lengths[axis] for axis in transform.layout]
+            self.tensor = torch.empty((len(boxes), *axes), dtype=getattr(torch, transform.dtype), device=stream.device)
+            order = [transform.layout.index(axis) for axis in "TCHW"]
+            self._pictures = [clip.permute(order) for clip in self.tensor]
+            self._blacken()
+        else:
+            shapes = [(len(one.frames), *box.size, 3) for one, box in zip(batch.slices, boxes, strict=True)]
+            self.tensor = torch.empty(sum(map(prod, shapes)), dtype=torch.uint8, device=stream.device)
+            parts = torch.split(self.tensor, [prod(shape) for shape in shapes])
+            self.frames = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            self._pictures = [one.permute(0, 3, 1, 2) for one in self.frames]
+
+    def positions(self, clip: int) -> list[list[int]]:
+        """Of each decoded frame of a clip, which of its pictures show it."""
+        count = len(self._batch.slices[clip].frames)
+        if not self._final:
+            return [[row] for row in range(count)]
+        found: list[list[int]] = [[] for _ in range(count)]
+        for position, row in enumerate(self._batch.gather[clip].tolist()):
+            if row >= 0:
+                found[row].append(position)
+        return found
+
+    def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
+        """What the kernel needs to know for a clip, the address of its first picture, the bytes from one to the next,
+        and the size in which it writes them: that of frames as decoded, which may lie on their side."""
+        pictures, box = self._pictures[clip], self._boxes[clip]
+        size = pictures.element_size()
+        # An array of the same shape and strides says what turning and flipping make of them; its memory is not there.
+        whole: Any = np.lib.stride_tricks.as_strided(
+            np.empty(0, dtype=f"u{size}"), pictures.shape[1:], [size * step for step in pictures.stride()[1:]]
+        )
+        out = as_written(whole[:, *self._flips(clip)], box)
+        first = pictures.data_ptr() + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        part = as_decoded(box, form.height, form.width)
+        mean, std = self._mean_std()
+        made = clip_params(
+            form,
+            color.chosen(self.transform.color),
+            start=part.start,
+            end=part.end,
+            size=out.shape[1:],
+            strides=tuple(step // size for step in out.strides),
+            mean=mean,
+            std=std,
+            recolouring=self._recolouring(clip),
+        )
+        return made, first, size * pictures.stride(0), out.shape[1:]
+
+    def window(self, clip: int, form: PlaneFormat) -> Window:
+        """What of a clip's surfaces the kernel reads."""
+        part = as_decoded(self._boxes[clip], form.height, form.width)
+        return source_window(form, start=part.start, end=part.end, size=part.size)
+
+    def put(self, clip: int, levels: torch.Tensor) -> None:
+        """Put the frames of a clip that the CPU has cropped and resized, uint8 [frames, height, width, 3], where the
+        kernel would."""
+        import torch
+
+        if not self._final:
+            self.frames[clip].copy_(levels)
+            return
+        made = levels.permute(0, 3, 1, 2).float()
+        second = self._recolouring(clip)
+        if second is not None:
+            factors = torch.tensor(second, dtype=torch.float32, device=levels.device)
+            made = torch.einsum("ck,fkhw->fchw", factors[:, :3], made) + factors[:, 3, None, None]
+            made = (made.clamp_(0, 255) + 0.5).floor_()
+        mean, std = (torch.tensor(one, device=levels.device)[:, None, None] for one in self._mean_std())
+        made = (made - mean) * (1 / std) if self.dtype != "uint8" else made
+        made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one.step == -1])
+        for row, positions in enumerate(self.positions(clip)):
+            for position in positions:
+                self._pictures[clip][position].copy_(made[row])
+
+    def _flips(self, clip: int) -> tuple[slice, slice]:
+        """Slices of a picture's rows and columns that flip it as the clip's parameters say."""
+        vertical, horizontal = (self._params[name] for name in ("upside_down", "mirror"))
+        rows, columns = (
+            slice(None, None, -1 if self._final and one is not None and one[clip] else 1)
+            for one in (vertical, horizontal)
+        )
+        return rows, columns
+
+    def _recolouring(self, clip: int) -> Float64 | None:
+        if not self.recolours:
+            return None
+        return recolouring(**{name: float(self._params[name][clip]) for name in _COLOURS})  # type: ignore[index]
+
+    def _mean_std(self) -> tuple[list[float], list[float]]:
+        """In levels."""
+        if self.dtype == "uint8":
+            return [0.0] * 3, [1.0] * 3
+        mean, std = self.transform.mean_std
+        return [255 * one for one in mean], [255 * one for one in std]
+
+    def _blacken(self) -> None:
+        """Write the pictures that show no frame."""
+        import torch
+
+        black = np.argwhere(self._batch.gather < 0).tolist()
+        if not black:
+            return
+        mean, std = self._mean_std()
+        values = [-one / spread for one, spread in zip(mean, std, strict=True)]
+        level = torch.tensor(values, device=self.tensor.device)[:, None, None]
+        for clip, position in black:
+            self._pictures[clip][position].copy_(level.expand_as(self._pictures[clip][position]))

@@ -1,0 +1,118 @@
+"""Batches in decoding: one is always submitted before the result of the one before is waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from streamvid.decode.base import Pending
+from streamvid.decode.deadline import LateBatches
+from streamvid.errors import VideoError
+from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.fetch.epoch_reader import Rescue
+
+T = TypeVar("T")
+
+
+class BatchSource(Protocol):
+    """An iterator over encoded batches that another thread makes."""
+
+    def __next__(self) -> EncodedBatch: ...
+
+    def ready(self) -> bool:
+        """Whether `next` returns without waiting."""
+
+
+def decoded_in_order(
+    batches: BatchSource,
+    submit: Callable[[EncodedBatch], Pending[T]],
+    rescue: Rescue | None = None,
+    last_resort: Callable[[EncodedBatch], Pending[T]] | None = None,
+) -> Iterator[T]:
+    """The results of batches, in order.
+
+    The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
+    the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
+    for the second batch to be read. An error comes after the results of all batches before its own.
+
+    Args:
+        batches: encoded ones.
+        submit: begins to decode one.
+        rescue: makes one anew that does not decode.
+        last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
+            may be; None: its error is raised.
+    """
+    begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
+    error: Exception | None = None
+    ended, is_first, late = False, True, LateBatches()
+    while begun or not ended:
+        if not ended and (not begun or (len(begun) == 1 and (not is_first or batches.ready()))):
+            try:
+                batch = next(batches, None)
+                if batch is None:
+                    ended = True
+                else:
+                    begun.append((batch, _begin(batch, submit)))
+            except Exception as raised:
+                error, ended = raised, True
+        else:
+            is_first = False
+            batch, pending = begun.popleft()
+            result = pending.result
+            if rescue is not None or last_resort is not None:
+                result = partial(_rescued, batch, pending, submit, rescue, last_resort)
+            yield late.wait_for(result, [encoded.name for encoded in batch.slices])
+    if error is not None:
+        try:
+            raise error
+        finally:
+            # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
+            # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
+            del error
+
+
+def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:
+    """Submit a batch; an error of its clips comes with its result."""
+    try:
+        return submit(batch)
+    except VideoError as error:
+        found = error.with_traceback(None)
+
+    def fail() -> T:
+        raise found
+
+    return Pending(fail)
+
+
+def _rescued(
+    batch: EncodedBatch,
+    pending: Pending[T],
+    submit: Callable[[EncodedBatch], Pending[T]],
+    rescue: Rescue | None,
+    last_resort: Callable[[EncodedBatch], Pending[T]] | None,
+) -> T:
+    """The result of a batch, or of the one that is made in its place."""
+    try:
+        result = pending.result()
+        if rescue is None or not rescue.is_stale(batch):
+            return result
+        del result
+        batch = rescue(batch.number, decode=False)
+        return submit(batch).result()
+    except VideoError as error:
+        cause = error.with_traceback(None)
+    while True:
+        before, batch = batch, batch if rescue is None else rescue(batch.number, cause)
+        try:
+            return submit(batch).result()
+        except VideoError as error:
+            cause = error.with_traceback(None)
+            if np.array_equal(before.clips, batch.clips) and np.array_equal(before.absent, batch.absent):
+                break  # it is no clip that fails
+    if last_resort is None:
+        raise cause
+    return last_resort(batch).result()

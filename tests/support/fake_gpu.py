@@ -1,0 +1,135 @@
+"""A GPU that is not there: FFmpeg stands in for NVDEC, host memory for the GPU's, and NumPy for its kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from streamvid.bitstream.annexb import NAL_SYNTAX
+from streamvid.color import surfaces
+from streamvid.color.picture import picture_of
+from streamvid.decode import surface_queue
+from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
+from tests.support.surfaces import launch
+
+Spoil = Callable[[list["Surface"]], list["Surface"]]
+"""What becomes of the frames of one call."""
+
+
+class Surface:
+    def __init__(self, frame: av.VideoFrame) -> None:
+        picture = picture_of(frame)
+        luma, first, second = picture.planes
+        self._samples = np.empty((frame.height * 3 // 2, frame.width), dtype=luma.dtype)
+        chroma = self._samples[frame.height :]
+        self._samples[: frame.height], chroma[:, ::2], chroma[:, 1::2] = luma, first, second
+        self._samples <<= 16 - picture.form.bits if picture.form.bits > 8 else 0
+        self._pts = frame.pts
+        self.shape = self._samples.shape
+
+    def framesize(self) -> int:
+        return self._samples.nbytes
+
+    def getPTS(self) -> int:  # noqa: N802
+        assert self._pts is not None
+        return self._pts
+
+    def GetPtrToPlane(self, plane: int) -> int:  # noqa: N802
+        return self._samples.ctypes.data
+
+    def reuse(self) -> None:
+        """What a decoder does with its surfaces."""
+        self._samples[:] = 77
+
+
+class Decoder:
+    """PyNvVideoCodec's, by FFmpeg. Of the packets of a call only the first gets the timestamp that was given."""
+
+    def __init__(self, codec: str, spoil: Spoil) -> None:
+        self._codec, self._spoil = codec, spoil
+        self._handed_out: list[Surface] = []
+        self._start()
+
+    def _start(self) -> None:
+        if self._codec not in NAL_SYNTAX:
+            self._context: Any = av.CodecContext.create(self._codec, "r")
+            self._context.thread_count = 1
+            return
+        # NVDEC holds pictures back as long as the standard lets it, where the bitstream does not say how long.
+        self._context = open_context(in_band_description(self._codec, width=64, height=64), MAX_REORDER)
+
+    def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
+        for surface in self._handed_out:
+            surface.reuse()
+        if not packet.bsl:
+            frames = self._context.decode(None)
+            self._start()
+        else:
+            data = ctypes.string_at(packet.bsl_data, packet.bsl)
+            units = [av.Packet(data)]
+            if self._codec in NAL_SYNTAX:
+                units = [*self._context.parse(data), *self._context.parse()]
+            frames = []
+            for n, unit in enumerate(units):
+                unit.pts = packet.pts + n
+                frames += self._context.decode(unit)
+        self._handed_out = [Surface(frame) for frame in frames]
+        return self._spoil(self._handed_out)
+
+
+class Copies:
+    def __init__(self, stream: int) -> None: ...
+
+    def on_device(self, destination: int, source: int, size: int) -> None:
+        ctypes.memmove(destination, source, size)
+
+    to_device = on_device
+
+
+class Stream:
+    cuda_stream, device = 0, torch.device("cpu")
+
+    def __init__(self, device_id: int) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: Event) -> None: ...
+
+
+class Event:
+    def record(self, stream: Stream) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have the stand-ins used. Returns the arguments of every session that is opened."""
+    calls: list[Any] = []
+
+    def create(**options: Any) -> Decoder:
+        calls.append(options)
+        return Decoder(options["codec"], lambda frames: frames)
+
+    empty = torch.empty
+    codecs = SimpleNamespace(**{name.upper(): name for name in ("h264", "hevc", "vp8", "vp9", "mpeg4")})
+    fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
+    for name, value in {"Stream": Stream, "Event": Event, "device": nullcontext, "stream": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
+    monkeypatch.setattr(surface_queue, "CudaCopies", Copies)
+    monkeypatch.setattr(surfaces, "launch", launch)
+    return calls
