@@ -37,10 +37,10 @@ def fits_surfaces(transform: Transform | Views) -> bool:
 
 
 def fits_one_pass(transform: Transform | Views) -> bool:
-    """Whether the kernel does all of the transform: what is beyond it is rotating, blurring, erasing and
-    `Transform(dali)`."""
+    """Whether the kernel does all of the transform: what is beyond it is rotating and other affine maps, blurring,
+    erasing and `Transform(dali)`."""
     return fits_surfaces(transform) and all(
-        one.dali is None and one.span("rotate") is None and not (one.blur or one.erase)
+        one.dali is None and one.span("rotate") is None and not (one.warps or one.blur or one.erase)
         for one in by_view(transform).values()
     )
 

@@ -211,7 +211,8 @@ def test_what_the_kernel_does_not_do_is_left_to_dali(
     monkeypatch.setattr(render, "GpuDecoder", lambda **options: decoder)
     monkeypatch.setattr(render, "DaliPipeline", lambda *given, **options: options)
     for more, crop_resized in (
-        ({"blur": 0.5}, True), ({"erase": 0.5}, True), ({"rotate": 5}, True), ({"dali": lambda frames: frames}, True),
+        ({"blur": 0.5}, True), ({"erase": 0.5}, True), ({"rotate": 5}, True),
+        ({"shear": 5}, True), ({"dali": lambda frames: frames}, True),
         ({"interpolation": "bicubic"}, False), ({"resize_in": "rgb"}, False), ({"color": "bt601"}, False),
     ):  # fmt: skip
         options: dict[str, Any] = {"resize": 64, "crop": 56, **more}
