@@ -30,7 +30,7 @@ FLOATS: Final = 8
 picture, elements of the output from a channel, a line and a pixel to the next, bits that samples are shifted by."""
 PARAMS: Final = FLOATS + 20
 """Numbers that the parameters of a clip and view have, 8 bytes each."""
-_BLOCK: Final = 128
+_BLOCK, _WARPS = 256, 2
 _DALI_BLOCK: Final = 512
 """Pixels of a line that one program of a kernel writes at most."""
 
@@ -56,7 +56,7 @@ class Kernel:
     Attributes:
         dtype: of the output: "uint8", "float16", "bfloat16" or "float32".
         wide: samples have 16 bits.
-        recolours: a second matrix follows the first (`recolouring`).
+        recolours: a second matrix follows the first (`color_change`).
         as_dali: the whole picture with the pixels of DALI's decoder; uint8, channels last.
         full_range: for that alone: luma from 0 to 255.
     """
@@ -78,7 +78,7 @@ def clip_params(
     strides: tuple[int, int, int],
     mean: Sequence[float] = (0, 0, 0),
     std: Sequence[float] = (1, 1, 1),
-    recolouring: Float64 | None = None,
+    change: Float64 | None = None,
 ) -> Int64:
     """The parameters of a clip for one view, int64 [PARAMS].
 
@@ -87,7 +87,7 @@ def clip_params(
         color: what their samples mean.
         start, end, size, mean, std: as of `streamvid.color.render.PlaneRenderer`; for uint8 no mean and std.
         strides: elements of the output from a channel, a line and a pixel to the next.
-        recolouring: float64 [3, 4], as `recolouring` makes it.
+        change: float64 [3, 4], as `color_change` makes it.
     """
     made = np.zeros(PARAMS, dtype=np.int64)
     made[:FLOATS] = form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0
@@ -95,7 +95,7 @@ def clip_params(
     across, down = (0.25 * one for one in color.siting)  # as in `streamvid.color.resample.taps`
     counts = [math.ceil(2 * max(scale * share, 1.0)) + 1 for share in (1, 0.5) for scale in scales]
     factors: Float32 = (1 / np.asarray(std, dtype=np.float64)).astype(np.float32)
-    second = np.eye(3, 4) if recolouring is None else recolouring
+    second = np.eye(3, 4) if change is None else change
     made[FLOATS:].view(np.float32)[:] = (
         start[0], scales[0], start[1], scales[1], across, down, *counts, *conversion(color, form.bits).ravel(),
         *np.column_stack([mean, factors]).ravel(), *second.ravel(),
@@ -118,7 +118,7 @@ def source_window(
     return Window(sides[0][0], sides[0][1], sides[1][0], sides[1][1])
 
 
-def recolouring(*, brightness: float, contrast: float, saturation: float, hue: float) -> Float64:
+def color_change(*, brightness: float, contrast: float, saturation: float, hue: float) -> Float64:
     """float64 [3, 4]: levels (R, G, B, 1) → levels, as DALI's `color_twist` changes uint8.
 
     Args:
@@ -164,5 +164,5 @@ def launch(
     sample, pair, bits = (tl.uint16, tl.uint32, 16) if kernel.wide else (tl.uint8, tl.uint16, 8)
     render[(-(-size[1] // _BLOCK), size[0], count)](
         table, SAMPLE=sample, PAIR=pair, BITS=bits, OUT=getattr(tl, kernel.dtype), RECOLOURS=kernel.recolours,
-        BLOCK=_BLOCK, ROW=ROW, FLOATS=FLOATS, num_warps=_BLOCK // 64,
+        BLOCK=_BLOCK, ROW=ROW, FLOATS=FLOATS, num_warps=_WARPS,
     )  # fmt: skip

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 _STAGED_BYTES: Final = 16 << 20
-"""Bytes of decoded frames copied to the GPU at once."""
+"""Bytes of decoded frames copied to the GPU at once, at most; and those of how many whole ones."""
+_MOST: Final = 32
 _PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class CpuAssistWorker:
         if key == self._key:
             return
         self._context = ReusableCodecContext(taken=self._count)
-        size = max(_STAGED_BYTES, key.surface_bytes + 16)
+        size = max(min(_STAGED_BYTES, _MOST * key.surface_bytes), key.surface_bytes + 16)
         if not self._uploads or self._uploads[0].size < size:
             self._uploads.clear()  # before memory is allocated for others
             self._uploads.extend(_Upload(size, self._stream) for _ in range(2))

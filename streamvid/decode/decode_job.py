@@ -17,7 +17,6 @@ from streamvid.bitstream.packet_info import classifier
 from streamvid.color.render import PlaneFormat
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.mp4.sample_entry import decoder_specific_info
 from streamvid.video.codec_context import MAX_REORDER, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -140,8 +139,8 @@ class GopJob:
         encoded: the slice they are from.
         target: where the slice's frames go.
         packets: in decode order, with all headers before the first: of H.264 and HEVC access units in Annex B.
-        starts_with_idr: False where a slice begins with a CRA or recovery point, and of MPEG-4: it decodes alone, but
-            must not follow another job in the same session.
+        starts_with_idr: False where a slice begins with a CRA or recovery point: it decodes alone, but must not
+            follow another job in the same session.
         display_order: of each packet, its rank in presentation order, as `EncodedSlice.display_order`.
         hidden: ranks of the packets that give no frame.
         dst_rows: rank of each wanted frame → which of the slice's frames it is.
@@ -261,7 +260,7 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     silent: set[int] = set()
     try:
         if syntax is None:
-            header = decoder_specific_info(encoded.stsd) if encoded.codec == "mpeg4" else b""
+            header = b""
             ends = np.cumsum(encoded.sizes).tolist()
             packets = [encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
             kind_of = classifier(encoded.codec, encoded.stsd)
@@ -278,12 +277,8 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there. Nor are
-    # groups of pictures closed in MPEG-4; those of VP8 and VP9 are.
-    if syntax is None:
-        idr = set() if encoded.codec == "mpeg4" else set(starts)
-    else:
-        idr = {n for n in starts if syntax.is_idr(packets[n])}
+    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
+    idr = {n for n in starts if syntax is None or syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)
     in_band = b""
     gops = []

@@ -53,7 +53,7 @@ class SurfaceQueue:
 
         self._stream, self._first = stream, first
         self.copies = CudaCopies(stream.cuda_stream)
-        self._pinned = deque(_PinnedTable() for _ in range(_TABLES))
+        self._pinned: deque[_PinnedTable] = deque()
         self._table = torch.empty((_ROWS, ROW), dtype=torch.int64, device=stream.device)
         self._scratch: torch.Tensor | None = None
         self._rows: dict[Kernel, list[tuple[tuple[int, ...], tuple[int, int]]]] = {}
@@ -112,6 +112,8 @@ class SurfaceQueue:
     def _launch(self, kernel: Kernel, rows: list[tuple[tuple[int, ...], tuple[int, int]]]) -> None:
         import torch
 
+        if len(self._pinned) < _TABLES and not (self._pinned and self._pinned[0].is_free()):
+            self._pinned.appendleft(_PinnedTable())
         pinned, count = self._pinned[0], len(rows)
         if pinned.reusable is not None:
             pinned.reusable.synchronize()
@@ -144,6 +146,10 @@ class _PinnedTable:
         self._memory = torch.empty((_ROWS, ROW), dtype=torch.int64, pin_memory=True)
         self.rows, self.address = self._memory.numpy(), self._memory.data_ptr()
         self.reusable: torch.cuda.Event | None = None
+
+    def is_free(self) -> bool:
+        """Whether it may be overwritten now."""
+        return self.reusable is None or bool(self.reusable.query())  # type: ignore[no-untyped-call]
 
 
 class CudaCopies:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -119,41 +118,20 @@ def codec_of_esds(payload: bytes) -> str:
     """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.5 and 7.2.6.6); "" for
     others, and if the box is not as usual."""
     kinds = {0x20: "mpeg4", 0x6C: "mjpeg"}
-    found = _descriptors(payload, ((3, 3), (4, 1)))
-    return kinds.get(found[-1][0], "") if found else ""
-
-
-def decoder_specific_info(stsd: bytes) -> bytes:
-    """The DecoderSpecificInfo of a sample description's `esds` box, of MPEG-4 the headers before its first picture; b""
-    if there is none."""
-    for kind, payload, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)):
-        if kind == b"esds":
-            found = _descriptors(stsd[payload:end], ((3, 3), (4, 13), (5, 0)))
-            return found[-1] if found else b""
-    return b""
-
-
-def _descriptors(payload: bytes, path: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Of descriptors that an `esds` box begins with, each inside the one before, the first bytes of each, and of the
-    last one, if those are 0, all; [] if they are not these.
-
-    Args:
-        payload: of the box.
-        path: tag of each, and bytes of it that come before the next.
-    """
-    at, found = 4, []
-    for tag, skipped in path:
+    at = 4
+    found = []
+    for tag, skipped in ((3, 3), (4, 1)):
         if payload[at : at + 1] != bytes([tag]):
-            return []
-        at, length = at + 1, 0
+            return ""
+        at += 1
         while payload[at] & 0x80:  # a length of several bytes
-            at, length = at + 1, (length | payload[at] & 0x7F) << 7
-        at, length = at + 1, length | payload[at]
-        found.append(payload[at : at + (skipped or length)])
-        if tag == 3 and found[-1][-1] & 0xE0:  # streamDependenceFlag, URL_Flag, OCRstreamFlag
-            return []
+            at += 1
+        at += 1
+        found = list(payload[at : at + skipped])
+        if tag == 3 and found[-1] & 0xE0:  # streamDependenceFlag, URL_Flag, OCRstreamFlag
+            return ""
         at += skipped
-    return found
+    return kinds.get(found[0], "")
 
 
 def mjpeg_sample_description(stsd: bytes) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.color.render import PlaneFormat
 from streamvid.color.resample import dense, taps
-from streamvid.color.surfaces import Kernel, Window, clip_params, recolouring, source_window
+from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, source_window
 from streamvid.color.tags import Color
 from streamvid.decode.surface_target import SurfaceTarget, Write, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
@@ -226,7 +226,7 @@ class _View:
             strides=tuple(step // size for step in out.strides),
             mean=mean,
             std=std,
-            recolouring=self._recolouring(clip),
+            change=self._change(clip),
         )
         return made, first, size * pictures.stride(0), out.shape[1:]
 
@@ -244,7 +244,7 @@ class _View:
             self.frames[clip].copy_(levels)
             return
         made = levels.permute(0, 3, 1, 2).float()
-        second = self._recolouring(clip)
+        second = self._change(clip)
         if second is not None:
             factors = torch.tensor(second, dtype=torch.float32, device=levels.device)
             made = torch.einsum("ck,fkhw->fchw", factors[:, :3], made) + factors[:, 3, None, None]
@@ -265,10 +265,10 @@ class _View:
         )
         return rows, columns
 
-    def _recolouring(self, clip: int) -> Float64 | None:
+    def _change(self, clip: int) -> Float64 | None:
         if not self.recolours:
             return None
-        return recolouring(**{name: float(self._params[name][clip]) for name in _COLOURS})  # type: ignore[index]
+        return color_change(**{name: float(self._params[name][clip]) for name in _COLOURS})  # type: ignore[index]
 
     def _mean_std(self) -> tuple[list[float], list[float]]:
         """In levels."""

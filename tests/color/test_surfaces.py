@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streamvid.color.render import PlaneFormat, PlaneRenderer
-from streamvid.color.surfaces import PARAMS, ROW, Kernel, clip_params, launch, recolouring
+from streamvid.color.surfaces import PARAMS, ROW, Kernel, clip_params, color_change, launch
 from streamvid.color.tags import Color
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,13 +117,13 @@ def test_pictures_of_several_sizes_flipped_and_turned_share_a_launch() -> None:
 def test_colours_change_as_dalis_color_twist_changes_them() -> None:
     form, color = PlaneFormat(64, 64, (2, 2), 8), Color("bt709", False, (1, 0))
     planes, surface = surface_of(form, 5)
-    second = recolouring(brightness=1.1, contrast=0.8, saturation=1.3, hue=-70)
+    second = color_change(brightness=1.1, contrast=0.8, saturation=1.3, hue=-70)
     levels = np.zeros((3, 64, 64), dtype=np.uint8)
     PlaneRenderer(form, color, start=(0, 0), end=(64, 64), size=(64, 64))(planes, levels)
     expected = np.clip(np.tensordot(second[:, :3], levels, axes=1) + second[:, 3, None, None], 0, 255)
     out = torch.zeros((3, 64, 64), dtype=torch.uint8, device=DEVICE)
     params = torch.from_numpy(
-        clip_params(form, color, start=(0, 0), end=(64, 64), size=(64, 64), strides=out.stride(), recolouring=second)
+        clip_params(form, color, start=(0, 0), end=(64, 64), size=(64, 64), strides=out.stride(), change=second)
     ).to(DEVICE)
     table = rows_of([surface], 64, 64 * 64, [out.data_ptr()], [params.data_ptr()])
     launch(Kernel("uint8", False, recolours=True), table, 1, (64, 64))

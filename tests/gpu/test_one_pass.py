@@ -12,6 +12,7 @@ import torch
 import streamvid as sv
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.transform.render import CpuRenderer
 from streamvid.transform.spec import Transform
@@ -136,3 +137,21 @@ def test_a_session_that_fails_beside_others_costs_no_frame(dataset: Path, monkey
         for one, other in zip(loader, expected, strict=True):
             assert torch.equal(one["video"].cpu(), other)
     assert next(calls) > 30
+
+
+def test_what_dali_decodes_gets_there_too(tmp_path: Path) -> None:
+    """Corrected, and in the other order."""
+    (tmp_path / "videos").mkdir()
+    for n in range(3):
+        recipe = Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n, style="texture")
+        write(recipe, tmp_path / "videos" / f"{n}.mp4")
+    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
+    transform = Transform(random_short_side=(128, 160), crop=112, horizontal_flip=0.5, dtype="uint8")
+    made = []
+    for device in ("cuda", "cpu"):
+        with sv.StreamLoader(
+            tmp_path / "set", batch_size=3, sampling=sv.Window(4), transform=transform, device=device, seed=2
+        ) as loader:  # fmt: skip
+            made += [one["video"].cpu().float() for one in loader]
+            assert {one.decoder for one in loader.routes} == ({"nvdec", "dali"} if device == "cuda" else {"cpu"})
+    assert (made[0] - made[1]).abs().mean() < 1.5

@@ -123,7 +123,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Decoder(options["codec"], lambda frames: frames)
 
     empty = torch.empty
-    codecs = SimpleNamespace(**{name.upper(): name for name in ("h264", "hevc", "vp8", "vp9", "mpeg4")})
+    codecs = SimpleNamespace(**{name.upper(): name for name in ("h264", "hevc", "vp8", "vp9")})
     fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))

@@ -73,7 +73,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("vp8", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p10le", 640, 360, {}, Route.DALI),
-    ("mpeg4", "yuv420p", 640, 360, {}, Route.NVDEC),
+    ("mpeg4", "yuv420p", 640, 360, {}, Route.DALI),
     ("av1", "yuv420p", 640, 360, {}, Route.DALI),
     ("av1", "yuv420p10le", 640, 360, {}, Route.DALI),
     ("av1", "yuv420p", 640, 360, {"has_av1": False}, Route.CPU),
@@ -83,7 +83,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("h264", "yuv420p10le", 640, 360, {}, Route.CPU),
     ("h264", "yuv420p", 640, 360, {"all_intra": True}, Route.CPU),
     ("h264", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.CPU),
-    ("mpeg4", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.NVDEC),
+    ("mpeg4", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.DALI),
     ("vp9", "yuv420p", 640, 360, {"traits": "show-existing"}, Route.CPU),
     ("vp9", "yuv420p", 640, 360, {"traits": "superframes"}, Route.CPU),
     ("hevc", "yuv422p10le", 640, 360, {}, Route.CPU),
@@ -98,7 +98,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("hevc", "yuv420p", 8192, 144, {}, Route.NVDEC),
     ("hevc", "yuv420p", 640, 142, {}, Route.CPU),
     ("vp9", "yuv420p", 126, 128, {}, Route.CPU),
-    ("mpeg4", "yuv420p", 16, 16, {}, Route.NVDEC),
+    ("mpeg4", "yuv420p", 16, 16, {}, Route.DALI),
     ("theora", "yuv420p", 640, 360, {}, Route.CPU),
 ]  # fmt: skip
 
