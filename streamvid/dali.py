@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 Place = Literal["gpu", "cpu"]
 _PLACES: Final[tuple[Place, ...]] = ("gpu", "cpu")
+_NOT_OF_GRAPHS: Final = {
+    "columns": "its node `clip` has the rows by which a Dataset's columns are found",
+    "batch_fn": "change what its iterator gives, or add operators to its nodes",
+    "engine": "it is DALI's",
+}
+"""Options of `StreamLoader` that say what is done to batches, and what to do instead."""
 _SPARE_FILES: Final = 100
 """Files that a process may open beside those of the graph."""
 
@@ -86,6 +92,8 @@ def pipeline(
     integer(prefetch_queue_depth, "prefetch_queue_depth")
     for name, value in (("pad_last_batch", pad_last_batch), ("exec_dynamic", exec_dynamic)):
         boolean(value, name)
+    for name in _NOT_OF_GRAPHS.keys() & options.keys():
+        raise InputError(f"sv.dali.pipeline takes no {name}: {_NOT_OF_GRAPHS[name]}")
     if not isinstance(reader_name, str) or not reader_name:
         raise InputError(f"reader_name must be a name; it is {reader_name!r}")
     with StreamLoader(

@@ -229,6 +229,8 @@ def test_a_damaged_clip_is_an_error_that_names_it(packed: Path, tmp_path: Path) 
         ({"pad_last_batch": 1}, "pad_last_batch"),
         ({"prefetch_queue_depth": 0}, "prefetch_queue_depth"),
         ({"rank": 0, "world_size": 9, "batch_size": 1}, "has no samples"),
+        ({"columns": ["score"]}, "takes no columns: its node `clip`"),
+        ({"batch_fn": print}, "takes no batch_fn"),
         ({"smapling": sv.Window(3)}, "sampling"),
     ],
 )
