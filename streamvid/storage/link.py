@@ -27,7 +27,7 @@ _EXPECTED_BANDWIDTH: Final = 100e6
 _QUANTILE: Final = 0.95
 _HEDGED_SHARE: Final = 0.02
 """Share of requests, and of bytes, that may be asked for twice."""
-_HEDGED_AT_FIRST: Final = 4
+_HEDGED_AT_FIRST: Final = 2
 """How many may be before so many requests are made that this is less than the share of them."""
 _OLDEST: Final = 3
 """One that is late is asked again if it is of the first so many that are under way: where many others are, too, all of

@@ -136,6 +136,6 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
             hedged = loader.dataset.reader.remote.link.hedged
         assert sorted(read) == sorted(sv.Dataset.open(packed).clips.key)
         assert stalled
-        assert 1 <= hedged <= 1 + 0.02 * len(s3.requests)
+        assert 1 <= hedged <= max(2, 0.02 * len(s3.requests))
         indexes = [key for method, key, _ in s3.requests if method == "GET" and key.endswith(".packets")]
         assert len(indexes) < CLIPS / 8
