@@ -28,9 +28,11 @@ class Pending(Generic[Result]):
 
     Attributes:
         result: waits for it, and returns what it made or raises its error. To be called once.
+        done: whether `result` does not wait; True also where nobody knows.
     """
 
     result: Callable[[], Result]
+    done: Callable[[], bool] = lambda: True
 
 
 PendingFrames: TypeAlias = Pending[Sequence[Frames]]

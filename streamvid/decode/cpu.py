@@ -154,7 +154,7 @@ class CpuDecoder:
             for future in futures:
                 future.result()
 
-        return Pending(wait)
+        return Pending(wait, lambda: all(future.done() for future in futures))
 
     def decode(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> list[UInt8]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3].

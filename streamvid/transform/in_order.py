@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 
 T = TypeVar("T")
+_POLL_S: Final = 0.001
 
 
 class BatchSource(Protocol):
@@ -37,7 +39,8 @@ def decoded_in_order(
 
     The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
     the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
-    for the second batch to be read. An error comes after the results of all batches before its own.
+    for the second batch to be read, which is submitted when it is there. An error comes after the results of all
+    batches before its own.
 
     Args:
         batches: encoded ones.
@@ -59,6 +62,8 @@ def decoded_in_order(
                     begun.append((batch, _begin(batch, submit)))
             except Exception as raised:
                 error, ended = raised, True
+        elif is_first and not ended and not batches.ready() and not begun[0][1].done():
+            time.sleep(_POLL_S)
         else:
             is_first = False
             batch, pending = begun.popleft()

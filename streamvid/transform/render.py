@@ -142,7 +142,7 @@ class CpuRenderer:
             columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
             return RenderedBatch(batch, {**writer.tensors, **columns})
 
-        return Pending(rendered)
+        return Pending(rendered, written.done)
 
 
 class GpuRenderer:

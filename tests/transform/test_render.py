@@ -64,6 +64,27 @@ def test_one_batch_is_submitted_ahead() -> None:
     assert log == ["submit 1", "result 1", "submit 2", "submit 3", "result 2", "result 3"]
 
 
+def test_the_second_batch_is_submitted_when_it_is_there_while_the_first_is_decoded() -> None:
+    """Or threads that are done with their part of the first one wait for the others."""
+    log: list[str] = []
+    source = Source(3, read=0)
+
+    def submit(batch: EncodedBatch) -> Pending[int]:
+        number = batch.bytes_read
+        log.append(f"submit {number}")
+        asked = iter(range(9))
+
+        def done() -> bool:
+            if next(asked) == 3:
+                source._read = 9  # read, at last
+            return False
+
+        return Pending(lambda: log.append(f"result {number}") or number, done)  # type: ignore[func-returns-value]
+
+    assert list(decoded_in_order(source, submit)) == [1, 2, 3]
+    assert log == ["submit 1", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
+
+
 @pytest.mark.parametrize("read", [0, 9])
 def test_an_error_comes_behind_the_batches_before_it(read: int) -> None:
     results = decoded(Source(2, read=read, error=ZeroDivisionError()), [])

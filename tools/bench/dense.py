@@ -114,10 +114,15 @@ def windows_of(loader: sv.StreamLoader, videos: Path) -> tuple[list[Window], dic
     return windows, first
 
 
-def clock() -> float:
-    """Seconds of CPU of this process and of those that have ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in both)
+def clock() -> tuple[float, float]:
+    """Seconds of CPU that this process has used, and that its cores have been idle."""
+    own, idle = resource.getrusage(resource.RUSAGE_SELF), 0.0
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name in names:
+            idle += (int(ticks[3]) + int(ticks[4])) / os.sysconf("SC_CLK_TCK")
+    return own.ru_utime + own.ru_stime, idle
 
 
 @cache
@@ -174,7 +179,9 @@ def measure(name: str, size: tuple[int, int, int, float], options: Any, folder: 
             if number:  # the first starts processes and fills caches
                 seconds[way].append(took)
                 if way == "StreamLoader":
-                    busy.append((clock() - before) / took / options.cores)
+                    # Of what other programs left.
+                    own, idle = (now - then for now, then in zip(clock(), before, strict=True))
+                    busy.append(own / (own + idle))
     ways.clear()
     rates = {way: FRAMES * len(windows) / statistics.median(times) for way, times in seconds.items()}
     rows: list[Row] = [
