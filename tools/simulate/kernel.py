@@ -338,6 +338,26 @@ class Lock:
         self.release()
 
 
+class Condition:
+    """`threading.Condition` between tasks. Its lock is not waited for, as they change hands where one blocks alone."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait_for(self, predicate: Callable[[], bool]) -> bool:
+        kernel = Current.get()
+        while not predicate() and kernel is not None:
+            kernel.block(None, self)
+        return True
+
+    def notify_all(self) -> None:
+        if (kernel := Current.get()) is not None:
+            kernel.wake(self)
+
+
 LONG = 900.0
 """Seconds after which a poll comes back. Those of the product come after 0.1 s, to look at an event; here the event
 ends them."""

@@ -27,7 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tools.simulate.kernel import LONG, Current, Event, Failure, Kernel, Lock, Task
+from tools.simulate.kernel import LONG, Condition, Current, Event, Failure, Kernel, Lock, Task
 
 _PUBLISHED = re.compile(r"[0-9a-f]{64}")
 
@@ -348,7 +348,12 @@ def installed(disks: Disks) -> Iterator[None]:
             sleep=lambda seconds: _kernel().block(seconds),
         ),
         "threading": _copy(
-            threading, Event=Event, Lock=Lock, Thread=Thread, current_thread=lambda: _kernel().current.handle
+            threading,
+            Condition=Condition,
+            Event=Event,
+            Lock=Lock,
+            Thread=Thread,
+            current_thread=lambda: _kernel().current.handle,
         ),
         "queue": _copy(queue, Queue=Queue),
         "ThreadPoolExecutor": _in_tasks(concurrent.futures.ThreadPoolExecutor, Pool),
