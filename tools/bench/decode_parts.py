@@ -15,7 +15,6 @@ from streamvid.bitstream.nal import to_annex_b
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.video.stored_clip import StoredClip
 
 ENGINES: Final = 7
 STOCK_BATCH: Final = 64
@@ -75,14 +74,14 @@ def seconds_per_batch(decoder: GpuDecoder, work: Sequence[Sequence[EncodedSlice]
 class Limit:
     """Persistent decode sessions, one per NVDEC engine, fed as fast as they take packets."""
 
-    def __init__(self, clip: StoredClip) -> None:
+    def __init__(self, *, codec: str, width: int, height: int) -> None:
         import PyNvVideoCodec as nvc  # noqa: N813
 
-        codec = {"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[clip.codec]
+        number = {"h264": nvc.cudaVideoCodec.H264, "hevc": nvc.cudaVideoCodec.HEVC}[codec]
         self._packet = nvc.PacketData
         self._pool = ThreadPoolExecutor(ENGINES)
         self._decoders = [
-            nvc.CreateDecoder(gpuid=0, codec=codec, usedevicememory=True, maxwidth=clip.width, maxheight=clip.height)
+            nvc.CreateDecoder(gpuid=0, codec=number, usedevicememory=True, maxwidth=width, maxheight=height)
             for _ in range(ENGINES)
         ]
 

@@ -79,7 +79,7 @@ class Bench:
         """The figures of a row, in seconds per batch."""
         clip = self._clip(case)
         work = random_batches(clip, case, _BATCHES)
-        limit = Limit(clip)
+        limit = Limit(codec=clip.codec, width=clip.width, height=clip.height)
         limit.seconds(work[0])
         with MemoryWatch() as memory:
             decoder = GpuDecoder(device_id=0, threads=16, max_batch=case.batch)

@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.fetch.encoded_batch import read_batches
@@ -37,6 +38,7 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World, find_device
+from streamvid.sampling.base import FrameSampler
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
@@ -218,22 +220,12 @@ class Bench:
         """The batches of that epoch, decoded one after another; or the epoch of the loader that is compared."""
         if self._other is not None:
             return self._stream(epoch, loader=self._other)
-        batches = self._slices(epoch)
+        batches = epoch_slices(self._dataset, SAMPLING, self._size.batch, epoch)
         started, cpu = time.perf_counter(), _processor_time()
         for batch in batches:
             decoder.submit(batch).result()
         self._synchronize()
         return Run(time.perf_counter() - started, _processor_time() - cpu)
-
-    def _slices(self, epoch: int) -> list[list[EncodedSlice]]:
-        """What the loader decodes in that epoch."""
-        clips = np.arange(len(self._dataset), dtype=np.int64)
-        stream = SampleStream((Pool(clips, self._dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
-        plan = Plan(stream, self._size.batch, World(0, 1))
-        spec = SampleSpec(SAMPLING, seed=SEED, num_random=0)
-        access, rest = ShardAccess(self._dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
-        steps = [rest.step(n) for n in range(rest.steps)]
-        return [batch.slices for batch in read_batches(self._dataset, steps, spec, access)]
 
     def _decoder(self) -> CpuDecoder | GpuDecoder:
         threads = len(os.sched_getaffinity(0))
@@ -246,6 +238,17 @@ class Bench:
             import torch
 
             torch.cuda.synchronize(self._device_id)
+
+
+def epoch_slices(dataset: ClipSource, sampling: FrameSampler, batch: int, epoch: int) -> list[list[EncodedSlice]]:
+    """What a loader of one rank, seeded with `SEED`, decodes in an epoch, by batches."""
+    clips = np.arange(len(dataset), dtype=np.int64)
+    stream = SampleStream((Pool(clips, dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
+    plan = Plan(stream, batch, World(0, 1))
+    spec = SampleSpec(sampling, seed=SEED, num_random=0)
+    access, rest = ShardAccess(dataset, cache=None, limit_bytes=0), plan.epoch(plan.start(epoch))
+    steps = [rest.step(n) for n in range(rest.steps)]
+    return [one.slices for one in read_batches(dataset, steps, spec, access)]
 
 
 def _processor_time() -> float:
