@@ -17,8 +17,9 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.packed import edit_parquet, replace_packets, reseal
 from tools.clips import Recipe, write
+from tools.recipes import Codec, Container
 
-CODECS: Final = {
+CODECS: Final[dict[Codec, Container]] = {
     "h264": "mp4", "hevc": "mp4", "vp9": "webm", "vp8": "webm", "av1": "mp4", "mpeg4": "mp4", "mjpeg": "avi",
 }  # fmt: skip
 """Of the clips, and the containers that they come in."""
@@ -60,7 +61,12 @@ class Corpus:
 
 
 def make(
-    folder: Path, clips: int, *, codecs: Sequence[str] = tuple(CODECS), ways: Sequence[str] = tuple(WAYS), seed: int = 0
+    folder: Path,
+    clips: int,
+    *,
+    codecs: Sequence[Codec] = tuple(CODECS),
+    ways: Sequence[str] = tuple(WAYS),
+    seed: int = 0,
 ) -> Corpus:
     """Make a corpus: of every codec one clip is damaged in each way; a stand-in takes one clip in all.
 
@@ -100,7 +106,7 @@ def make(
     return Corpus(whole, damaged, bad, {opened.key(row): way for row, way in bad.items() if way in STAND_INS})
 
 
-def _write_clips(folder: Path, numbers: Iterable[int], codecs: Sequence[str]) -> None:
+def _write_clips(folder: Path, numbers: Iterable[int], codecs: Sequence[Codec]) -> None:
     """Clips of all codecs in turn: copies of a few different ones."""
     folder.mkdir(parents=True)
     for n in numbers:

@@ -68,8 +68,9 @@ def ceph(console: Console) -> Iterator[str]:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         environment = {**os.environ, "STREAMVID_S3_PORT": port}
-        stack.callback(subprocess.run, [_S3 / "down.sh", f"{folder}/ceph"], stderr=subprocess.DEVNULL, check=False)
-        for command in ([_S3 / "install.sh"], [_S3 / "up.sh", f"{folder}/ceph", "memstore"]):
+        down = [str(_S3 / "down.sh"), f"{folder}/ceph"]
+        stack.callback(lambda: subprocess.run(down, stderr=subprocess.DEVNULL, check=False))
+        for command in ([str(_S3 / "install.sh")], [str(_S3 / "up.sh"), f"{folder}/ceph", "memstore"]):
             if subprocess.run(command, env=environment, check=False).returncode:
                 raise StepFailedError("There is no Ceph: see above, or name a bucket of yours (BUCKET=s3://…).")
         server = S3Server(f"http://127.0.0.1:{port}")

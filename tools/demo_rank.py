@@ -93,7 +93,7 @@ def stream(dataset: sv.Subset, picture: Path, engine: EngineName) -> list[Share]
             frames += int(batch["mask"][batch["valid"]].sum())
             batches += 1
             if epoch == 0 and batches == 1 and dist.get_rank() == 0:
-                draw_batch(batch, loader.dataset.classes).save(picture)
+                draw_batch(dict(batch), loader.dataset.classes).save(picture)
         seconds, after = time.monotonic() - start, loader.stats()
         waited, read = after.wait_seconds - before.wait_seconds, after.bytes_read - before.bytes_read
         shares.append(Share(tuple(clips), batches, frames, seconds, waited, read, device))

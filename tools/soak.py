@@ -42,6 +42,7 @@ import torch
 
 import streamvid as sv
 from tools.clips import Recipe, write
+from tools.recipes import Codec
 
 WARM_PARTS: Final = 10
 """Of a long run, that its descriptors must stand still before the first sample."""
@@ -125,7 +126,7 @@ def sample(*, trim: bool = False) -> Sample:
         libc.malloc_trim(0)
     libc.mallinfo2.restype = _MallInfo
     info = libc.mallinfo2()
-    free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)  # type: ignore[no-untyped-call]
     processes = list(_processes(os.getpid()))
     memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
     memory |= {"gpu": total - free, "arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
@@ -225,7 +226,10 @@ def judge(name: str, samples: list[Sample], limit: float, per: str) -> bool:
     return good
 
 
-SETS: Final = {"cpu": {"set": ("h264", "hevc", "vp9"), "vp9": ("vp9",)}, "cuda": {"h264": ("h264",)}}
+SETS: Final[dict[str, dict[str, tuple[Codec, ...]]]] = {
+    "cpu": {"set": ("h264", "hevc", "vp9"), "vp9": ("vp9",)},
+    "cuda": {"h264": ("h264",)},
+}
 """Datasets and their codecs. VP9 is what DALI decodes on a CPU."""
 
 

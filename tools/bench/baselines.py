@@ -8,7 +8,7 @@ raises when it is opened or when it is first run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -90,7 +90,7 @@ def pynvvideocodec(video: Path, device: str) -> Way:
         decoder = idle.get()
         try:
             frames = decoder.get_batch_frames_by_index(list(numbers))
-            return shrink(torch.stack([torch.from_dlpack(frame) for frame in frames]))
+            return shrink(torch.stack([torch.utils.dlpack.from_dlpack(frame) for frame in frames]))
         finally:
             idle.put(decoder)
 
@@ -170,7 +170,7 @@ def pyav_seeks(video: Path, device: str) -> Way:
             start, step = stream.start_time or 0, 1 / (stream.average_rate * stream.time_base)
             wanted = [start + round(number * step) for number in numbers]
             pictures: list[Any] = []
-            frames = iter(())
+            frames: Iterator[Any] = iter(())
             at = None
             for pts in wanted:
                 # On from where it is, if the next key frame is not nearer than the frame itself.

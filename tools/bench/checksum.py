@@ -67,7 +67,7 @@ def measure(name: str, recipe: Recipe, folder: Path, windows: int) -> list[Row]:
     clips: Any = SimpleNamespace(**{column: np.array([value]) for column, value in columns.items()})
     data = np.frombuffer(stored.data, dtype=np.uint8)
     index = median(timed(lambda: parse_index(data, clips, 0)) for _ in range(200))
-    rng, rows = np.random.default_rng(0), []
+    rng, rows = np.random.default_rng(0), list[Row]()
     for stride in (1, 8):
         checks, decodes, sizes = [], [], []
         for start in rng.integers(0, len(clip.index.visible) - WANTED * stride, windows).tolist():
@@ -78,7 +78,13 @@ def measure(name: str, recipe: Recipe, folder: Path, windows: int) -> list[Row]:
             sizes.append((len(packets.sizes), int(packets.sizes.sum())))
         check, decode = median(checks), median(decodes)
         count, size = np.mean(sizes, axis=0).tolist()
-        row: Row = {"clip": name, "stride": stride, "packets": count, "kB": size / 1000, "check, us": check * 1e6}
+        row: dict[str, Any] = {
+            "clip": name,
+            "stride": stride,
+            "packets": count,
+            "kB": size / 1000,
+            "check, us": check * 1e6,
+        }
         rows.append({**row, "decode, ms": decode * 1e3, "check / decode": check / decode, "index, us": index * 1e6})
     return rows
 
@@ -148,7 +154,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.device is not None:
-            size = {"clips": 48, "seconds": 2.0} if options.quick else {"clips": 128, "seconds": 12.0}
+            size: dict[str, Any] = {"clips": 48, "seconds": 2.0} if options.quick else {"clips": 128, "seconds": 12.0}
             formats = {name: recipe for name, recipe in FORMATS.items() if recipe.codec in ("h264", "hevc")}
             loaders = [
                 measure_loaders(name, recipe, Path(folder) / str(n), options.device, **size)

@@ -93,7 +93,7 @@ class Limit:
             settings = parameter_sets(part.codec, part.stsd)
             mine = to_annex_b(part.data, part.sizes, settings.length_size)
             starts.append(len(packets))
-            packets += [settings.sets + mine[0], *mine[1:]]
+            packets += [settings.annex_b + mine[0], *mine[1:]]
         cuts = [
             starts[min(int(np.searchsorted(starts, n * len(packets) // ENGINES)), len(starts) - 1)]
             for n in range(1, ENGINES)

@@ -220,9 +220,9 @@ def run_rank(what: dict[str, Any], rank: int, size: int, state: str | None, file
     while its threads go on."""
     os.environ.update(what["environment"])
     os.environ[stand_ins.STAND_INS] = json.dumps(what["stand_ins"])
-    isolated._decode_into = stand_ins.decode_into
+    isolated._decode_into = stand_ins.decode_into  # type: ignore[assignment]
     for module in (cpu, isolated):
-        module.Pace = partial(Pace, least_s=what["least_s"])  # type: ignore[assignment]
+        module.Pace = partial(Pace, least_s=what["least_s"])  # type: ignore[attr-defined]
     cache = {"cache_dir": what["folder"] / "cache", "fetch": "shards"} if what["cached"] else {}
     with (
         open(file, "a") as out,
@@ -324,10 +324,11 @@ def _measured(
     rows, checks, notes = cast(tuple[list[Row], list[Check], list[str]], (report.rows, report.checks, report.notes))
     print(f"{name} …", file=sys.stderr, flush=True)
     row: dict[str, str | int | float] = {"run": name}
+    found: Outcome | None = None
     try:
         found = run(what)
     except RuntimeError as error:
-        found, problems = None, [str(error)]
+        problems = [str(error)]
         rows.append(row | dict.fromkeys(_COLUMNS, math.nan))
     else:
         problems = found.problems(whole or found, bad, what.device)

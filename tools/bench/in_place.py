@@ -40,7 +40,8 @@ import av
 import webdataset
 
 import streamvid as sv
-from streamvid.storage import ranged_file
+from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
 from tests.support.foreign import CAMERA, write_lerobot
 from tests.support.packed import packing_inline
 from tests.support.s3_server import s3_environment
@@ -81,18 +82,18 @@ def write_tar(path: Path | io.BytesIO, samples: list[tuple[str, bytes]]) -> None
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Bytes that `RangedFile` reads meanwhile."""
-    read = ranged_file.RangeReader.read
+    read = RangeReader.read
     total = [0]
 
-    def count(reader: ranged_file.RangeReader, ranges: list[ranged_file.ByteRange], versions: object = None) -> object:
+    def count(reader: RangeReader, ranges: list[ByteRange], versions: object = None) -> object:
         total[0] += sum(one.end - one.start for one in ranges)
         return read(reader, ranges, versions)  # type: ignore[arg-type]
 
-    ranged_file.RangeReader.read = count  # type: ignore[method-assign, assignment]
+    RangeReader.read = count  # type: ignore[method-assign, assignment]
     try:
         yield total
     finally:
-        ranged_file.RangeReader.read = read  # type: ignore[method-assign]
+        RangeReader.read = read  # type: ignore[method-assign]
 
 
 def bytes_below(folder: Path) -> int:
@@ -119,7 +120,7 @@ def by_webdataset(folder: Path) -> Speed:
     """Of webdataset with PyAV: the first frames of each clip."""
     clips, begin, used = 0, time.perf_counter(), time.process_time()
     for sample in webdataset.WebDataset([str(path) for path in sorted(folder.iterdir())], shardshuffle=False):
-        with av.open(io.BytesIO(sample["mp4"])) as container:
+        with av.open(io.BytesIO(sample["mp4"]), "r") as container:
             container.streams.video[0].thread_type = "AUTO"
             for number, frame in enumerate(container.decode(video=0)):
                 frame.to_ndarray(format="rgb24")
@@ -166,7 +167,7 @@ def local(folder: Path, count: int, rounds: int) -> tuple[list[Row], list[Check]
     for name, make in made.items():
         begin = time.perf_counter()
         with counted() as read, packing_inline():
-            make(folder / name)
+            make(folder / name)  # type: ignore[no-untyped-call]
         about[name] = time.perf_counter() - begin, 100 * read[0] / size
     ways: dict[str, Callable[[], Speed]] = {name: lambda name=name: ours(folder / name) for name in made}  # type: ignore[misc]
     ways["webdataset + PyAV"] = lambda: by_webdataset(folder / "tars")

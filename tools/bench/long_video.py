@@ -9,7 +9,7 @@ from typing import Final
 import av
 
 from tools.clips import Recipe, write
-from tools.recipes import Codec
+from tools.recipes import Codec, Container
 
 MINUTE: Final = 60
 FPS: Final = 60
@@ -19,7 +19,7 @@ GOP: Final = 250
 
 def write_minute(codec: Codec, path: Path, *, seconds: int = MINUTE) -> Path:
     """A video of 1280x720 at 60 frames a second, with a key frame every 250 frames, GOPs closed."""
-    container = "mp4" if codec != "vp9" else "webm"
+    container: Container = "mp4" if codec != "vp9" else "webm"
     recipe = Recipe(
         codec=codec,
         container=container,

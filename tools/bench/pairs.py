@@ -25,8 +25,8 @@ from tools.clips import Recipe, write
 
 FRAMES, STRIDE, BATCH, CROP, WARM = 3, 2, 8, 512, 4
 RECIPE: Final = Recipe(width=1280, height=720, gop=30, number=False)
-HIGH: Final = sv.Transform(crop=CROP, horizontal_flip=0.5, layout="CFHW", dtype="float32")
-LOW: Final = sv.Transform(crop=CROP // 2, horizontal_flip=0.5, layout="CFHW", dtype="float32")
+HIGH: Final = sv.Transform(crop=CROP, horizontal_flip=0.5, layout="CTHW", dtype="float32")
+LOW: Final = sv.Transform(crop=CROP // 2, horizontal_flip=0.5, layout="CTHW", dtype="float32")
 WAYS: Final[dict[str, sv.Transform | sv.Views]] = {
     "streamvid, high alone": HIGH,
     "streamvid, low and high": sv.Views(low=LOW, high=HIGH, share=("crop", "flip")),

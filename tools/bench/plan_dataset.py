@@ -151,7 +151,7 @@ def _make_loader(rows: Path, cache: Path) -> Measured:
 
 def _read_indexes(rows: Path) -> Measured:
     """Read the frame indexes of clips one by one, in random order, none of them kept."""
-    clip_source.INDEX_BYTES = 1  # type: ignore[misc]
+    clip_source.INDEX_BYTES = 1  # type: ignore[attr-defined]
     dataset, measured = Dataset.open(rows), Measured()
     order = np.random.default_rng(0).permutation(len(dataset))[:4000].tolist()
     with _timed(measured, "index"):

@@ -146,7 +146,7 @@ def measure(path: Path, clip: StoredClip, seconds: int, *, rounds: int) -> Row:
         dts = []
         for packet in source.demux(stream):
             if packet.size:
-                at[int(packet.pos)] = packet
+                at[int(packet.pos or 0)] = packet
                 dts.append(packet.dts)
         # The stored clip has the source's packets, in their order, at other places.
         number = np.searchsorted(index.offset, part.offsets)

@@ -25,7 +25,7 @@ def ceph(folder: Path, port: int) -> Iterator[S3Server]:
     nothing."""
     environment = {**os.environ, "STREAMVID_S3_PORT": str(port)}
     try:
-        up = [ROOT / "tools/s3/up.sh", folder, "memstore"]
+        up = [str(ROOT / "tools/s3/up.sh"), str(folder), "memstore"]
         subprocess.run(up, env=environment, check=True, stdout=subprocess.DEVNULL)
         server = S3Server(f"http://127.0.0.1:{port}")
         policy = {"Version": "2012-10-17", "Statement": [_EVERYBODY | {"Resource": f"arn:aws:s3:::{BUCKET}/*"}]}
@@ -48,7 +48,7 @@ def slow_link(
     program: Path, port: int, server: int, latency: float, rate: float, stall: float = 0.0
 ) -> Iterator[Callable[[], list[int]]]:
     """The proxy; the function says how many connections, requests and bytes it has had."""
-    command = [program, str(port), str(server), str(latency), str(rate), str(stall)]
+    command = [str(program), str(port), str(server), str(latency), str(rate), str(stall)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdout is not None
         time.sleep(0.3)

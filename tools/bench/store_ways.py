@@ -131,7 +131,7 @@ def frames_of(data: bytes, task: Task) -> int:
     """Decode the frames that the sampling would take, if at all."""
     if task.decode:
         step = FPS if task.workload == "sparse" else FPS // 8
-        with av.open(io.BytesIO(data)) as file:
+        with av.open(io.BytesIO(data), "r") as file:
             file.streams.video[0].thread_type = "AUTO"
             for n, frame in enumerate(file.decode(video=0)):
                 if n % step == 0:

@@ -166,7 +166,7 @@ class Bench:
         self._other = make() if isolate else None
         self._device_id = find_device(device)
         self._size = size
-        self._dataset = self._loader.dataset
+        self._dataset, self._tar_bytes = self._loader.dataset, sv.Dataset.open(path).manifest.tar_bytes
 
     def measure(self) -> Measured:
         """Measure in turn, after a round that does not count."""
@@ -202,7 +202,7 @@ class Bench:
             loader_cpu=statistics.median(run.cpu for run in loaded) / frames * 1e3,
             decoder_cpu=statistics.median(run.cpu for run in decoded) / frames * 1e3,
             waiting=waited / busy.seconds,
-            read=read / self._dataset.manifest.tar_bytes,
+            read=read / self._tar_bytes,
         )
 
     def _stream(self, epoch: int, *, step: float = 0.0, loader: sv.StreamLoader | None = None) -> Run:

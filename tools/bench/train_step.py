@@ -96,7 +96,7 @@ class Step:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = torch.nn.functional.cross_entropy(model(video).float(), target)
             optimizer.zero_grad(set_to_none=False)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
         self._pass: Callable[[], object] = one

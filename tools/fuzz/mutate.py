@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 NUMBERS = (0, 1, 2, 7, 8, 16, 127, 128, 255, 256, 65535, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1)
 VALUES: tuple[Any, ...] = (
@@ -26,7 +26,8 @@ def mutated(random: random.Random, seeds: Sequence[bytes], tokens: Sequence[byte
             case 2 if at < len(data):
                 data[at] = random.choice((0, 1, 127, 128, 254, 255, random.randrange(256)))
             case 3 | 4:
-                width, order = random.choice((1, 2, 4, 8)), random.choice(("big", "little"))
+                width = random.choice((1, 2, 4, 8))
+                order: Literal["big", "little"] = random.choice(("big", "little"))
                 number = random.choice(NUMBERS) + random.choice((0, 0, 1, -1))
                 data[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, order)
             case 5:

@@ -98,9 +98,9 @@ def _as_file(data: bytes, name: str = "file") -> Any:
 
 def _mp4(data: bytes) -> None:
     with _as_file(data) as path:
-        for track in (1, 2):
-            sample_entry.read_entries(path, track)
-            edit_list.read_edit(path, track)
+        for number in (1, 2):
+            sample_entry.read_entries(path, number)
+            edit_list.read_edit(path, number)
         boxes.find_box(data, b"stsd")
         with path.open("rb", buffering=0) as file:
             track = read_track(file, more=True)
@@ -224,7 +224,8 @@ def _index(data: bytes) -> None:
     for content in (bytes(sealed), data[1:]):
         row = {"index_size": head + PACKET_BYTES * packets, "packets": packets, "frames": min(frames, (1 << 31) - 1)}
         row |= {"index_crc32c": crc32c(content[:head]), "mp4_size": 1 << 20}
-        changed = replace(clips, **{name: np.array([value], dtype=np.int64) for name, value in row.items()})
+        columns: Any = {name: np.array([value], dtype=np.int64) for name, value in row.items()}
+        changed = replace(clips, **columns)
         index = parse_index(np.frombuffer(content, dtype=np.uint8), changed, 0)
         for frame in {0, len(index.visible) - 1}:
             select_packets(index, np.array([frame]))

@@ -452,7 +452,8 @@ class Job:
             loader = self._open(flat, 0, version, planned=True, flat=True, steps=-(-max(upto, 2 * length) // 64))
             known = []
             for batch in loader:
-                known += zip(*(batch[name].tolist() for name in ("clip", "sample", "epoch")), strict=True)
+                columns: Any = batch
+                known += zip(*(columns[name].tolist() for name in ("clip", "sample", "epoch")), strict=True)
             self._references[version] = known
             self._check_passes(known, pool, length, len(data().local[version]))
         return known[:upto]

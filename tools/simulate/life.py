@@ -21,8 +21,8 @@ from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.loader import engine, quarantine, rescue, stream_loader
 from streamvid.plan.bucket_key import bucket_keys
+from streamvid.storage import cache_folder, shard_cache
 from streamvid.storage import retry as retries
-from streamvid.storage import shard_cache
 from tools.simulate.data import data
 from tools.simulate.engines import PacketRenderer, decoded
 from tools.simulate.job import Job, check
@@ -71,7 +71,7 @@ class Cluster:
     def __init__(self, kernel: Kernel, disks: Disks, folder: Path) -> None:
         self.kernel, self.random, self.folder = kernel, kernel.random, folder
         self.store = SimulatedFileSystem.store = Store(kernel)
-        clock = retries.time
+        clock = retries.time  # type: ignore[attr-defined]
         self.retry = retries.Retry(self.random.choice((150.0, 600.0)), clock.monotonic, clock.sleep)
         self.nodes = self.random.choice((1, 1, 2))
         self.limit = self.random.choice((1 << 20, 1 << 20, 300_000, 110_000))
@@ -170,7 +170,7 @@ class Cluster:
         """A process of nobody's was stopped for good while it fetched."""
         disk, holder = self.random.choice(self.disks), Process("stopped")
         entry = self.random.choice(data().remote[0].shards)
-        if disk.root.exists() and (file := shard_cache.claim(disk.root / f"{entry.sha256}.{entry.bytes}.part")):
+        if disk.root.exists() and (file := cache_folder.claim(disk.root / f"{entry.sha256}.{entry.bytes}.part")):
             self.kernel.say(f"HELD {entry.sha256[:8]}")
             holder.files.append(file)
             self.others.append(holder)

@@ -91,7 +91,7 @@ class Thread:
 
     def _run(self) -> None:
         try:
-            self._work()
+            self._work()  # type: ignore[no-untyped-call]
         finally:
             self._done = True
 

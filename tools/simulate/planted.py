@@ -74,20 +74,21 @@ def _uneven_rest(self: Epoch, number: int) -> Step:
 
 def _claim_without_lock(part: Any) -> Any:
     """Whoever comes holds the part, too."""
-    return open(cache_folder.os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
+    library: Any = cache_folder.os  # type: ignore[attr-defined]
+    return open(library.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)
 
 
-def _publish_early(self: ShardCache, url: str, file: Any, size: int, retry: Retry) -> None:
+def _publish_early(self: ShardCache, url: str, file: Any, size: int, mark: str, retry: Retry) -> None:
     """A part gets its name before its content is there."""
     part = os.readlink(f"/proc/self/fd/{file.fileno()}")
     with contextlib.suppress(FileExistsError):
-        shard_cache.os.link(part, part.partition(".")[0])
-    _download(self, url, file, size, retry)
+        shard_cache.os.link(part, part.partition(".")[0])  # type: ignore[attr-defined]
+    _download(self, url, file, size, mark, retry)
 
 
-def _swallow(self: RemoteRanges, some: Sequence[Any]) -> list[Any]:
+def _swallow(self: RemoteRanges, some: Sequence[Any], *rest: Any) -> list[Any]:
     """A range that cannot be read is empty."""
-    return [b"" if isinstance(one, StorageUnavailable) else one for one in _read(self, some)]
+    return [b"" if isinstance(one, StorageUnavailable) else one for one in _read(self, some, *rest)]
 
 
 def _give_up(self: Retry, items: Any, attempt: Any) -> Any:
@@ -172,7 +173,7 @@ def planted(name: str) -> Iterator[bool]:
     """The product with that fault. Gives whether it is to be looked for in lives that read."""
     reads, where, what, other = PLANTED[name]
     if other is None:  # of a module's own copy of the library
-        where, what, other = cache_folder.os, "fsync", _same(None)
+        where, what, other = cache_folder.os, "fsync", _same(None)  # type: ignore[attr-defined]
     with mock.patch.object(where, what, other):
         yield reads
 
