@@ -26,6 +26,7 @@ from streamvid.color.tags import Color, Matrix
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.video.remux import store_clip
 from tools.clips import Recipe, write
+from tools.recipes import Colour
 
 HEIGHT, WIDTH = 144, 192
 SIZES: Final = ((HEIGHT, WIDTH), (72, 96), (50, 61), (200, 301))
@@ -88,9 +89,10 @@ def compare_torchcodec(videos: Sequence[Path], folder: Path) -> None:
     from torchcodec.decoders import VideoDecoder
 
     shapes = Recipe(width=640, height=360, frames=4, crf=10)
+    colours: tuple[Colour, ...] = ("bt601", "bt709", "bt2020")
     made = [
         write(replace(shapes, colour=colour, full_range=full), folder / f"{colour}-{'full' if full else 'limited'}.mp4")
-        for colour, full in product(("bt601", "bt709", "bt2020"), (False, True))
+        for colour, full in product(colours, (False, True))
     ]
     for video in (*made, *videos):
         (folder / video.stem).mkdir()
@@ -98,7 +100,7 @@ def compare_torchcodec(videos: Sequence[Path], folder: Path) -> None:
         theirs = VideoDecoder(str(clip.mp4)).get_frames_at([0, 2]).data.permute(0, 2, 3, 1).numpy().astype(int)
         line = f"torchcodec, {video.stem}, {clip.color_space} {clip.color_range}:"
         for color in ("auto", "bt601"):
-            off = np.abs(decode_with_pyav(clip.slice(np.array([0, 2])), color=color) - theirs)  # type: ignore[arg-type]
+            off = np.abs(decode_with_pyav(clip.slice(np.array([0, 2])), color=color) - theirs)
             line += f" {color} {off.mean():.2f} on average, more than 2 in {(off > 2).mean():.1%};"
         print(line)
 

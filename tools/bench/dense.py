@@ -67,7 +67,8 @@ class Windows(Dataset[torch.Tensor]):
         top, left = round((size[0] - 224) / 2), round((size[1] - 224) / 2)
         cut = frames[:, :, top : top + 224, left : left + 224].float().div_(255)
         mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
-        return cut.sub_(mean).div_(std).half().permute(1, 0, 2, 3)
+        shown: torch.Tensor = cut.sub_(mean).div_(std).half().permute(1, 0, 2, 3)
+        return shown
 
 
 def by_torchcodec(window: Window) -> torch.Tensor:
@@ -104,7 +105,7 @@ OTHERS: Final = {"DataLoader, torchcodec": by_torchcodec, "DataLoader, PyAV": by
 
 def windows_of(loader: sv.StreamLoader, videos: Path) -> tuple[list[Window], dict[str, torch.Tensor]]:
     """What an epoch shows, and the tensors of its first batch by file."""
-    windows, first = [], {}
+    windows, first = list[Window](), dict[str, torch.Tensor]()
     for batch in loader:
         for key, seconds, video in zip(batch["key"], batch["pts"], batch["video"], strict=True):
             path = str(videos / f"{key}.mp4")

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -152,7 +152,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.call:
         what, argument = json.loads(options.call)
-        print(json.dumps({"first_batch": first_batch, "fetch_tables": fetch_tables}[what](argument)))
+        ways: dict[str, Callable[..., object]] = {"first_batch": first_batch, "fetch_tables": fetch_tables}
+        print(json.dumps(ways[what](argument)))
         return 0
     clips = options.clips or (100_000 if options.quick else 10_000_000)
     with tempfile.TemporaryDirectory(prefix="sv-first-") as name:

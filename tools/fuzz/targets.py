@@ -337,7 +337,8 @@ def _images(_: Path) -> list[bytes]:
     noise = np.random.default_rng(0).integers(0, 255, (6, 9, 4), dtype=np.uint8)
     whole, found = Image.fromarray(noise), []
     forms = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "JPEG2000")
-    for form, options in [*((form, {}) for form in forms), ("TIFF", {"compression": "tiff_lzw"}), ("PNG", {"bits": 2})]:
+    others: list[tuple[str, dict[str, Any]]] = [("TIFF", {"compression": "tiff_lzw"}), ("PNG", {"bits": 2})]
+    for form, options in [*((form, dict[str, Any]()) for form in forms), *others]:
         file = io.BytesIO()
         exif = Image.Exif()
         exif[0x112] = 6
