@@ -5,9 +5,11 @@ A killed pack resumes when the same call is made again: see `streamvid.packing.j
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -174,6 +176,7 @@ def run_job(
 
     Raises:
         InputError: as of `pack`.
+        OSError: the machine or the storage fails.
     """
     if not spec.sources:
         return _nothing_to_append(destination, spec, started)
@@ -191,6 +194,11 @@ def run_job(
             if read_claim(destination) in (None, fingerprint):
                 remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
             return was_there(destination, spec, started)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
+            raise OSError(error.errno, f"{what}: it goes on", error.filename or redact(destination)) from error
 
 
 def _pack_groups(

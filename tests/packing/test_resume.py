@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from streamvid.packing import journal, run_local
 from streamvid.packing.journal import Journal, Record
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.row_writer import HashingFile
 from streamvid.progress import PackProgress
 from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
@@ -425,3 +427,23 @@ def test_a_pack_whose_place_is_taken_stops(
     with pytest.raises(InputError, match={"taken": "has taken the place", "removed": "has been removed"}[how]):
         pack([videos], destination, shard_size=SHARD)
     assert left == [0], "it went on"
+
+
+def test_a_disk_that_fills_up_is_named_and_the_same_command_goes_on(
+    videos: Path, whole: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, real = [0], HashingFile.write
+
+    def write_some(self: HashingFile, data: Any) -> int:
+        written[0] += len(data)
+        if written[0] > 60_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HashingFile, "write", write_some)
+        with pytest.raises(OSError, match=r"No space left on device; free some, there or in .*: it goes on") as error:
+            pack([videos], tmp_path / "ds", shard_size=SHARD, options=CUT)
+    assert error.value.filename == str(tmp_path / "ds")
+    pack([videos], tmp_path / "ds", shard_size=SHARD, options=CUT)
+    assert digests(tmp_path / "ds") == whole
