@@ -77,7 +77,7 @@ def inverted(frames: Any) -> Any:
 
 
 TRANSFORMS = [
-    sv.Transform(resize=64, crop=48, **NORMALISED, **FULL),
+    sv.Transform(resize=64, crop=48, translate=0.1, zoom=(0.8, 1.2), shear=5.0, **NORMALISED, **FULL),
     sv.Transform(resize=(50, 40), dtype="float16", layout="TCHW", **NORMALISED),
     sv.Transform(crop=(90, 70), dtype="uint8", layout="THWC", hue=20),
     sv.Transform(random_resized_crop=(0.2, 1), crop=(33, 47), **NORMALISED, **FULL),
