@@ -272,7 +272,7 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     ranks = encoded.display_order.tolist()
-    missing = set(encoded.frames.tolist()) - set(ranks)
+    missing = set(encoded.frames.tolist()) - {rank for n, rank in enumerate(ranks) if n not in silent}
     if missing:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"

@@ -193,13 +193,16 @@ class GpuDecoder:
         def gather() -> None:
             try:
                 made = dict(zip(images, image_frames(), strict=True))
-                for n, frames in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
-                    made[n] = recoloured(frames, slices[n].color.chosen(color))
+                made |= zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True)
                 on_cores.result()
                 with torch.cuda.stream(stream):
+                    if made:
+                        stream.wait_stream(torch.cuda.default_stream(stream.device))  # DALI's frames are in its order
                     for n, frames in made.items():
-                        pictures.put_rgb(n, frames)
+                        meaning = slices[n].color.chosen(color)
+                        pictures.put_rgb(n, recoloured(frames, meaning) if n in by_dali else frames)
                     pictures.upload()
+                    stream.synchronize()  # before `made` is freed
             finally:
                 # After an error, too: memory that the engines still write to must not be freed.
                 on_gpu.result()

@@ -110,6 +110,17 @@ def test_codecs_without_nal_units_are_fed_packet_by_packet(
     assert not retried
 
 
+@pytest.mark.parametrize("codec", ["vp8", "vp9"])
+def test_packets_of_zeros_are_an_error(codec: Any, opened: list[Any], tmp_path: Path) -> None:
+    """Their headers say that nothing is shown: no frame of theirs may be taken for written."""
+    recipe = Recipe(codec=codec, container="webm", width=320, height=180, frames=12, gop=6)
+    good = whole(store_clip(write(recipe, tmp_path / "source.webm"), tmp_path))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    with pytest.raises(VideoError, match="no packet for 12 of its frames"):
+        pool.submit([replace(good, data=0 * good.data)])
+    pool.close()
+
+
 def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
     clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

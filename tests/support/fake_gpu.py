@@ -104,6 +104,8 @@ class Stream:
 
     def wait_event(self, event: Event) -> None: ...
 
+    def wait_stream(self, stream: Stream) -> None: ...
+
 
 class Event:
     def record(self, stream: Stream) -> None: ...
@@ -127,7 +129,13 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
-    for name, value in {"Stream": Stream, "Event": Event, "device": nullcontext, "stream": nullcontext}.items():
+    for name, value in {
+        "Stream": Stream,
+        "Event": Event,
+        "device": nullcontext,
+        "stream": nullcontext,
+        "default_stream": Stream,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
     monkeypatch.setattr(surface_queue, "CudaCopies", Copies)
