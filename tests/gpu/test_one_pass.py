@@ -143,7 +143,7 @@ def test_what_dali_decodes_gets_there_too(tmp_path: Path) -> None:
     """Corrected, and in the other order."""
     (tmp_path / "videos").mkdir()
     for n in range(3):
-        recipe = Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n, style="texture")
+        recipe = Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n)
         write(recipe, tmp_path / "videos" / f"{n}.mp4")
     pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
     transform = Transform(random_short_side=(128, 160), crop=112, horizontal_flip=0.5, dtype="uint8")
