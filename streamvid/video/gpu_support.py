@@ -75,7 +75,7 @@ _CAPS: Final = {
     "mpeg4": _Caps((8,), 1, 1, 1 << 15),
 }
 _BIT_DEPTHS: Final = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
-_SESSION_CODECS: Final = ("h264", "hevc", "vp8", "vp9")
+_SESSION_CODECS: Final = ("h264", "hevc", "vp9")
 _DITHER_BLOCK: Final = 4
 """Sessions take 10-bit frames only if both sides are multiples of this: NVDEC dithers in blocks of 4×4 samples, and
 counts samples of the coded size that are not in the frame (`streamvid.color.nv12_kernel`)."""

@@ -70,7 +70,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("hevc", "yuv420p10le", 1280, 720, {}, Route.NVDEC),
     ("hevc", "yuv420p10le", 1280, 718, {}, Route.DALI),
     ("hevc", "yuv420p", 640, 360, {"all_intra": True}, Route.NVDEC),
-    ("vp8", "yuv420p", 640, 360, {}, Route.NVDEC),
+    ("vp8", "yuv420p", 640, 360, {}, Route.DALI),
     ("vp9", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p10le", 640, 360, {}, Route.DALI),
     ("mpeg4", "yuv420p", 640, 360, {}, Route.DALI),
