@@ -26,6 +26,7 @@ from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import VideoError
+from streamvid.mp4.sample_entry import codec_configuration
 from streamvid.video.gpu_support import Route, support
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -73,11 +74,13 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
         width, height: of decoded frames, in pixels.
     """
     bit_depth = 8
-    if codec in NAL_SYNTAX:
-        try:
+    try:
+        if codec in NAL_SYNTAX:
             bit_depth = parameter_sets(codec, stsd).bit_depth
-        except ValueError:
-            bit_depth = 0
+        elif codec == "vp9":
+            codec_configuration(stsd, b"vpcC")  # which no session looks at: a row that is damaged must not pass
+    except ValueError:
+        bit_depth = 0
     pix_fmt = _PIX_FMTS.get(bit_depth, "unknown")
     return support(codec, pix_fmt, width, height).route
 

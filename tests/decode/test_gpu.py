@@ -43,8 +43,9 @@ def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: R
     assert decode_route(clip.codec, clip.stsd, recipe.width, recipe.height) is route
 
 
-def test_a_sample_description_that_cannot_be_read_is_none_for_a_session() -> None:
-    assert decode_route("h264", START_CODE, 320, 180) is Route.CPU
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
+def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: str) -> None:
+    assert decode_route(codec, START_CODE + b"\xff" * 120, 320, 180) is Route.CPU
 
 
 def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
