@@ -71,13 +71,12 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
         _write(sink, pixels)
         inputs = sink.frames
     from nvidia.dali.experimental import dynamic
-    from torch.utils.dlpack import from_dlpack
 
     outputs = GraphOutputs(ClipTransform(transform, rotates=False, has_black_frames=False), on_gpu=on_gpu)
     tensors = [dynamic.as_tensor(one, layout="FHWC") for one in inputs]
     own = {name: params[name][0] for name in input_names(outputs.spec, crop_resized=crop_resized)}
     made = build_graph(outputs.spec, tensors, own, crop_resized=crop_resized)
-    views = {name: from_dlpack(one)[None] for name, one in zip(outputs.views, made, strict=True)}
+    views = {name: one.torch()[None] for name, one in zip(outputs.views, made, strict=True)}
     columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
     return outputs.finish({**views, **columns}, batch)
 

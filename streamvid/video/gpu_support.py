@@ -30,7 +30,7 @@ class Route(Enum):
 
     NVDEC: persistent decode sessions, or DALI where PyNvVideoCodec is not installed.
     DALI: DALI's `fn.decoders.video`, which drives NVDEC, too.
-    IMAGE: DALI's `fn.decoders.image`: nvJPEG, nvJPEG2000, and the CPU for what the GPU has no decoder of.
+    IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for all but JPEG.
     CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
     """
 

@@ -38,7 +38,10 @@ def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pi
     def graph() -> DataNode:
         encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
         device = "cpu" if device_id is None else "mixed"
-        return fn.decoders.image(encoded, device=device, output_type=types.RGB, adjust_orientation=False)
+        # The same upsampling of chroma on both devices: nvJPEG's own differs by up to half the range.
+        return fn.decoders.image(
+            encoded, device=device, output_type=types.RGB, adjust_orientation=False, jpeg_fancy_upsampling=True
+        )
 
     pipeline = in_children(graph(), abandon_pipeline)
     pipeline.build()

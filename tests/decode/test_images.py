@@ -26,7 +26,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
         return image_pipeline(**{**options, "device_id": None})
 
     monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
-    monkeypatch.setattr(images, "_FOR_CPU", ())
+    monkeypatch.setattr(images, "_is_for_gpu", lambda image: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return ImageBatches(device_id=0, threads=2, max_batch=3)
 
@@ -64,3 +64,8 @@ def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
         batches.decode([encoded("png_rgb", codec="jpeg")])
     (frames,) = batches.decode([encoded("jpeg_420")])
     np.testing.assert_array_equal(frames[0].numpy(), taken()["jpeg_420"].pixels)
+
+
+def test_nvjpeg_decodes_plain_jpegs_and_no_others() -> None:
+    on_gpu = {name for name, file in taken().items() if images._is_for_gpu(file.data)}
+    assert on_gpu == {name for name in taken() if name.startswith("jpeg_")} - {"jpeg_cmyk", "jpeg_rgb"}

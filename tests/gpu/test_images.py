@@ -24,8 +24,9 @@ from tests.support.packed import packing_inline
 from tests.transform.test_apply import TRANSFORMS
 from tools.clips import Recipe
 
-MEAN, LARGEST = 1.0, 24
-"""Levels by which a GPU's JPEG may differ from a CPU's: another inverse DCT, and other upsampling of chroma."""
+MEAN, LARGEST = 2.0, 24
+NOISE_MEAN, NOISE_LARGEST = 8.0, 128
+"""Levels by which a GPU's JPEG may differ from a CPU's: docs/images.md."""
 
 
 def encoded(data: bytes, name: str = "clip") -> EncodedSlice:
@@ -74,7 +75,7 @@ def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder, capsys: p
         print("\nimages, GPU against CPU (mean, largest):")
         print(*(f"  {name}: {mean:.3f}, {most}" for name, (mean, most) in (apart | of_noise).items()), sep="\n")
     assert not {name: found for name, found in apart.items() if found[0] > MEAN or found[1] > LARGEST}
-    assert not {name: found for name, found in of_noise.items() if found[0] > 2 * MEAN or found[1] > 64}
+    assert not {name: found for name, found in of_noise.items() if found[0] > NOISE_MEAN or found[1] > NOISE_LARGEST}
 
 
 def test_a_damaged_image_is_an_error_and_the_next_batch_is_right(decoder: GpuDecoder) -> None:
