@@ -109,9 +109,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     calls: list[list[str]] = []
     read = RangeReader.read
 
-    def counting(reader: RangeReader, ranges: Sequence[ByteRange]) -> Any:
+    def counting(reader: RangeReader, ranges: Sequence[ByteRange], **options: Any) -> Any:
         calls.append([Path(one.path).stem for one in ranges])
-        return read(reader, ranges)
+        return read(reader, ranges, **options)
 
     monkeypatch.setattr(RangeReader, "read", counting)
     return calls

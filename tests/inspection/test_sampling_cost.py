@@ -72,7 +72,9 @@ def test_the_prediction_is_what_is_asked(s3: FaultyS3, tmp_path: Path, fetch: An
         stats = loader.stats()
     count, size = asked(s3)
     assert samples == cost.samples
-    assert (stats.requests, stats.bytes_fetched) == (count, size)
+    # A hedge may be given up before it is sent: two are free, and 2 % more.
+    assert 0 <= stats.requests - count <= 2 + count // 50
+    assert 0 <= stats.bytes_fetched - size <= 0.1 * size
     assert cost.money is not None
     assert cost.money[fetch == "shards"] == pytest.approx(20 * predicted.bytes / 1e9 + 5 * predicted.requests / 1e3)
     if isinstance(sampling, sv.TiledWindows) and fetch == "ranges":

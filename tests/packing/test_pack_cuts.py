@@ -75,7 +75,7 @@ def frames_of(videos: Path, row: dict[str, Any]) -> list[npt.NDArray[np.uint8]]:
 
 def load(dataset: Path, sampling: Any) -> dict[str, dict[str, Any]]:
     """Each clip as a loader gives it, by key."""
-    raw = Transform(layout="THWC", dtype="uint8")
+    raw = Transform(layout="THWC", dtype="uint8", color="bt601")
     batches = StreamLoader(dataset, batch_size=1, sampling=sampling, transform=raw, device="cpu", num_threads=2)
     keys = Dataset.open(dataset).clips.key
     return {keys[int(batch["clip"][0])]: batch for batch in batches}
