@@ -31,7 +31,7 @@ def frame(style: str = "smooth", pix_fmt: str = "yuv420p") -> av.VideoFrame:
     if style == "noise":
         rgb = np.random.default_rng(3).integers(0, 256, rgb.shape, dtype=np.uint8)
     made = av.VideoFrame.from_ndarray(rgb, format="rgb24")
-    if pix_fmt.endswith("10le"):  # in one step swscale leaves some pixels of 10 bits as its memory was
+    if pix_fmt.endswith("10le"):  # swscale's threads overwrite each other's pixels of 10 bits
         made = made.reformat(format=pix_fmt.removesuffix("10le"), dst_colorspace="itu709")
     return made.reformat(format=pix_fmt, dst_colorspace="itu709")
 
