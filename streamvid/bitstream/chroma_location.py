@@ -41,14 +41,5 @@ def _of_sps(codec: str, payload: bytes) -> str:
     has_vui = (h264 if codec == "h264" else hevc).skip_to_vui(bits)
     if not has_vui:
         return "unknown"
-    if bits.u(1) and bits.u(8) == h264.EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
-        bits.u(32)  # sar_width, sar_height
-    if bits.u(1):  # overscan_info_present_flag
-        bits.u(1)  # overscan_appropriate_flag
-    if bits.u(1):  # video_signal_type_present_flag
-        bits.u(4)  # video_format, video_full_range_flag
-        if bits.u(1):  # colour_description_present_flag
-            bits.u(24)  # colour_primaries, transfer_characteristics, matrix_coefficients
-    if not bits.u(1):  # chroma_loc_info_present_flag
-        return "unknown"
-    return dict(enumerate(_NAMES)).get(bits.ue(), "unknown")
+    location = h264.read_chroma_location(bits)
+    return "unknown" if location is None else dict(enumerate(_NAMES)).get(location, "unknown")
