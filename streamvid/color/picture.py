@@ -37,7 +37,7 @@ def picture_of(frame: VideoFrame) -> Picture:
     name = frame.format.name
     if not name.startswith(("yuv", "gray", "gbr")) or name.endswith("be"):
         # Packed and paletted formats, of which none has chroma that is subsampled.
-        frame = frame.reformat(format="gbrp")
+        frame = frame.reformat(format="gbrp", threads=1)  # a decoding thread has its core
     form, bits = frame.format, frame.format.components[0].bits
     luma = _samples(frame, 0, bits)
     height, width = luma.shape

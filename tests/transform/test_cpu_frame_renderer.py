@@ -30,10 +30,8 @@ def frame(style: str = "smooth", pix_fmt: str = "yuv420p") -> av.VideoFrame:
     rgb = np.stack([60 + down, 200 - across, 90 + (down + across) // 3], axis=-1).astype(np.uint8)
     if style == "noise":
         rgb = np.random.default_rng(3).integers(0, 256, rgb.shape, dtype=np.uint8)
-    made = av.VideoFrame.from_ndarray(rgb, format="rgb24")
-    if pix_fmt.endswith("10le"):  # swscale's threads overwrite each other's pixels of 10 bits
-        made = made.reformat(format=pix_fmt.removesuffix("10le"), dst_colorspace="itu709")
-    return made.reformat(format=pix_fmt, dst_colorspace="itu709")
+    # With several threads swscale overwrites pixels of 10 bits.
+    return av.VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, dst_colorspace="itu709", threads=1)
 
 
 def rendered(picture: Picture, boxes: list[CropBox], **options: Any) -> list[npt.NDArray[np.uint8]]:
