@@ -8,29 +8,25 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from streamvid.cli.output import FAILED, SHOWN, add_choice, add_revision, add_roots, console
+from streamvid.cli.output import FAILED, Commands, add_command, add_common, call, console, open_dataset, print_some
 from streamvid.errors import InputError
-from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streamvid.dataset.dataset import Dataset
 
-
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     _add_ls(commands)
     _add_extract(commands)
     _add_diff(commands)
 
 
-def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "list the clips of a dataset, a line each, with tabs between the columns"
-    command = commands.add_parser("ls", help="list the clips of a dataset", description=f"{what.capitalize()}.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
-    add_choice(command)
+def _add_ls(commands: Commands) -> None:
+    description = "List the clips of a dataset, a line each, with tabs between the columns."
+    command = add_command(commands, "ls", _ls, "list the clips of a dataset", description)
+    add_common(command, "dataset", "--where", "--keys")
     command.add_argument(
         "--columns",
         metavar="NAME,…",
@@ -38,28 +34,23 @@ def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     command.add_argument("--limit", type=int, metavar="N", help="at most N clips")
     command.add_argument("--json", action="store_true", help="a JSON object per line")
-    add_roots(command)
-    add_revision(command)
-    command.set_defaults(run=_ls)
+    add_common(command, "--roots", "--revision")
 
 
-def _add_extract(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "write clips as MP4 files, with their metadata as JSON beside them"
-    command = commands.add_parser("extract", help=what, description=f"{what.capitalize()}.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+def _add_extract(commands: Commands) -> None:
+    command = add_command(
+        commands, "extract", _extract, "write clips as MP4 files, with their metadata as JSON beside them"
+    )
+    add_common(command, "dataset")
     command.add_argument("folder", metavar="FOLDER", help="for KEY.mp4 and KEY.json")
     command.add_argument("key", nargs="*", default=(), metavar="KEY", help="of a clip; default: all clips")
-    add_choice(command)
     command.add_argument("--overwrite", action="store_true", help="replace files of these names")
     command.add_argument("--workers", type=int, metavar="N", help="clips read at the same time; default 8")
-    add_roots(command)
-    add_revision(command)
-    command.set_defaults(run=_extract)
+    add_common(command, "--where", "--keys", "--roots", "--revision")
 
 
-def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "compare two datasets by key; exit code 1 if they differ"
-    command = commands.add_parser("diff", help=what, description=f"{what.capitalize()}.")
+def _add_diff(commands: Commands) -> None:
+    command = add_command(commands, "diff", _diff, "compare two datasets by key; exit code 1 if they differ")
     command.add_argument("first", metavar="DATASET", help="folder or URL")
     command.add_argument("second", nargs="?", metavar="OTHER", help="folder or URL; default: the same, other revisions")
     command.add_argument(
@@ -70,28 +61,15 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="N",
         help="of the first, then of the second; default: the newest",
     )
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    add_roots(command)
-    command.set_defaults(run=_diff)
-
-
-def _open(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
-    from streamvid.dataset.dataset import Dataset
-
-    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)
+    add_common(command, "--json", "--roots")
 
 
 def _ls(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.listing import list_clips
 
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
-    tables = list_clips(
-        _open(arguments.dataset, arguments, arguments.revision),
-        where=arguments.where,
-        keys=arguments.keys,
-        columns=columns,
-        limit=arguments.limit,
-    )
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
+    tables = call(list_clips, arguments, dataset=dataset, columns=columns)
     for number, table in enumerate(tables):
         if not number and not arguments.json and sys.stdout.isatty():
             print("\t".join(map(printable, table.column_names)))
@@ -138,14 +116,8 @@ def _extract(arguments: argparse.Namespace) -> int:
 
     if arguments.key and arguments.keys is not None:
         raise InputError("keys are given one by one, or in a file: leave out --keys, or KEY")
-    report = extract(
-        _open(arguments.dataset, arguments, arguments.revision),
-        arguments.folder,
-        where=arguments.where,
-        keys=arguments.key or arguments.keys,
-        overwrite=arguments.overwrite,
-        workers=arguments.workers,
-    )
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
+    report = call(extract, arguments, dataset=dataset, keys=arguments.key or arguments.keys)
     out = console()
     out.print(
         f"extracted {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, to {report.folder} in "
@@ -155,10 +127,7 @@ def _extract(arguments: argparse.Namespace) -> int:
         out.print(f"{format_count(report.there, 'clip')} had been extracted before")
     if report.bad:
         out.print(f"{format_count(len(report.bad), 'clip')} cannot be read:")
-        for key, reason in report.bad[:SHOWN]:
-            out.print(f"  {key}: {printable(reason)}")
-        if len(report.bad) > SHOWN:
-            out.print(f"  and {len(report.bad) - SHOWN:,} more")
+        print_some([f"{key}: {reason}" for key, reason in report.bad], "  ")
     return FAILED if report.bad else 0
 
 
@@ -170,7 +139,8 @@ def _diff(arguments: argparse.Namespace) -> int:
         raise InputError("two things are compared: give another dataset, or one or two revisions of one (--revision)")
     first, second = [*given, None, None][:2]
     found = diff(
-        _open(arguments.first, arguments, first), _open(arguments.second or arguments.first, arguments, second)
+        open_dataset(arguments.first, arguments, first),
+        open_dataset(arguments.second or arguments.first, arguments, second),
     )
     if arguments.json:
         print(json.dumps(vars(found) | {"changed": dict(found.changed)}, indent=1, ensure_ascii=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, console
+from streamvid.cli.output import FAILED, Commands, add_command, add_common, console
 from streamvid.text import format_count, printable
 
 if TYPE_CHECKING:
@@ -19,16 +19,14 @@ _WIDEST: Final = 19
 """Characters of the longest name in the table."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     text = "look at what a training run needs of this machine"
-    command = commands.add_parser(
-        "doctor", help=text, description=f"{text.capitalize()}; exit code 1 if something is missing."
-    )
+    description = f"{text.capitalize()}; exit code 1 if something is missing."
+    command = add_command(commands, "doctor", _run, text, description)
     command.add_argument("dataset", metavar="DATASET", nargs="?", help="folder or URL to read as well")
     command.add_argument("--cache-dir", metavar="DIR", help="as the loader's; default: the user's cache")
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    command.set_defaults(run=_run)
+    add_common(command, "--json")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.output import console
+from streamvid.cli.output import Commands, add_command, call, console
 from streamvid.loader.calls import transform_of
 from streamvid.text import printable
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser(
-        "export",
-        help="write a transform as a model for Triton's DALI backend",
-        description="Write a model repository for Triton's DALI backend: encoded videos in, a model's tensors out.",
-    )
-    command.add_argument("--triton", required=True, metavar="DIR", help="the model repository")
+    what = "write a transform as a model for Triton's DALI backend"
+    description = "Write a model repository for Triton's DALI backend: encoded videos in, a model's tensors out."
+    command = add_command(commands, "export", _run, what, description)
+    command.add_argument("--triton", dest="directory", required=True, metavar="DIR", help="the model repository")
     command.add_argument(
         "--transform",
         required=True,
@@ -28,29 +26,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--name", default="streamvid", help="of the model; default: %(default)s")
     command.add_argument("--device", default="cuda", help="that decodes, 'cuda' or 'cpu'; default: %(default)s")
     command.add_argument("--max-batch-size", type=int, default=16, metavar="N", help="videos of a request; default 16")
-    command.add_argument("--threads", type=int, default=4, metavar="N", help="CPU threads of the server; default 4")
+    command.add_argument(
+        "--threads", dest="num_threads", type=int, default=4, metavar="N", help="CPU threads of the server; default 4"
+    )
     command.add_argument(
         "--color",
         metavar="MATRIX",
         help="of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
     )
-    command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     transform = transform_of(arguments.transform)
     from streamvid.dali import export
 
-    folder = export(
-        arguments.triton,
-        transform=transform,
-        frames=arguments.frames,
-        stride=arguments.stride,
-        name=arguments.name,
-        device=arguments.device,
-        max_batch_size=arguments.max_batch_size,
-        num_threads=arguments.threads,
-        color=arguments.color,
-    )
+    folder = call(export, arguments, transform=transform)
     console().print(f"wrote {printable(str(folder))}: a model for Triton's DALI backend")
     return 0

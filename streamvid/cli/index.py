@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from streamvid.cli.output import Commands, add_command, call
 from streamvid.cli.pack import add_shared_options, cutting_rule, print_summary
 from streamvid.errors import InputError
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    what = "index videos where they lie, and copy none"
-    command = commands.add_parser("index", help=what, description=f"{what.capitalize()}.")
+    command = add_command(commands, "index", _run, "index videos where they lie, and copy none")
     command.add_argument(
         "places",
         nargs="+",
@@ -35,7 +35,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--update", action="store_true", help="look at what is new or changed in PLACE, and add it")
     command.add_argument("--copy-others", action="store_true", help="pack what cannot be read where it lies")
     add_shared_options(command)
-    command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -43,26 +42,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
-    report = index(
-        arguments.places,
-        arguments.destination,
-        fast=arguments.fast,
-        camera=arguments.camera,
-        roots=arguments.roots,
-        update=arguments.update,
-        copy_others=arguments.copy_others,
-        images=arguments.images,
-        labels=arguments.labels,
-        metadata=arguments.metadata,
-        cuts=arguments.cuts,
-        cutting=cutting_rule(arguments),
-        decode=arguments.decode,
-        name=arguments.name,
-        workers=arguments.workers,
-        engine=arguments.engine,
-        address=arguments.address,
-        overwrite=arguments.overwrite,
-        retry_for=arguments.retry_for,
-    )
+    report = call(index, arguments, cutting=cutting_rule(arguments))
     print_summary(report, "indexed")
     return 0

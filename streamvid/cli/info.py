@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import SHOWN, add_revision, add_roots, console
+from streamvid.cli.output import SHOWN, Commands, add_command, add_common, console, open_dataset
 from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of
-from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -35,10 +34,10 @@ _NAMES: Final = 25
 """Characters of the longest name of a property."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser("info", help="show what is in a dataset", description="Show what is in a dataset.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    command = add_command(commands, "info", _run, "show what is in a dataset")
+    add_common(command, "dataset")
     command.add_argument(
         "--sampling", metavar="SAMPLER", help="estimate the cost of a sampling, such as 'Window(16, fps=8)'"
     )
@@ -54,10 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
     command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
     command.add_argument("--duplicates", action="store_true", help="find clips that hold the same video")
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    add_roots(command)
-    add_revision(command)
-    command.set_defaults(run=_run)
+    add_common(command, "--json", "--roots", "--revision")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
@@ -66,13 +62,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(arguments: argparse.Namespace) -> int:
     window = _sampling(arguments)
     prices = _prices(arguments)
-    from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.describe import describe
     from streamvid.inspection.duplicates import duplicates
     from streamvid.inspection.sampling_cost import epoch_cost, sampling_cost
 
-    options = {"roots": arguments.roots, "revision": arguments.revision}
-    dataset = Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, **options)
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     info = describe(dataset)
     cost = None if window is None else sampling_cost(dataset, window)
     epoch = None if window is None or arguments.cost is None else epoch_cost(dataset, window, prices=prices)

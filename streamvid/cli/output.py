@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rich.console import Console
 
+from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import printable
+
+if TYPE_CHECKING:
+    from streamvid.dataset.dataset import Dataset
+
+T = TypeVar("T")
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The subcommands of a parser."""
 
 SHOWN: Final = 20
 """Rejected videos or problems that are printed; the others are counted."""
@@ -50,25 +60,56 @@ def fail(text: str, code: int) -> int:
     return code
 
 
-def add_choice(command: argparse.ArgumentParser) -> None:
-    """Add the options by which clips are chosen."""
-    command.add_argument("--where", metavar="CONDITION", help="such as 'seconds >= 2 and \"dog\" in caption'")
-    command.add_argument(
-        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
-    )
+_COMMON: Final[Mapping[str, Mapping[str, Any]]] = {
+    "dataset": {"metavar": "DATASET", "help": "folder or URL"},
+    "--where": {"metavar": "CONDITION", "help": "such as 'seconds >= 2 and \"dog\" in caption'"},
+    "--keys": {"metavar": "FILE", "help": "of keys: .csv or .parquet with a column key, else one per line"},
+    "--workers": {"type": int, "metavar": "N", "help": "processes; default: one per core"},
+    "--overwrite": {"action": "store_true", "help": "replace an existing dataset"},
+    "--json": {"action": "store_true", "help": "print JSON, for scripts"},
+    "--revision": {"type": int, "metavar": "N", "help": "of the dataset; default: the newest"},
+    "--roots": {
+        "action": "append",
+        "default": [],
+        "metavar": "PLACE",
+        "help": "a folder or URL, other than its own, of which the dataset may read files; repeatable",
+    },
+}
+"""Arguments that several commands have."""
 
 
-def add_revision(command: argparse.ArgumentParser) -> None:
-    """Add the option --revision of commands that read a dataset."""
-    command.add_argument("--revision", type=int, metavar="N", help="of the dataset; default: the newest")
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], what: str, description: str = ""
+) -> argparse.ArgumentParser:
+    """Add a subcommand: what it does in few words, and for its own help at more length."""
+    command = commands.add_parser(name, help=what, description=description or f"{what.capitalize()}.")
+    command.set_defaults(run=run)
+    return command
 
 
-def add_roots(command: argparse.ArgumentParser) -> None:
-    """Add the option --roots of commands that open a dataset."""
-    command.add_argument(
-        "--roots",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help="a folder or URL, other than its own, of which the dataset may read files; repeatable",
-    )
+def add_common(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add arguments that several commands have."""
+    for name in names:
+        command.add_argument(name, **_COMMON[name])
+
+
+def call(function: Callable[..., T], arguments: argparse.Namespace, **others: object) -> T:
+    """Call a function with the options that are named as its parameters, and others in the place of these."""
+    names = inspect.signature(function).parameters
+    return function(**{name: value for name, value in vars(arguments).items() if name in names} | others)
+
+
+def open_dataset(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
+    """Open a dataset as `--roots` and, if there is that option, a revision say."""
+    from streamvid.dataset.dataset import Dataset
+
+    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)
+
+
+def print_some(lines: Sequence[str], indent: str = "") -> None:
+    """Print the first `SHOWN` lines, and how many there are more."""
+    out = console()
+    for line in lines[:SHOWN]:
+        out.print(indent + printable(line))
+    if len(lines) > SHOWN:
+        out.print(f"{indent}and {len(lines) - SHOWN:,} more")

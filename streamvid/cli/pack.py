@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from streamvid.checks import fraction
-from streamvid.cli.output import SHOWN, console, parse_size
+from streamvid.cli.output import Commands, add_command, add_common, call, console, parse_size, print_some
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -27,9 +27,9 @@ _NTSC: Final = {
 _TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser("pack", help="pack videos into a dataset", description="Pack videos into a dataset.")
+    command = add_command(commands, "pack", _run, "pack videos into a dataset")
     command.add_argument(
         "inputs", nargs="+", metavar="INPUT", help="file, folder, 'glob', or list (.csv, .jsonl, .parquet)"
     )
@@ -39,7 +39,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_shared_options(command)
     _add_exact_cuts(command)
     _add_transcode_options(command)
-    command.set_defaults(run=_run)
 
 
 def add_shared_options(command: argparse.ArgumentParser) -> None:
@@ -60,7 +59,6 @@ def add_shared_options(command: argparse.ArgumentParser) -> None:
         help="a list with a column path and any others; repeatable",
     )
     command.add_argument("--name", help="name of the dataset; default: its folder's")
-    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     command.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -77,7 +75,7 @@ def add_shared_options(command: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a bucket that does not answer is asked again; default 600",
     )
-    command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_common(command, "--workers", "--overwrite")
     command.add_argument(
         "--decode",
         choices=("none", "first", "all"),
@@ -191,31 +189,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
-    report = pack(
-        arguments.inputs,
-        arguments.destination,
-        labels=arguments.labels,
-        metadata=arguments.metadata,
-        cuts=arguments.cuts,
-        options=PackOptions(
-            compatible_with=arguments.compatible_with,
-            cutting=cutting_rule(arguments),
-            exact_cuts=arguments.exact_cuts == "reencode",
-            transcode=_transcode_options(arguments),
-            fps=arguments.fps,
-            track=arguments.track,
-            decode=arguments.decode,
-        ),
-        shard_size=arguments.shard_size,
-        name=arguments.name,
-        workers=arguments.workers,
-        engine=arguments.engine,
-        address=arguments.address,
-        overwrite=arguments.overwrite,
-        retry_for=arguments.retry_for,
-        append=arguments.append,
-        images=arguments.images,
-    )
+    cutting, exact_cuts = cutting_rule(arguments), arguments.exact_cuts == "reencode"
+    transcode = _transcode_options(arguments)
+    options = call(PackOptions, arguments, cutting=cutting, exact_cuts=exact_cuts, transcode=transcode)
+    report = call(pack, arguments, options=options)
     print_summary(report, "packed")
     if arguments.compatible_with == "any":
         _warn_of_incompatible(arguments.destination)
@@ -252,10 +229,7 @@ def print_summary(report: PackReport, done: str) -> None:
     if report.rejected:
         where = redact(join(report.destination, REJECTED_FILE))
         out.print(f"rejected {format_count(len(report.rejected), 'video')}, listed in {where}:")
-        for rejected in report.rejected[:SHOWN]:
-            out.print(f"  {printable(rejected.source)}: {printable(rejected.reason)}")
-        if len(report.rejected) > SHOWN:
-            out.print(f"  and {len(report.rejected) - SHOWN:,} more")
+        print_some([f"{rejected.source}: {rejected.reason}" for rejected in report.rejected], "  ")
 
 
 def cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:

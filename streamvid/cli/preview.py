@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.output import add_choice, add_revision, add_roots, console
+from streamvid.cli.output import Commands, add_command, add_common, call, console, open_dataset
 from streamvid.loader.calls import sampler_of, transform_of
-from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import format_bytes, format_count, printable
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser(
-        "preview",
-        help="show a dataset as a web page",
-        description="Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter.",
-    )
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    description = "Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter."
+    command = add_command(commands, "preview", _run, "show a dataset as a web page", description)
+    add_common(command, "dataset", "--where", "--keys")
     command.add_argument("--out", default="preview.html", metavar="FILE", help="default: %(default)s")
     command.add_argument("--clips", type=int, default=48, metavar="N", help="clips whose frames are shown; default 48")
-    add_choice(command)
     command.add_argument(
         "--sampling",
         default="Uniform(8)",
@@ -33,9 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the choice of clips, frames and augmentation"
     )
-    add_revision(command)
-    add_roots(command)
-    command.set_defaults(run=_run)
+    add_common(command, "--revision", "--roots")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
@@ -44,21 +37,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(arguments: argparse.Namespace) -> int:
     sampling = sampler_of(arguments.sampling)
     transform = None if arguments.transform is None else transform_of(arguments.transform)
-    from streamvid.dataset.dataset import Dataset
     from streamvid.inspection.preview.preview import preview
 
-    options = {"roots": arguments.roots, "revision": arguments.revision}
-    report = preview(
-        Dataset.open(arguments.dataset, retry_for=COMMAND_SECONDS, **options),
-        arguments.out,
-        sampling=sampling,
-        transform=transform,
-        where=arguments.where,
-        keys=arguments.keys,
-        clips=arguments.clips,
-        seed=arguments.seed,
-        progress=True,
-    )
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
+    report = call(preview, arguments, dataset=dataset, sampling=sampling, transform=transform, progress=True)
     bad = f", {report.bad:,} of them bad" if report.bad else ""
     full = "; more would make it too large" if report.full else ""
     console().print(

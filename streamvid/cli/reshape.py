@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from streamvid.cli.output import add_revision, add_roots, console, parse_size
+from streamvid.cli.output import Commands, add_command, add_common, call, console, open_dataset, parse_size
 from streamvid.cli.pack import print_summary
 from streamvid.errors import InputError
-from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import printable
 
@@ -18,21 +17,18 @@ if TYPE_CHECKING:
     from streamvid.packing.report import PackReport
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    what = "make one dataset of several, whose videos stay where they are"
-    merge = commands.add_parser("merge", help=what, description=f"{what.capitalize()}.")
+    merge = add_command(commands, "merge", _merge, "make one dataset of several, whose videos stay where they are")
     merge.add_argument("datasets", nargs="+", metavar="DATASET", help="folder or URL")
     merge.add_argument("destination", metavar="NEW", help="folder or s3://bucket/prefix for the dataset")
     merge.add_argument("--prefix", action="store_true", help="put the name of its dataset before each key")
     merge.add_argument("--name", help="name of the dataset; default: its folder's")
     _add_copy(merge)
     _add_shared(merge)
-    merge.set_defaults(run=_merge)
 
-    what = "make several datasets of one, whose videos stay where they are"
-    split = commands.add_parser("split", help=what, description=f"{what.capitalize()}.")
-    split.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    split = add_command(commands, "split", _split, "make several datasets of one, whose videos stay where they are")
+    add_common(split, "dataset")
     split.add_argument("destination", metavar="FOLDER", help="or s3://bucket/prefix; a part is a dataset FOLDER/NAME")
     by = split.add_mutually_exclusive_group(required=True)
     by.add_argument("--shares", metavar="NAME=SHARE,…", help="by chance, such as train=0.9,test=0.1")
@@ -52,19 +48,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add_copy(split)
     _add_shared(split)
-    add_revision(split)
-    split.set_defaults(run=_split)
+    add_common(split, "--revision")
 
-    what = "copy a dataset into shards of another size, or one in place into shards"
-    reshard = commands.add_parser("reshard", help=what, description=f"{what.capitalize()}.")
-    reshard.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    reshard = add_command(
+        commands, "reshard", _reshard, "copy a dataset into shards of another size, or one in place into shards"
+    )
+    add_common(reshard, "dataset")
     reshard.add_argument("destination", metavar="NEW", help="folder or s3://bucket/prefix for the dataset")
     reshard.add_argument("--shuffle", action="store_true", help="put the clips into another order, by --seed")
     reshard.add_argument("--seed", type=int, default=0, metavar="N", help="of that order; default 0")
     reshard.add_argument("--name", help="name of the dataset; default: the one that it has")
     _add_shared(reshard)
-    add_revision(reshard)
-    reshard.set_defaults(run=_reshard)
+    add_common(reshard, "--revision")
 
 
 def _add_copy(command: argparse.ArgumentParser) -> None:
@@ -75,34 +70,19 @@ def _add_shared(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="of what is copied; default 256MiB"
     )
-    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
-    command.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    add_roots(command)
+    add_common(command, "--workers", "--overwrite", "--roots")
 
 
 def _open(path: str, arguments: argparse.Namespace) -> Dataset:
-    from streamvid.dataset.dataset import Dataset
-
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
-    revision = getattr(arguments, "revision", None)
-    return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)
+    return open_dataset(path, arguments, getattr(arguments, "revision", None))
 
 
 def _merge(arguments: argparse.Namespace) -> int:
     from streamvid.packing.reshape import merge
 
-    report = merge(
-        [_open(path, arguments) for path in arguments.datasets],
-        arguments.destination,
-        prefix=arguments.prefix,
-        copy=arguments.copy,
-        shard_size=arguments.shard_size,
-        name=arguments.name,
-        workers=arguments.workers,
-        overwrite=arguments.overwrite,
-    )
-    _print(report, "merged")
+    _print(call(merge, arguments, datasets=[_open(path, arguments) for path in arguments.datasets]), "merged")
     return 0
 
 
@@ -112,19 +92,7 @@ def _split(arguments: argparse.Namespace) -> int:
     shares = None if arguments.shares is None else _named(arguments.shares.split(","), "--shares", "train=0.9,test=0.1")
     keys = None if arguments.keys is None else _named(arguments.keys, "--keys", "train=train.txt")
     dataset = _open(arguments.dataset, arguments)
-    reports = split(
-        dataset,
-        arguments.destination,
-        shares=shares,
-        keys=keys,
-        column=arguments.column,
-        seed=arguments.seed,
-        group=arguments.group,
-        copy=arguments.copy,
-        shard_size=arguments.shard_size,
-        workers=arguments.workers,
-        overwrite=arguments.overwrite,
-    )
+    reports = call(split, arguments, dataset=dataset, shares=shares, keys=keys)
     for report in reports.values():
         _print(report, "split off")
     rest = len(dataset) - len(dataset.forgotten) - sum(report.manifest.clips for report in reports.values())
@@ -154,15 +122,5 @@ def _named(given: Sequence[str], option: str, example: str) -> dict[str, str]:
 def _reshard(arguments: argparse.Namespace) -> int:
     from streamvid.packing.reshape import reshard
 
-    report = reshard(
-        _open(arguments.dataset, arguments),
-        arguments.destination,
-        shard_size=arguments.shard_size,
-        shuffle=arguments.shuffle,
-        seed=arguments.seed,
-        name=arguments.name,
-        workers=arguments.workers,
-        overwrite=arguments.overwrite,
-    )
-    print_summary(report, "copied")
+    print_summary(call(reshard, arguments, dataset=_open(arguments.dataset, arguments)), "copied")
     return 0

@@ -6,11 +6,11 @@ import argparse
 import json
 from dataclasses import asdict
 
-from streamvid.cli.output import FAILED, SHOWN, add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, call, console
 from streamvid.text import format_count, printable
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     _add_forget(commands)
     _add_annotate(commands)
@@ -18,13 +18,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_ledger(commands)
 
 
-def _add_forget(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "let no run be given some clips any more, and remove their bytes on request"
-    command = commands.add_parser("forget", help=what, description=f"{what.capitalize()}.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
-    command.add_argument(
-        "--keys", metavar="FILE", help="of keys: .csv or .parquet with a column key, else one per line"
+def _add_forget(commands: Commands) -> None:
+    command = add_command(
+        commands, "forget", _forget, "let no run be given some clips any more, and remove their bytes on request"
     )
+    add_common(command, "dataset", "--keys", "--roots")
     command.add_argument(
         "--purge",
         action="store_true",
@@ -33,23 +31,17 @@ def _add_forget(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "--cache-dir", metavar="FOLDER", help="where loaders on this machine keep shards, if not in theirs"
     )
-    add_roots(command)
-    command.set_defaults(run=_forget)
 
 
-def _add_annotate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "add columns to a dataset, or replace their values, by key"
-    command = commands.add_parser("annotate", help=what, description=f"{what.capitalize()}.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+def _add_annotate(commands: Commands) -> None:
+    command = add_command(commands, "annotate", _annotate, "add columns to a dataset, or replace their values, by key")
+    add_common(command, "dataset", "--roots")
     command.add_argument("table", metavar="TABLE", help=".parquet, .csv or .jsonl with a column key, and others")
-    add_roots(command)
-    command.set_defaults(run=_annotate)
 
 
-def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "put sound clips in the place of bad ones"
-    command = commands.add_parser("repair", help=what, description=f"{what.capitalize()}.")
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+def _add_repair(commands: Commands) -> None:
+    command = add_command(commands, "repair", _repair, "put sound clips in the place of bad ones")
+    add_common(command, "dataset", "--workers", "--roots")
     command.add_argument(
         "sources",
         nargs="+",
@@ -59,19 +51,13 @@ def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument(
         "--quarantine", required=True, metavar="FILE", help="of a run, or its folder: which clips are bad"
     )
-    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
-    add_roots(command)
-    command.set_defaults(run=_repair)
 
 
-def _add_ledger(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    what = "say in which steps of a run a clip was seen"
-    command = commands.add_parser("ledger", help=what, description=f"{what.capitalize()}.")
+def _add_ledger(commands: Commands) -> None:
+    command = add_command(commands, "ledger", _ledger, "say in which steps of a run a clip was seen")
     command.add_argument("state", metavar="RUN", help="a file with a StreamLoader's state: JSON, or of torch.save")
     command.add_argument("key", metavar="KEY", help="of the clip")
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    add_roots(command)
-    command.set_defaults(run=_ledger)
+    add_common(command, "--json", "--roots")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
@@ -80,13 +66,7 @@ def _add_ledger(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _forget(arguments: argparse.Namespace) -> int:
     from streamvid.revising.forget import forget
 
-    report = forget(
-        arguments.dataset,
-        arguments.keys,
-        purge=arguments.purge,
-        cache_dir=arguments.cache_dir,
-        roots=arguments.roots,
-    )
+    report = call(forget, arguments)
     out = console()
     text = (
         f"{format_count(report.clips, 'clip')} forgotten, {report.forgotten:,} altogether; revision {report.revision}"
@@ -103,7 +83,7 @@ def _forget(arguments: argparse.Namespace) -> int:
 def _annotate(arguments: argparse.Namespace) -> int:
     from streamvid.revising.annotate import annotate
 
-    report = annotate(arguments.dataset, arguments.table, roots=arguments.roots)
+    report = call(annotate, arguments)
     parts = (("added", report.added), ("replaced", report.replaced))
     what = " and ".join(f"{kind} {', '.join(names)}" for kind, names in parts if names)
     console().print(printable(f"{what} of {format_count(report.clips, 'clip')}; revision {report.revision}"))
@@ -115,13 +95,7 @@ def _annotate(arguments: argparse.Namespace) -> int:
 def _repair(arguments: argparse.Namespace) -> int:
     from streamvid.revising.repair import repair
 
-    report = repair(
-        arguments.dataset,
-        arguments.sources,
-        quarantine=arguments.quarantine,
-        workers=arguments.workers,
-        roots=arguments.roots,
-    )
+    report = call(repair, arguments)
     out = console()
     shards = format_count(report.shards, "shard")
     out.print(f"{format_count(len(report.repaired), 'clip')} repaired in {shards}; revision {report.revision}")
@@ -138,7 +112,7 @@ def _repair(arguments: argparse.Namespace) -> int:
 def _ledger(arguments: argparse.Namespace) -> int:
     from streamvid.revising.ledger import ledger
 
-    seen = ledger(arguments.state, arguments.key, roots=arguments.roots)
+    seen = call(ledger, arguments, run=arguments.state)
     if arguments.json:
         print(json.dumps([asdict(one) for one in seen], indent=1))
         return 0

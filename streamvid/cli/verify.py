@@ -8,18 +8,15 @@ from collections import Counter
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, add_revision, add_roots, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, call, console
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    command = commands.add_parser(
-        "verify",
-        help="check a dataset",
-        description="Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums.",
-    )
-    command.add_argument("dataset", metavar="DATASET", help="folder or URL")
+    description = "Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums."
+    command = add_command(commands, "verify", _run, "check a dataset", description)
+    add_common(command, "dataset")
     command.add_argument("--decode", action="store_true", help="decode every frame as well")
     command.add_argument(
         "--sample", type=parse_share, metavar="SHARE", help="check a random share of the clips, such as 1%%"
@@ -30,10 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="decode just the clips that a run has noted there",
     )
-    command.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
-    add_roots(command)
-    add_revision(command)
-    command.set_defaults(run=_run)
+    add_common(command, "--workers", "--roots", "--revision")
 
 
 def parse_share(text: str) -> float:
@@ -51,16 +45,7 @@ def parse_share(text: str) -> float:
 def _run(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.verify import verify
 
-    report = verify(
-        arguments.dataset,
-        decode=arguments.decode,
-        sample=arguments.sample,
-        seed=arguments.seed,
-        quarantine=arguments.quarantine,
-        workers=arguments.workers,
-        roots=arguments.roots,
-        revision=arguments.revision,
-    )
+    report = call(verify, arguments, path=arguments.dataset)
     manifest = report.manifest
     out = console()
     what = "every frame decoded" if report.decoded else "files, indexes and packets checked"
