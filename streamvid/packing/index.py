@@ -5,7 +5,6 @@ It is a pack that writes no videos: the same sources, lists, groups, journal and
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,30 +12,30 @@ from streamvid.checks import suggest_keywords
 from streamvid.dataset.grants import grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
-from streamvid.packing.destination import DATASET_EXISTS, read_rejected, read_state
+from streamvid.packing.destination import read_rejected
 from streamvid.packing.job_spec import JobSpec, plan_job
 from streamvid.packing.journal import read_claim
 from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, Scenes
-from streamvid.packing.pack import SHARD_SIZE, Engine, Path, check_options, given_paths, run_job, was_there
+from streamvid.packing.pack import SHARD_SIZE, Engine, JobRun, run_job, was_there
 from streamvid.packing.places import Places
 from streamvid.packing.report import PackReport
-from streamvid.storage.url import redact
+from streamvid.storage.url import AnyPath, given_path, given_paths
 
 
 @suggest_keywords
 def index(
-    places: Path | Sequence[Path],
-    destination: Path,
+    places: AnyPath | Sequence[AnyPath],
+    destination: AnyPath,
     *,
     fast: bool = False,
     camera: str | Sequence[str] = (),
-    roots: Path | Sequence[Path] = (),
+    roots: AnyPath | Sequence[AnyPath] = (),
     update: bool = False,
     copy_others: bool = False,
     images: bool = False,
-    labels: Path | None = None,
-    metadata: Path | Sequence[Path] = (),
-    cuts: Path | None = None,
+    labels: AnyPath | None = None,
+    metadata: AnyPath | Sequence[AnyPath] = (),
+    cuts: AnyPath | None = None,
     cutting: FixedLength | Scenes | None = None,
     decode: DecodeLevel = "first",
     name: str | None = None,
@@ -67,14 +66,11 @@ def index(
     Raises:
         InputError: as from `streamvid.pack`.
     """
-    started = time.monotonic()
-    (destination,) = given_paths(destination, "destination", most=1)
+    to = given_path(destination, "destination")
     if isinstance(cutting, Scenes):
         raise InputError("scenes are found when videos are packed: cut by a length or a list (--clip, --cuts), or pack")
-    check_options(SHARD_SIZE, workers, engine, address, overwrite, update)
-    state = read_state(destination)
-    if state.manifest is not None and state.report is None and not (overwrite or update or state.claimed_by):
-        raise InputError(DATASET_EXISTS.format(redact(destination)))
+    run = JobRun(to, overwrite, update, workers, engine, address, retry_for, progress)
+    state = run.state()
     options = PackOptions(
         compatible_with="any", cutting=cutting, decode=decode, in_place="tables" if fast else "packets"
     )
@@ -84,50 +80,38 @@ def index(
     def plan(options: PackOptions, *, append: bool, after: str = "") -> JobSpec:
         return plan_job(
             paths,
-            destination,
-            labels=None if labels is None else given_paths(labels, "labels", most=1)[0],
-            metadata=given_paths(metadata, "metadata"),
-            cuts=None if cuts is None else given_paths(cuts, "cuts", most=1)[0],
+            to,
+            labels=labels,
+            metadata=metadata,
+            cuts=cuts,
             shard_size=SHARD_SIZE,
             name=name,
             options=options,
-            base=read_base(destination, told) if append else None,
-            places=Places(tuple(paths), tuple(told), tuple(cameras), destination),
+            base=read_base(to, told) if append else None,
+            places=Places(tuple(paths), tuple(told), tuple(cameras), to),
             after=after,
             images=images,
-        )
-
-    def run(spec: JobSpec, *, overwrite: bool) -> PackReport:
-        return run_job(
-            spec,
-            destination,
-            overwrite=overwrite,
-            workers=workers,
-            engine=engine,
-            address=address,
-            retry_for=retry_for,
-            progress=progress,
-            started=started,
         )
 
     spec = plan(options, append=update)
     fingerprint = spec.job.fingerprint
     if not copy_others:
-        report = run(spec, overwrite=overwrite)
-        grant(destination, [*spec.job.roots, *told])
+        report = run_job(spec, run)
+        grant(to, [*spec.job.roots, *told])
         return report
     if not overwrite and state.report is not None and _after(state.report) == fingerprint:
-        return was_there(destination, spec, started)  # and what it could not read where it lies was packed
+        return was_there(spec, run)  # and what it could not read where it lies was packed
+    plain, added = PackOptions(cutting=cutting, decode=decode), replace(run, overwrite=False)
     try:
-        report = run(spec, overwrite=overwrite)
+        report = run_job(spec, run)
     except InputError:
-        if update or read_claim(destination) is not None or not read_rejected(destination):
+        if update or read_claim(to) is not None or not read_rejected(to):
             raise
-        return run(plan(PackOptions(cutting=cutting, decode=decode), append=False), overwrite=False)
-    grant(destination, [*spec.job.roots, *told])
+        return run_job(plan(plain, append=False), added)
+    grant(to, [*spec.job.roots, *told])
     if not report.rejected:
         return report
-    packed = run(plan(PackOptions(cutting=cutting, decode=decode), append=True, after=fingerprint), overwrite=False)
+    packed = run_job(plan(plain, append=True, after=fingerprint), added)
     return replace(
         packed,
         clips=packed.clips + report.clips,

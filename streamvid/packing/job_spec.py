@@ -4,7 +4,7 @@ that they are packed in, and the fingerprint of it all."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from streamvid.packing.places import Places, check_destination, root_name
 from streamvid.packing.scenes import scene_versions
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import redact
+from streamvid.storage.url import AnyPath, given_path, given_paths, redact
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +117,9 @@ def plan_job(
     inputs: list[str],
     destination: str,
     *,
-    labels: str | None,
-    metadata: list[str],
-    cuts: str | None,
+    labels: AnyPath | None,
+    metadata: AnyPath | Sequence[AnyPath],
+    cuts: AnyPath | None,
     shard_size: int,
     name: str | None,
     options: PackOptions,
@@ -140,6 +140,9 @@ def plan_job(
     Raises:
         InputError: an input or list cannot be used.
     """
+    label_list = None if labels is None else given_path(labels, "labels")
+    cut_list = None if cuts is None else given_path(cuts, "cuts")
+    tables = given_paths(metadata, "metadata")
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
     sources = find_sources(inputs, lists, places=places, images=images)
@@ -148,21 +151,21 @@ def plan_job(
     check_rate((source.path for source in sources), options.fps)
     found = len(sources)
     joins: list[Join] = []
-    if labels == FOLDERS:
+    if label_list == FOLDERS:
         sources = label_by_folder(sources)
-    elif labels is not None:
-        sources, join = attach_labels(sources, labels, lists)
+    elif label_list is not None:
+        sources, join = attach_labels(sources, label_list, lists)
         joins.append(join)
-    for path in metadata:
+    for path in tables:
         sources, join = attach_metadata(sources, path, lists)
         joins.append(join)
     for join in joins:
         for sentence in join.sentences():
             log.warning("%s", sentence)
-    if cuts is not None:
-        sources, uncut = attach_cuts(sources, cuts, lists)
+    if cut_list is not None:
+        sources, uncut = attach_cuts(sources, cut_list, lists)
         if uncut:
-            log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cuts))
+            log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cut_list))
         found -= uncut
     if options.in_place:
         sources = with_details(sources, places)

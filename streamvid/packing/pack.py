@@ -11,8 +11,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -26,6 +26,7 @@ from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import (
     DATASET_EXISTS,
+    DestinationState,
     abandon,
     claim,
     publish,
@@ -56,7 +57,7 @@ from streamvid.progress import PackProgress
 from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import given_path, redact
+from streamvid.storage.url import AnyPath, given_path, given_paths, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -64,20 +65,64 @@ log = logging.getLogger(__name__)
 SHARD_SIZE: Final = 256 << 20
 """Default size of a shard, in bytes of tar."""
 
-Path = str | os.PathLike[str]
-"""A local path or a URL."""
 Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 
 
+@dataclass(frozen=True)
+class JobRun:
+    """Where and how a job runs.
+
+    Attributes:
+        destination, overwrite, append, workers, engine, address, retry_for, progress: as of `pack`.
+        started: when it was asked for, in seconds of the monotonic clock.
+
+    Raises:
+        InputError: options that cannot be, or do not go together.
+    """
+
+    destination: str
+    overwrite: bool = False
+    append: bool = False
+    workers: int | None = None
+    engine: Engine = "local"
+    address: str | None = None
+    retry_for: float = 600.0
+    progress: bool = True
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            integer(self.workers, "workers")
+        if self.engine not in ENGINES:
+            raise InputError(f"there is no engine {self.engine!r}: use {' or '.join(map(repr, ENGINES))}")
+        if self.address is not None and self.engine != "ray":
+            raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")
+        if self.workers is not None and self.engine == "ray":
+            raise InputError("on Ray the cluster decides how many videos are packed at once: leave out the workers")
+        if self.overwrite and self.append:
+            raise InputError("a dataset is either overwritten or added to: leave out --overwrite or --append")
+
+    def state(self) -> DestinationState:
+        """What is at the destination. Raises InputError for a dataset that the job would destroy."""
+        state = read_state(self.destination)
+        if (
+            state.manifest is not None
+            and state.report is None
+            and not (self.overwrite or self.append or state.claimed_by)
+        ):
+            raise InputError(DATASET_EXISTS.format(redact(self.destination)))
+        return state
+
+
 @suggest_keywords
 def pack(
-    inputs: Path | Sequence[Path],
-    destination: Path,
+    inputs: AnyPath | Sequence[AnyPath],
+    destination: AnyPath,
     *,
-    labels: Path | None = None,
-    metadata: Path | Sequence[Path] = (),
-    cuts: Path | None = None,
+    labels: AnyPath | None = None,
+    metadata: AnyPath | Sequence[AnyPath] = (),
+    cuts: AnyPath | None = None,
     shard_size: int = SHARD_SIZE,
     name: str | None = None,
     workers: int | None = None,
@@ -119,81 +164,53 @@ def pack(
             another dataset or belongs to another pack. A dataset that is overwritten is removed before the first
             shard is written.
     """
-    started = time.monotonic()
-    paths = given_paths(inputs, "inputs")
-    (destination,) = given_paths(destination, "destination", most=1)
+    paths, to = given_paths(inputs, "inputs"), given_path(destination, "destination")
     if not isinstance(options, PackOptions):
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     if options.track is not None and not (is_integer(options.track) and options.track >= 0):
         raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
-    check_options(shard_size, workers, engine, address, overwrite, append)
-    state = read_state(destination)
-    if state.manifest is not None and state.report is None and not (overwrite or append or state.claimed_by):
-        raise InputError(DATASET_EXISTS.format(redact(destination)))
+    integer(shard_size, "shard_size", most=None)
+    run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
+    run.state()
     spec = plan_job(
         paths,
-        destination,
-        labels=None if labels is None else given_paths(labels, "labels", most=1)[0],
-        metadata=given_paths(metadata, "metadata"),
-        cuts=None if cuts is None else given_paths(cuts, "cuts", most=1)[0],
+        to,
+        labels=labels,
+        metadata=metadata,
+        cuts=cuts,
         shard_size=shard_size,
         name=name,
         options=options,
-        base=read_base(destination) if append else None,
+        base=read_base(to) if append else None,
         images=images,
     )
-    return run_job(
-        spec,
-        destination,
-        overwrite=overwrite,
-        workers=workers,
-        engine=engine,
-        address=address,
-        retry_for=retry_for,
-        progress=progress,
-        started=started,
-    )
+    return run_job(spec, run)
 
 
-def run_job(
-    spec: JobSpec,
-    destination: str,
-    *,
-    overwrite: bool,
-    workers: int | None,
-    engine: Engine,
-    address: str | None,
-    retry_for: float,
-    progress: bool,
-    started: float,
-) -> PackReport:
+def run_job(spec: JobSpec, run: JobRun) -> PackReport:
     """Do what a specification says, or what is left of it.
-
-    Args:
-        spec: the job.
-        destination, overwrite, workers, engine, address, retry_for, progress: as of `pack`.
-        started: when it was begun, in seconds of the monotonic clock.
 
     Raises:
         InputError: as of `pack`.
         OSError: the machine or the storage fails.
     """
     if not spec.sources:
-        return _nothing_to_append(destination, spec, started)
+        return _nothing_to_append(spec, run)
+    destination = run.destination
     fingerprint = spec.job.fingerprint
-    spec = replace(spec, job=replace(spec.job, retry=Retry.of(retry_for)))
+    spec = replace(spec, job=replace(spec.job, retry=Retry.of(run.retry_for)))
     with lock_folder(destination, make=True):
         base = None if spec.base is None else spec.base.sha256
         try:
-            resumed = claim(destination, fingerprint, overwrite=overwrite, base=base)
+            resumed = claim(destination, fingerprint, overwrite=run.overwrite, base=base)
             remove_temporaries(destination)
-            records, resumed_clips = _pack_groups(spec, destination, resumed, workers, engine, address, progress)
+            records, resumed_clips = _pack_groups(spec, run, resumed)
             remove_temporaries(destination)
-            return _finish(spec, destination, records, resumed_clips, started)
+            return _finish(spec, run, records, resumed_clips)
         except FinishedElsewhereError:
             if read_claim(destination) in (None, fingerprint):
                 remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
-            return was_there(destination, spec, started)
+            return was_there(spec, run)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -201,15 +218,7 @@ def run_job(
             raise OSError(error.errno, f"{what}: it goes on", error.filename or redact(destination)) from error
 
 
-def _pack_groups(
-    spec: JobSpec,
-    destination: str,
-    resumed: bool,
-    workers: int | None,
-    engine: Engine,
-    address: str | None,
-    progress: bool,
-) -> tuple[list[Record], int]:
+def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record], int]:
     """Pack all unfinished groups.
 
     Returns:
@@ -217,12 +226,12 @@ def _pack_groups(
     """
     if spec.unlabelled:
         log.warning("%d of %d videos have no label", spec.unlabelled, len(spec.sources))
-    retry = spec.job.retry
+    destination, retry = run.destination, spec.job.retry
     journal = asked(destination, Journal(destination, spec.job.fingerprint).read, retry) if resumed else {}
     records: dict[int, Record] = {}
     unfinished: list[tuple[Group, GroupCursor]] = []
     sizes = [source.size for source in spec.sources]
-    with PackProgress(spec.videos, sum(sizes), enabled=progress) as bar:
+    with PackProgress(spec.videos, sum(sizes), enabled=run.progress) as bar:
         for group in spec.groups:
             finished, cursor = finished_records(group, journal)
             records.update((record.number, record) for record in finished)
@@ -235,27 +244,25 @@ def _pack_groups(
         tasks = (spec.task(group, cursor) for group, cursor in unfinished)
         if not unfinished:
             pass
-        elif engine == "ray":
-            for record in pack_groups_on_ray(spec.job, tasks, destination, address=address, advance=bar.advance):
+        elif run.engine == "ray":
+            for record in pack_groups_on_ray(spec.job, tasks, destination, address=run.address, advance=bar.advance):
                 records[record.number] = record
         else:
-            count = min(workers or len(os.sched_getaffinity(0)), len(spec.sources))
+            count = min(run.workers or len(os.sched_getaffinity(0)), len(spec.sources))
             with work_folder(destination) as folder:
                 for record in pack_groups(spec.job, tasks, destination, folder, workers=count, advance=bar.advance):
                     records[record.number] = record
     return [records[number] for number in sorted(records)], resumed_clips
 
 
-def _finish(
-    spec: JobSpec, destination: str, records: Sequence[Record], resumed_clips: int, started: float
-) -> PackReport:
+def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips: int) -> PackReport:
     """Publish the dataset of these shards. Without any clip: raise InputError, or keep the dataset appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(one for record in records for one in record.rejected)
     notices = merged(one for record in records for one in record.notices)
     for one in notices:
         log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
-    base = spec.base
+    base, destination = spec.base, run.destination
     listed: Sequence[Rejected] = rejected
     if base is not None:  # its rejected.parquet keeps the videos that were not tried again
         tried = {source.name for source in spec.sources}
@@ -267,7 +274,7 @@ def _finish(
             raise InputError(
                 f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
             )
-        return _report(spec, destination, base.manifest, rejected, started)
+        return _report(spec, run, base.manifest, rejected)
     seconds = round(math.fsum(record.seconds for record in records), 6)
     manifest = Manifest(spec.name, seconds, spec.classes, added, roots=spec.job.roots)
     tables = {}
@@ -297,75 +304,34 @@ def _finish(
     )
     asked(destination, finish, spec.job.retry)
     clips, size, _ = totals(records)
-    report = _report(spec, destination, manifest, rejected, started)
+    report = _report(spec, run, manifest, rejected)
     return replace(report, clips=clips, bytes=size, resumed=resumed_clips, notices=notices)
 
 
-def _report(
-    spec: JobSpec, destination: str, manifest: Manifest, rejected: tuple[Rejected, ...], started: float
-) -> PackReport:
+def _report(spec: JobSpec, run: JobRun, manifest: Manifest, rejected: tuple[Rejected, ...]) -> PackReport:
     """The report of a pack that wrote nothing."""
     return PackReport(
-        destination,
+        run.destination,
         manifest,
         rejected,
         spec.unlabelled,
-        time.monotonic() - started,
+        time.monotonic() - run.started,
         videos=spec.videos,
         skipped=spec.skipped,
         joins=spec.joins,
     )
 
 
-def was_there(destination: str, spec: JobSpec, started: float) -> PackReport:
+def was_there(spec: JobSpec, run: JobRun) -> PackReport:
     """The report if the same pack has been finished before."""
-    manifest = read_manifest(destination)
-    return replace(_report(spec, destination, manifest, tuple(read_rejected(destination)), started), was_there=True)
+    manifest, rejected = read_manifest(run.destination), tuple(read_rejected(run.destination))
+    return replace(_report(spec, run, manifest, rejected), was_there=True)
 
 
-def _nothing_to_append(destination: str, spec: JobSpec, started: float) -> PackReport:
+def _nothing_to_append(spec: JobSpec, run: JobRun) -> PackReport:
     """The report if the dataset has all videos that were to be appended."""
     assert spec.base is not None
-    state = read_state(destination)
+    state = read_state(run.destination)
     if state.claimed_by is not None and state.claimed_by == state.packed_by:
-        remove_progress(destination, state.claimed_by)  # that pack was killed after it had published
-    return replace(_report(spec, destination, spec.base.manifest, (), started), was_there=True)
-
-
-def given_paths(given: object, name: str, *, most: int | None = None) -> list[str]:
-    """Paths or URLs as text: one, or with no `most` several in a list.
-
-    Raises:
-        InputError: something else was given for `name`.
-    """
-    several = [given] if isinstance(given, str | os.PathLike) else given
-    if not isinstance(several, Iterable) or (most == 1 and several is given):
-        raise InputError(f"{name} must be a path or URL{' or a list of them' * (most is None)}; it is {given!r}"[:300])
-    found = []
-    for one in several:
-        if not isinstance(one, str | os.PathLike):
-            raise InputError(f"{name} must be paths or URLs, one of them is {one!r}"[:300])
-        found.append(given_path(one, name))
-    return found
-
-
-def check_options(
-    shard_size: int,
-    workers: int | None,
-    engine: str,
-    address: str | None,
-    overwrite: bool,
-    append: bool,
-) -> None:
-    """Check options of `pack`. Raises InputError for one that cannot be."""
-    integer(shard_size, "shard_size", most=None)
-    if workers is not None:
-        integer(workers, "workers")
-    if engine not in ENGINES:
-        raise InputError(f"there is no engine {engine!r}: use {' or '.join(map(repr, ENGINES))}")
-    if address is not None and engine != "ray":
-        raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")
-    if workers is not None and engine == "ray":
-        raise InputError("on Ray the cluster decides how many videos are packed at once: leave out the workers")
-    if overwrite and append:
-        raise InputError("a dataset is either overwritten or added to: leave out --overwrite or --append")
+        remove_progress(run.destination, state.claimed_by)  # that pack was killed after it had published
+    return replace(_report(spec, run, spec.base.manifest, ()), was_there=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -18,11 +20,11 @@ from streamvid.dataset.selection import delivered
 from streamvid.errors import InputError
 from streamvid.packing.destination import DATASET_EXISTS, read_state
 from streamvid.packing.keys import KEY_MAX, duplicates, longer_keys
-from streamvid.packing.pack import SHARD_SIZE, Path, check_options, given_paths
+from streamvid.packing.pack import SHARD_SIZE, JobRun
 from streamvid.packing.parts import Shares, order_of, parts_by_column, parts_by_keys, parts_by_share
 from streamvid.packing.report import PackReport
 from streamvid.packing.rewrite import Rewrite, RewriteSpec, plan_rewrite, run_rewrite
-from streamvid.storage.url import join, redact
+from streamvid.storage.url import AnyPath, given_path, join, redact
 
 Given = Dataset | str | os.PathLike[str]
 """A dataset, or the path or URL of one."""
@@ -31,7 +33,7 @@ Given = Dataset | str | os.PathLike[str]
 @suggest_keywords
 def merge(
     datasets: Sequence[Given],
-    destination: Path,
+    destination: AnyPath,
     *,
     prefix: bool = False,
     copy: bool = False,
@@ -62,8 +64,8 @@ def merge(
             options cannot be.
         DatasetError: one of the datasets, or a clip, cannot be read.
     """
-    (to,) = given_paths(destination, "destination", most=1)
-    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    integer(shard_size, "shard_size", most=None)
+    run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     if isinstance(datasets, str | os.PathLike | ClipSource) or not datasets:
         raise InputError(f"datasets must be a list of paths, URLs or datasets; it is {datasets!r}"[:300])
     opened = [_opened(one) for one in datasets]
@@ -71,15 +73,19 @@ def merge(
     rows = _delivered(source)
     keys = _merged_keys(source, rows, prefix=prefix) if isinstance(source, ConcatDataset) else None
     spec = plan_rewrite(
-        Rewrite(source, rows, keys, copy=copy), to, shard_size=shard_size, name=name, settings={"command": "merge"}
+        Rewrite(source, rows, keys, copy=copy),
+        run.destination,
+        shard_size=shard_size,
+        name=name,
+        settings={"command": "merge"},
     )
-    return run_rewrite(spec, to, overwrite=overwrite, workers=workers, progress=progress)
+    return run_rewrite(spec, run)
 
 
 @suggest_keywords
 def split(
     dataset: Given,
-    destination: Path,
+    destination: AnyPath,
     *,
     shares: Shares | None = None,
     keys: Mapping[str, Sequence[str] | str | os.PathLike[str]] | None = None,
@@ -116,8 +122,8 @@ def split(
         InputError: an option cannot be, a key is in no clip or in two parts, a part would be empty.
         DatasetError: the dataset, or a clip, cannot be read.
     """
-    (to,) = given_paths(destination, "destination", most=1)
-    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    integer(shard_size, "shard_size", most=None)
+    run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     integer(seed, "seed", least=0, most=None)
     if sum(rule is not None for rule in (shares, keys, column)) != 1:
         raise InputError("a split is by shares, by keys or by a column: give one of the three")
@@ -141,16 +147,17 @@ def split(
         assert column is not None
         parts = parts_by_column(opened, rows, column)
     specs: dict[str, RewriteSpec] = {}
+    places: dict[str, str] = {}
     for name, chosen in parts.items():
         rewrite = Rewrite(opened, chosen, None, copy=copy)
-        specs[name] = plan_rewrite(
-            rewrite, join(to, name), shard_size=shard_size, name=name, settings={**settings, "part": name}
-        )
-        state, mine = read_state(join(to, name)), specs[name].job.fingerprint
+        place = places[name] = join(run.destination, name)
+        more = {**settings, "part": name}
+        specs[name] = plan_rewrite(rewrite, place, shard_size=shard_size, name=name, settings=more)
+        state, mine = read_state(place), specs[name].job.fingerprint
         if not overwrite and state.manifest is not None and mine not in (state.packed_by, state.claimed_by):
-            raise InputError(DATASET_EXISTS.format(redact(join(to, name))))
+            raise InputError(DATASET_EXISTS.format(redact(place)))
     return {
-        name: run_rewrite(spec, join(to, name), overwrite=overwrite, workers=workers, progress=progress)
+        name: run_rewrite(spec, replace(run, destination=places[name], started=time.monotonic()))
         for name, spec in specs.items()
     }
 
@@ -158,7 +165,7 @@ def split(
 @suggest_keywords
 def reshard(
     dataset: Given,
-    destination: Path,
+    destination: AnyPath,
     *,
     shard_size: int = SHARD_SIZE,
     shuffle: bool = False,
@@ -184,8 +191,8 @@ def reshard(
         InputError: an option cannot be.
         DatasetError: the dataset, or a clip, cannot be read.
     """
-    (to,) = given_paths(destination, "destination", most=1)
-    check_options(shard_size, workers, "local", None, overwrite, append=False)
+    integer(shard_size, "shard_size", most=None)
+    run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     opened = _opened(dataset)
     rows = _delivered(opened)
     settings: dict[str, object] = {"command": "reshard"}
@@ -194,12 +201,12 @@ def reshard(
         settings["seed"] = seed
     spec = plan_rewrite(
         Rewrite(opened, rows, None, copy=True),
-        to,
+        run.destination,
         shard_size=shard_size,
         name=opened.manifest.name if name is None else name,
         settings=settings,
     )
-    return run_rewrite(spec, to, overwrite=overwrite, workers=workers, progress=progress)
+    return run_rewrite(spec, run)
 
 
 def _opened(dataset: Given) -> Dataset:

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -33,14 +32,13 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, JobSpec, PackJob
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PackOptions, Place
-from streamvid.packing.pack import run_job
+from streamvid.packing.pack import JobRun, run_job
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import root_name
 from streamvid.packing.report import PackReport
 from streamvid.packing.run_local import MOST_INDEXED
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
-from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
 _RUN_CLIPS: Final = 32
@@ -277,23 +275,11 @@ def plan_rewrite(
     )
 
 
-def run_rewrite(
-    spec: RewriteSpec, destination: str, *, overwrite: bool, workers: int | None, progress: bool
-) -> PackReport:
+def run_rewrite(spec: RewriteSpec, run: JobRun) -> PackReport:
     """Write the dataset, or what is left of it; arguments and errors as of `streamvid.packing.pack.run_job`."""
-    report = run_job(
-        spec,
-        destination,
-        overwrite=overwrite,
-        workers=workers,
-        engine="local",
-        address=None,
-        retry_for=Retry().seconds,
-        progress=progress,
-        started=time.monotonic(),
-    )
+    report = run_job(spec, run)
     if spec.rewrite.roots:
-        grant(destination, spec.rewrite.roots)
+        grant(run.destination, spec.rewrite.roots)
     return report
 
 

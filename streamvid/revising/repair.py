@@ -22,8 +22,6 @@ from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.job_spec import with_details
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, PackOptions, PreparedClip
-from streamvid.packing.pack import Path as AnyPath
-from streamvid.packing.pack import given_paths
 from streamvid.packing.places import Places, root_name
 from streamvid.packing.process_source import process_source
 from streamvid.packing.row_writer import clip_columns, place_columns
@@ -31,6 +29,7 @@ from streamvid.progress import Progress
 from streamvid.revising.purge import renamed, take_back, with_tables
 from streamvid.revising.rewrite import Clip, replaced, rewrite_shard
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.url import AnyPath, given_paths
 from streamvid.video.index_file import encode_index
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 from fsspec.implementations.local import make_path_posix
@@ -42,6 +43,19 @@ def given_path(path: object, name: str) -> str:
     if _NO_BUCKET.match(text):
         raise InputError(f"{name} {redact(text)} names no bucket: write {text.partition(':')[0]}://BUCKET/FOLDER")
     return text
+
+
+def given_paths(given: object, name: str) -> list[str]:
+    """Paths or URLs that a user gave, one or several; errors as of `given_path`."""
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(several, Iterable):
+        raise InputError(f"{name} must be a path or URL or a list of them; it is {given!r}"[:300])
+    found = []
+    for one in several:
+        if not isinstance(one, str | os.PathLike):
+            raise InputError(f"{name} must be paths or URLs, one of them is {one!r}"[:300])
+        found.append(given_path(one, name))
+    return found
 
 
 def is_local(path: AnyPath) -> bool:
