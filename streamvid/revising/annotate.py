@@ -17,17 +17,17 @@ from streamvid.arrays import Int64
 from streamvid.checks import suggest_keywords
 from streamvid.checksum import file_sha256
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import digest, read_table
+from streamvid.dataset.forgotten import digest
 from streamvid.dataset.manifest import Overlay
 from streamvid.dataset.meta_columns import common_type, in_words, memory_type, type_text
 from streamvid.dataset.overlays import LABEL
-from streamvid.dataset.revisions import change, changing, publish_revision, table_name
+from streamvid.dataset.revisions import change, publish_revision, table_name
 from streamvid.errors import InputError
-from streamvid.packing.destination import remove_temporaries, work_folder
+from streamvid.packing.destination import work_folder
 from streamvid.packing.lists import label_column, read_list
+from streamvid.packing.revise import forgotten_clips, opened_to_change
 from streamvid.packing.typed_columns import column_type, is_text, large_type, to_type
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.text import first_line
 
@@ -83,12 +83,8 @@ def annotate(
     keys = _keys(given, shown)
     if not names:
         raise InputError(f"{shown} has no column besides {KEY!r}: add those that the clips are to have")
-    with changing(dataset) as base:
-        remove_temporaries(base.path)
-        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
-        if opened.manifest != base.manifest:
-            raise InputError(f"another process has changed {redact(base.path)} meanwhile: run this again")
-        record = read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
+    with opened_to_change(dataset, roots) as (base, opened):
+        record = forgotten_clips(base)
         rows, left_out = _rows(
             opened, keys, {*record.filter(pc.is_valid(record["purged"]))["key_sha256"].to_pylist()}, shown
         )
@@ -259,10 +255,6 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
         for field in table.schema
     )
     return Overlay(table_name("columns", revision, sha256), sha256, path.stat().st_size, rows, types), path
-
-
-def _on_disk(kind: pa.DataType) -> pa.DataType:
-    return kind if pa.types.is_fixed_size_list(kind) else column_type(kind)
 
 
 def _superseded(overlays: Sequence[Overlay], names: set[str]) -> list[Overlay]:

@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from streamvid.arrays import Int64
 from streamvid.checks import suggest_keywords
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import SCHEMA, digest, forgotten_rows, read_table, write_forgotten
-from streamvid.dataset.revisions import Base, change, changing, publish_revision
+from streamvid.dataset.forgotten import SCHEMA, digest, forgotten_rows, write_forgotten
+from streamvid.dataset.revisions import Base, change, publish_revision
 from streamvid.dataset.selection import given_keys, select_rows
 from streamvid.errors import InputError
-from streamvid.packing.destination import remove_temporaries
-from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.packing.revise import forgotten_clips, opened_to_change
 
 if TYPE_CHECKING:
     from streamvid.revising.purge import Caches
@@ -74,12 +73,8 @@ def forget(
     """
     if keys is None and not purge:
         raise InputError("no keys are given: name the clips to forget")
-    with changing(dataset) as base:
-        remove_temporaries(base.path)
-        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
-        if opened.manifest != base.manifest:
-            raise InputError(f"another process has changed {dataset} meanwhile: run this again")
-        table = read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
+    with opened_to_change(dataset, roots) as (base, opened):
+        table = forgotten_clips(base)
         table = table.take(np.unique(forgotten_rows(table, base.manifest), return_index=True)[1])
         rows = _rows(opened, table, keys)
         new = np.setdiff1d(rows, opened.forgotten)

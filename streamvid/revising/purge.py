@@ -12,30 +12,19 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.checksum import file_sha256
 from streamvid.dataset import consolidated
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import write_forgotten
-from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay, ShardEntry
+from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
 from streamvid.dataset.overlays import LABEL, cache_key, local_table
-from streamvid.dataset.revisions import (
-    Base,
-    change,
-    kept_manifests,
-    kept_revisions,
-    publish_revision,
-    rewritten_numbers,
-    table_files,
-    table_name,
-)
+from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
-from streamvid.packing.tables import write_tables
-from streamvid.revising.rewrite import replaced, rewrite_shard
+from streamvid.packing.revise import RewrittenShards
+from streamvid.revising.rewrite import rewrite_shard
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.threads import map_in_threads
@@ -93,57 +82,22 @@ def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, 
     Raises:
         DatasetError: a shard is damaged, or a new one cannot be written. The dataset is as it was.
     """
-    made = {}
-    written: list[str] = []
-    try:
-        with work_folder(base.path) as work:
-            numbers = rewritten_numbers(base.path, base.manifest)
-            for s in np.unique(dataset.clips.shard[rows]).tolist():
-                entry, first = base.manifest.shards[s], dataset.rows(s).start
-                here = rows[dataset.clips.shard[rows] == s] - first
-                number = next(numbers)
-                written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
-                made[entry.name] = rewrite_shard(base, entry, dict.fromkeys(here.tolist()), number, work)
-            overlays, tables = _without(base, rows, work)
-            named, data = write_forgotten(renamed(forgotten, made), base.manifest.revision + 1)
-            manifest = replace(
-                base.manifest,
-                shards=replaced(base.manifest, made),
-                forgotten=named,
-                overlays=overlays,
-                oldest=base.manifest.revision + 1,
-                change=change("forget --purge", len(rows)),
-            )
-            manifest = with_tables(base, manifest, written)
-            published = publish_revision(base, manifest, {named.file: data, **tables})
-    except BaseException:
-        take_back(base, written)
-        raise
+    shards = np.unique(dataset.clips.shard[rows]).tolist()
+    with RewrittenShards(base) as new, work_folder(base.path) as work:
+        for s in shards:
+            entry, first = base.manifest.shards[s], dataset.rows(s).start
+            here = rows[dataset.clips.shard[rows] == s] - first
+            new.put(entry.name, rewrite_shard(base, entry, dict.fromkeys(here.tolist()), new.number(), work))
+        overlays, tables = _without(base, rows, work)
+        manifest = replace(
+            base.manifest,
+            overlays=overlays,
+            oldest=base.manifest.revision + 1,
+            change=change("forget --purge", len(rows)),
+        )
+        published = new.publish(manifest, forgotten=forgotten, tables=tables)
     sweep(base.path, published, caches)
-    return published, len(made)
-
-
-def renamed(forgotten: pa.Table, made: Mapping[str, ShardEntry]) -> pa.Table:
-    """The table of forgotten clips with the names of shards that were written anew."""
-    names = pa.array([*made, ""], pa.string())
-    new = pa.array([*(entry.name for entry in made.values()), ""], pa.string())
-    shard = pc.coalesce(new.take(pc.index_in(forgotten["shard"], value_set=names)), forgotten["shard"])
-    return forgotten.set_column(0, forgotten.schema.field(0), shard)
-
-
-def with_tables(base: Base, manifest: Manifest, written: list[str]) -> Manifest:
-    """The manifest with consolidated tables of its shards; names of those that are new are added to `written`."""
-    tables = write_tables(base.path, manifest)
-    written += [one.file for one in tables if one not in base.manifest.tables]
-    return replace(manifest, tables=tables)
-
-
-def take_back(base: Base, files: Iterable[str]) -> None:
-    """Remove files that a change has written which failed, by their names, unless they are the dataset's now."""
-    with contextlib.suppress(Exception):
-        there = filesystem.read_bytes(join(base.path, FILE_NAME))
-        if there == base.document:
-            map_in_threads(filesystem.remove_file, [join(base.path, file) for file in files])
+    return published, len(shards)
 
 
 def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], Mapping[str, Path]]:

@@ -11,24 +11,21 @@ from pathlib import Path
 
 from streamvid.checks import suggest_keywords
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import read_table, write_forgotten
 from streamvid.dataset.grants import grant
-from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER
-from streamvid.dataset.revisions import change, changing, publish_revision, rewritten_numbers
+from streamvid.dataset.revisions import change
 from streamvid.errors import InputError, StreamvidError
 from streamvid.inspection.chosen import quarantined
-from streamvid.packing.destination import remove_temporaries, work_folder
+from streamvid.packing.destination import work_folder
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.job_spec import with_details
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, PackOptions, PreparedClip
 from streamvid.packing.places import Places, root_name
 from streamvid.packing.process_source import process_source
+from streamvid.packing.revise import RewrittenShards, opened_to_change
 from streamvid.packing.row_writer import clip_columns, place_columns
 from streamvid.progress import Progress
-from streamvid.revising.purge import renamed, take_back, with_tables
-from streamvid.revising.rewrite import Clip, replaced, rewrite_shard
-from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.revising.rewrite import Clip, rewrite_shard
 from streamvid.storage.url import AnyPath, given_paths
 from streamvid.video.index_file import encode_index
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
@@ -84,17 +81,12 @@ def repair(
             dataset is as it was.
     """
     paths = given_paths(sources, "sources")
-    with changing(dataset) as base:
-        remove_temporaries(base.path)
-        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
-        if opened.manifest != base.manifest:
-            raise InputError(f"another process has changed {dataset} meanwhile: run this again")
+    with opened_to_change(dataset, roots) as (base, opened):
         gone = set(opened.forgotten.tolist())
         named = quarantined(base.manifest, Path(quarantine))
         rows = [opened.rows(s).start + n for s, numbers in enumerate(named) for n in numbers]
         rows = [row for row in rows if row not in gone]
-        written: list[str] = []
-        with work_folder(base.path) as work:
+        with RewrittenShards(base) as new, work_folder(base.path) as work:
             wanted = _sources(opened, rows, paths, base.path)
             made, bad = _made(opened, wanted, options, work, workers, progress)
             missing = tuple(opened.key(row) for row in rows if row not in wanted)
@@ -106,32 +98,21 @@ def repair(
             for row, prepared in made.items():
                 s = int(opened.clips.shard[row])
                 clips[s][row - opened.rows(s).start] = _clip(prepared, wanted[row], list(kept))
-            try:
-                numbers, shards = rewritten_numbers(base.path, base.manifest), {}
-                for s, some in clips.items():
-                    entry, number = base.manifest.shards[s], next(numbers)
-                    written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
-                    shards[entry.name] = rewrite_shard(base, entry, some, number, work, damaged=True, roots=tuple(kept))
-                seconds = [p.clip.duration * p.clip.time_base[0] / p.clip.time_base[1] for p in made.values()]
-                before = opened.clips.seconds[list(made)].sum()
-                manifest = replace(
-                    base.manifest,
-                    seconds=round(base.manifest.seconds - float(before) + sum(seconds), 6),
-                    shards=replaced(base.manifest, shards),
-                    roots=tuple(kept),
-                    change=change("repair", len(made)),
-                )
-                tables = {}
-                if manifest.forgotten is not None:
-                    table = read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
-                    forgotten, data = write_forgotten(renamed(table, shards), base.manifest.revision + 1)
-                    manifest, tables = replace(manifest, forgotten=forgotten), {forgotten.file: data}
-                published = publish_revision(base, with_tables(base, manifest, written), tables)
-            except BaseException:
-                take_back(base, written)
-                raise
+            for s, some in clips.items():
+                entry = base.manifest.shards[s]
+                made_anew = rewrite_shard(base, entry, some, new.number(), work, damaged=True, roots=tuple(kept))
+                new.put(entry.name, made_anew)
+            seconds = [p.clip.duration * p.clip.time_base[0] / p.clip.time_base[1] for p in made.values()]
+            before = opened.clips.seconds[list(made)].sum()
+            manifest = replace(
+                base.manifest,
+                seconds=round(base.manifest.seconds - float(before) + sum(seconds), 6),
+                roots=tuple(kept),
+                change=change("repair", len(made)),
+            )
+            published = new.publish(manifest)
         grant(base.path, [source.root for source in wanted.values() if source.file])
-    return RepairReport(published.revision, tuple(map(opened.key, made)), missing, bad, len(shards))
+    return RepairReport(published.revision, tuple(map(opened.key, made)), missing, bad, len(clips))
 
 
 def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str) -> dict[int, SourceVideo]:

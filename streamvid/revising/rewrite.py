@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from streamvid.checksum import file_sha256
 from streamvid.dataset.forgotten import purged_name
-from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
 from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, idx_text
@@ -115,11 +115,6 @@ def rewrite_shard(
         filesystem.move_file(path, join(base.path, made.file(extension)))
     _verify(base, made, base.manifest.roots if roots is None else roots)
     return made
-
-
-def replaced(manifest: Manifest, shards: Mapping[str, ShardEntry]) -> tuple[ShardEntry, ...]:
-    """The shards of a manifest, with others in the place of those that are named."""
-    return tuple(shards.get(entry.name, entry) for entry in manifest.shards)
 
 
 def _add(tar: HashingFile, row: Row, mp4: Iterator[bytes], old: Path) -> Row:

@@ -1,0 +1,116 @@
+"""Changes of a dataset that exists: it is opened for one, and shards that are written anew are published by another
+revision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.forgotten import read_table, write_forgotten
+from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, ShardEntry
+from streamvid.dataset.revisions import Base, changing, publish_revision, rewritten_numbers
+from streamvid.errors import InputError
+from streamvid.packing.destination import remove_temporaries
+from streamvid.packing.tables import write_tables
+from streamvid.storage import filesystem
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.threads import map_in_threads
+from streamvid.storage.url import AnyPath, join, redact
+
+
+@contextmanager
+def opened_to_change(dataset: AnyPath, roots: Sequence[AnyPath]) -> Iterator[tuple[Base, Dataset]]:
+    """Open a dataset, which no other process on this machine changes until the end of the block.
+
+    Raises:
+        InputError: another process changes it, or has changed it meanwhile.
+        DatasetError: it is damaged.
+    """
+    with changing(dataset) as base:
+        remove_temporaries(base.path)
+        opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
+        if opened.manifest != base.manifest:
+            raise InputError(f"another process has changed {redact(base.path)} meanwhile: run this again")
+        yield base, opened
+
+
+def forgotten_clips(base: Base) -> pa.Table:
+    """The table of forgotten clips, see `streamvid.dataset.forgotten`."""
+    return read_table(base.path, base.manifest, Retry.of(COMMAND_SECONDS))
+
+
+class RewrittenShards:
+    """Shards of a dataset that are written anew. A context manager: if the block fails, their files are removed.
+
+    Args:
+        base: the dataset.
+    """
+
+    def __init__(self, base: Base) -> None:
+        self._base, self._written = base, list[str]()
+        self._numbers = rewritten_numbers(base.path, base.manifest)
+        self._made: dict[str, ShardEntry] = {}
+
+    def number(self) -> int:
+        """The number of the next one."""
+        number = next(self._numbers)
+        self._written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
+        return number
+
+    def put(self, name: str, entry: ShardEntry) -> None:
+        """Put a shard, whose files are there, in the place of the one of that name."""
+        self._made[name] = entry
+
+    def publish(
+        self,
+        manifest: Manifest,
+        *,
+        forgotten: pa.Table | None = None,
+        tables: Mapping[str, bytes | Path] | None = None,
+    ) -> Manifest:
+        """Publish a revision with the new shards, tables of them, and their names in that of forgotten clips.
+
+        Args:
+            manifest: the rest of the new one.
+            forgotten: the table of forgotten clips, if it has changed.
+            tables: further files, as of `streamvid.dataset.revisions.publish_revision`, whose errors it raises.
+
+        Returns:
+            the manifest with all of that.
+        """
+        base = self._base
+        manifest = replace(manifest, shards=tuple(self._made.get(entry.name, entry) for entry in base.manifest.shards))
+        files = dict(tables or {})
+        if forgotten is None and manifest.forgotten is not None:
+            forgotten = forgotten_clips(base)
+        if forgotten is not None:
+            named, data = write_forgotten(self._renamed(forgotten), base.manifest.revision + 1)
+            manifest, files[named.file] = replace(manifest, forgotten=named), data
+        consolidated = write_tables(base.path, manifest)
+        self._written += [one.file for one in consolidated if one not in base.manifest.tables]
+        return publish_revision(base, replace(manifest, tables=consolidated), files)
+
+    def _renamed(self, forgotten: pa.Table) -> pa.Table:
+        """The table of forgotten clips with the names of the new shards."""
+        names = pa.array([*self._made, ""], pa.string())
+        new = pa.array([*(entry.name for entry in self._made.values()), ""], pa.string())
+        shard = pc.coalesce(new.take(pc.index_in(forgotten["shard"], value_set=names)), forgotten["shard"])
+        return forgotten.set_column(0, forgotten.schema.field(0), shard)
+
+    def __enter__(self) -> RewrittenShards:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        with contextlib.suppress(Exception):
+            # Not if it was interrupted just after it was published.
+            if filesystem.read_bytes(join(self._base.path, FILE_NAME)) == self._base.document:
+                map_in_threads(filesystem.remove_file, [join(self._base.path, file) for file in self._written])
