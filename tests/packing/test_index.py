@@ -482,6 +482,7 @@ def test_a_place_that_cannot_be_written_to_is_verified_all_the_same(
     tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from streamvid.inspection import stored_checksums
+    from streamvid.packing import revise
 
     def refuse(*_: object) -> bool:
         raise DatasetError("Cannot write")
@@ -498,7 +499,7 @@ def test_a_place_that_cannot_be_written_to_is_verified_all_the_same(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stored_checksums, "publish_revision", die)
+    monkeypatch.setattr(revise, "publish_revision", die)
     with packing_inline(), pytest.raises(KeyboardInterrupt):
         verify(tmp_path / "fast", progress=False)
     assert digests(tmp_path / "fast") == before
