@@ -66,5 +66,5 @@ def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
     if group.support.route is Route.IMAGE:
         return "its decoder of videos takes no images"
     if on_gpu:
-        return group.support.reason if group.support.route is Route.CPU else ""
+        return group.support.dali or (group.support.reason if group.support.route is Route.CPU else "")
     return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"

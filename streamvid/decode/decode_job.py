@@ -17,6 +17,7 @@ from streamvid.bitstream.packet_info import classifier
 from streamvid.color.render import PlaneFormat
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import GpuLostError, VideoError
+from streamvid.mp4.sample_entry import codec_configuration, decoder_specific_info
 from streamvid.video.codec_context import MAX_REORDER, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -46,19 +47,19 @@ class SessionKey:
     dpb_group: str
 
     @cached_property
-    def surface_rows(self) -> int:
-        """Rows of a decoded NV12 or P016 surface: `height` of luma, then `height / 2` of interleaved chroma."""
-        return self.height * 3 // 2
+    def pitch(self) -> int:
+        """Samples from a line of a decoded NV12 or P016 surface to the next: chroma interleaves two planes."""
+        return -(-self.width // 2) * 2
 
     @cached_property
     def surface_bytes(self) -> int:
-        """Size of a decoded surface, in bytes."""
-        return self.luma_bytes * 3 // 2
+        """Size of a decoded surface, in bytes: `height` lines of luma, then half as many, rounded up, of chroma."""
+        return self.luma_bytes // self.height * (self.height + -(-self.height // 2))
 
     @cached_property
     def luma_bytes(self) -> int:
         """Size of the luma of a decoded surface, which its chroma follows, in bytes."""
-        return self.height * self.width * (2 if self.bit_depth > 8 else 1)
+        return self.height * self.pitch * (2 if self.bit_depth > 8 else 1)
 
     @property
     def form(self) -> PlaneFormat:
@@ -151,6 +152,8 @@ class GopJob:
         group: the batch it belongs to.
         retry_of: the error of the first attempt, if this is the second one, which is made packet by packet with
             nothing else in the decoder.
+        timed: a frame has the timestamp of its packet. Otherwise there are pictures that are not displayed, at which
+            NVIDIA's parser deals timestamps out anew: frames are told by their order, with nothing else in the decoder.
     """
 
     encoded: EncodedSlice
@@ -165,6 +168,17 @@ class GopJob:
     in_order: bool
     group: JobGroup
     retry_of: VideoError | None = None
+    timed: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is fed packet by packet, and frames are told by their timestamps alone."""
+        return self.timed and (self.retry_of is not None or not self.in_order)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may be in the decoder."""
+        return self.exact or not self.timed or self.retry_of is not None
 
     def as_video_error(self, error: Exception | str) -> VideoError:
         """The error as one that names the clip and what to do; a VideoError stays as it is."""
@@ -191,10 +205,32 @@ def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[Sessi
         ValueError: as `streamvid.bitstream.annexb.parameter_sets`.
     """
     if codec not in NAL_SYNTAX:
-        return SessionKey(codec, width, height, 8, ""), _ALIKE
+        return SessionKey(codec, width, height, stream_bit_depth(codec, stsd), ""), _ALIKE
     settings = parameter_sets(codec, stsd)
     required = dpb_requirement(codec, settings.annex_b)
     return SessionKey(codec, width, height, settings.bit_depth, required.group), required
+
+
+def stream_bit_depth(codec: str, stsd: bytes) -> int:
+    """Bits per sample by a sample description; 8 of codecs that have no others in NVDEC.
+
+    Raises:
+        ValueError: it is not one of the codec.
+    """
+    if codec in NAL_SYNTAX:
+        return parameter_sets(codec, stsd).bit_depth
+    if codec == "vp9":
+        return codec_configuration(stsd, b"vpcC")[6] >> 4  # bitDepth, 2.2 of the VP Codec ISO Media File Format Binding
+    return 8
+
+
+def stream_header(codec: str, stsd: bytes) -> bytes:
+    """What a decoder has to know before the first packet and packets need not have: MPEG-4's and MPEG-2's headers.
+
+    Raises:
+        ValueError: the sample description has none.
+    """
+    return decoder_specific_info(stsd) if codec in ("mpeg4", "mpeg2video") else b""
 
 
 def surface_form(encoded: EncodedSlice) -> PlaneFormat:
@@ -239,6 +275,7 @@ def split_at_idr(slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget
                     key=replace(key, dpb_group=need.group),
                     dpb_frames=need.frames,
                     in_order=reorder_depth(gop.display_order) <= need.reorder,
+                    timed=gop.timed,
                     group=group,
                 )
             )
@@ -252,19 +289,23 @@ class _ClosedGop(NamedTuple):
     starts_with_idr: bool
     display_order: list[int]
     hidden: frozenset[int]
+    timed: bool
     in_band: bytes
 
 
 def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     syntax, starts = NAL_SYNTAX.get(encoded.codec), encoded.starts.tolist()
     silent: set[int] = set()
+    untimed: set[int] = set()
     try:
         if syntax is None:
-            header = b""
+            header = stream_header(encoded.codec, encoded.stsd)
             ends = np.cumsum(encoded.sizes).tolist()
             packets = [encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
             kind_of = classifier(encoded.codec, encoded.stsd)
-            silent = {n for n, packet in enumerate(packets) if kind_of(memoryview(packet)).hidden}
+            kinds = [kind_of(memoryview(packet)) for packet in packets]
+            silent = {n for n, kind in enumerate(kinds) if kind.hidden}
+            untimed = silent | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
         else:
             settings = parameter_sets(encoded.codec, encoded.stsd)
             header = settings.annex_b
@@ -286,5 +327,8 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
         in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
         first = header + in_band + packets[start]
         hidden = frozenset(ranks[n] for n in silent if start <= n < end)
-        gops.append(_ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], hidden, in_band))
+        timed = untimed.isdisjoint(range(start, end))
+        gops.append(
+            _ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], hidden, timed, in_band)
+        )
     return gops

@@ -52,6 +52,7 @@ class FrameMatcher:
         exact: bool,
         per_call: int = PACKETS_PER_CALL,
         hidden: Collection[int] = (),
+        timed: bool = True,
     ) -> list[tuple[int, int, int]]:
         """Register the frames of a job that is about to be fed.
 
@@ -63,6 +64,8 @@ class FrameMatcher:
                 matter. The decoder must be empty.
             per_call: packets that are fed in one call otherwise.
             hidden: ranks of the packets that give no frame.
+            timed: frames have the timestamps of their packets. If not, their order and number alone count, the decoder
+                must be empty, and is to be drained afterwards.
 
         Returns:
             the calls to make: first packet, end (exclusive), timestamp.
@@ -72,7 +75,7 @@ class FrameMatcher:
         if exact:
             self._by_timestamp = {timestamp(job, rank): (job, row) for rank, row in dst_rows.items()}
         else:
-            known = {rank: timestamp(job, rank) for rank in display_order[::step]}
+            known = {rank: timestamp(job, rank) for rank in display_order[::step]} if timed else {}
             wanted = {rank: (job, row) for rank, row in dst_rows.items()}
             self._expected.extend(
                 [(job, wanted.get(rank), known.get(rank)) for rank in sorted(set(display_order) - set(hidden))]

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamvid.arrays import UInt8
-from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
@@ -19,15 +18,14 @@ from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
-from streamvid.decode.decode_job import surface_form
+from streamvid.decode.decode_job import stream_bit_depth, surface_form
 from streamvid.decode.images import ImageBatches
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import VideoError
-from streamvid.mp4.sample_entry import codec_configuration
-from streamvid.video.gpu_support import Route, support
+from streamvid.video.gpu_support import Route, Support, support
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -59,11 +57,14 @@ class PictureSink(Protocol):
         """Take the frames of a slice that DALI decodes, uint8 [frames, height, width, 3], in right colours."""
 
 
-_PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le"}
+_PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le", 12: "yuv420p12le"}
+_DITHER_BLOCK: Final = 4
+"""NVDEC dithers 10 bits to 8 in blocks of 4×4 samples, and counts samples of the coded size that are not in the frame:
+`streamvid.color.nv12_kernel` does the same only where both sides are multiples of this."""
 
 
 @lru_cache(maxsize=4096)
-def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
+def decode_support(codec: str, stsd: bytes, width: int, height: int) -> Support:
     """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
 
     A slice knows its bit depth by its sample description alone. That chroma is 4:2:0, and what else the table asks for,
@@ -73,16 +74,11 @@ def decode_route(codec: str, stsd: bytes, width: int, height: int) -> Route:
         codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
     """
-    bit_depth = 8
     try:
-        if codec in NAL_SYNTAX:
-            bit_depth = parameter_sets(codec, stsd).bit_depth
-        elif codec == "vp9":
-            codec_configuration(stsd, b"vpcC")  # which no session looks at: a row that is damaged must not pass
-    except ValueError:
-        bit_depth = 0
-    pix_fmt = _PIX_FMTS.get(bit_depth, "unknown")
-    return support(codec, pix_fmt, width, height).route
+        pix_fmt = _PIX_FMTS.get(stream_bit_depth(codec, stsd), "unknown")
+    except ValueError:  # a row that is damaged must not pass
+        pix_fmt = "unknown"
+    return support(codec, pix_fmt, width, height)
 
 
 class GpuDecoder:
@@ -126,9 +122,11 @@ class GpuDecoder:
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(streams, threads)
 
-    def uses_dali(self, route: Route) -> bool:
-        """Whether clips of this route go to DALI, and into its decoder cache."""
-        return route is Route.DALI or (route is Route.NVDEC and self.sessions is None)
+    def route(self, row: Support) -> Route:
+        """Who decodes clips of a row of the table here."""
+        if row.route is not Route.NVDEC or self.sessions is not None:
+            return row.route
+        return Route.CPU if row.dali else Route.DALI
 
     def submit(
         self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool] = (), *, color: ColorOption = "bt601"
@@ -141,10 +139,10 @@ class GpuDecoder:
 
         Args:
             slices: of the batch.
-            on_cpu: for each slice, whether the CPU decodes it whatever `decode_route` says; default: none.
+            on_cpu: for each slice, whether the CPU decodes it whatever `decode_support` says; default: none.
             color: of a transform. DALI's frames, which are always BT.601, are corrected (`streamvid.color.dali_rgb`).
         """
-        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu)
+        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu, as_dali=color == "bt601")
         session_frames = (
             self.sessions.submit([slices[n] for n in in_sessions], color=color)
             if self.sessions is not None and in_sessions
@@ -185,7 +183,7 @@ class GpuDecoder:
 
         assert self.sessions is not None
         stream = self.sessions.stream
-        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu, as_dali=False)
+        in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu)
         with torch.cuda.stream(stream):
             targets = pictures.targets(in_sessions, [surface_form(slices[n]) for n in in_sessions])
             sinks = pictures.sinks(by_cpu)
@@ -213,28 +211,27 @@ class GpuDecoder:
         return Pending(partial(self._unless_lost, gather))
 
     def _divided(
-        self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool], *, as_dali: bool = True
+        self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool], *, as_dali: bool = False
     ) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The numbers of the slices that sessions, DALI and the CPU decode, and of images. Some codecs' sessions are
-        left out only where pixels have to be as DALI's."""
-        in_sessions: list[int] = []
-        by_dali: list[int] = []
-        by_cpu: list[int] = []
-        images: list[int] = []
+        """The numbers of the slices that sessions, DALI and the CPU decode, and of images.
+
+        Args:
+            slices, on_cpu: as of `submit`.
+            as_dali: pixels have to be as DALI's. The kernel does not make those of every size.
+        """
+        divided: dict[Route, list[int]] = {route: [] for route in Route}
         for number, encoded in enumerate(slices):
             codec, width, height = encoded.codec, encoded.width, encoded.height
-            route = decode_route(codec, encoded.stsd, width, height)
-            if route is Route.CPU or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
-                by_cpu.append(number)
-            elif route is Route.IMAGE:
-                images.append(number)
-            elif not self.uses_dali(route) or (not as_dali and codec in NAL_SYNTAX):
-                in_sessions.append(number)
-            elif shared_guard().admit(self._device_id, codec, width, height):
-                by_dali.append(number)
-            else:
-                by_cpu.append(number)
-        return in_sessions, by_dali, by_cpu, images
+            row = decode_support(codec, encoded.stsd, width, height)
+            route = self.route(row)
+            if not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
+                route = Route.CPU
+            if as_dali and route is Route.NVDEC and not _made_as_dali(surface_form(encoded)):
+                route = Route.CPU if row.dali else Route.DALI
+            if route is Route.DALI and not shared_guard().admit(self._device_id, codec, width, height):
+                route = Route.CPU
+            divided[route].append(number)
+        return divided[Route.NVDEC], divided[Route.DALI], divided[Route.CPU], divided[Route.IMAGE]
 
     def _unless_lost(self, gather: Callable[[], Made]) -> Made:
         try:
@@ -322,6 +319,12 @@ class _ReopenedDali:
 
     def __exit__(self, *_: object) -> None:
         self._decoder = None
+
+
+def _made_as_dali(form: PlaneFormat) -> bool:
+    """Whether a kernel makes the pixels of DALI's decoder of such surfaces."""
+    step = 2 if form.bits == 8 else _DITHER_BLOCK
+    return form.bits <= 10 and form.width % step == 0 and form.height % step == 0
 
 
 def _overdue(slices: Sequence[EncodedSlice], took: str) -> VideoError:

@@ -31,6 +31,9 @@ _STAGED: Final = 32
 _SURFACES: Final = 32
 """Surfaces that a session holds memory for, measured: 25 to 33."""
 
+_NAMES: Final = {"mpeg2video": "MPEG2"}
+"""PyNvVideoCodec's, where they differ from ours."""
+
 log = logging.getLogger(__name__)
 
 
@@ -141,11 +144,11 @@ class NvdecWorker:
         return job
 
     def _decode(self, job: GopJob) -> None:
-        began, exact = perf_counter(), job.retry_of is not None or not job.in_order
+        began = perf_counter()
         try:
             # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures,
             # wrongly.
-            if job.key != self._current or exact or not job.starts_with_idr:
+            if job.key != self._current or job.alone or not job.starts_with_idr:
                 self._flush()
             decoder = self._session(job).decoder
         except Exception as error:
@@ -164,15 +167,16 @@ class NvdecWorker:
                 self._last_number,
                 job.display_order,
                 job.dst_rows,
-                exact=exact,
+                exact=job.exact,
                 per_call=per_call,
                 hidden=job.hidden,
+                timed=job.timed,
             )
             for first, end, timestamp in calls:
                 self.packets += 1
                 data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
                 self._receive(decoder.Decode(self._packet(data, timestamp)), job.key)
-            if exact:
+            if job.alone:
                 self._flush()
             self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
         except Exception as error:
@@ -212,7 +216,7 @@ class NvdecWorker:
         log.debug("opening a decode session for %s", key)
         decoder: NvdecDecoder = nvc.CreateDecoder(
             gpuid=self._device_id,
-            codec=getattr(nvc.cudaVideoCodec, key.codec.upper()),
+            codec=getattr(nvc.cudaVideoCodec, _NAMES.get(key.codec, key.codec.upper())),
             cudastream=self._stream.cuda_stream,
             usedevicememory=True,
             maxwidth=key.width,
@@ -238,11 +242,11 @@ class NvdecWorker:
             number, row = destination
             # The size cannot change within a job, and reading it takes as long as a copy.
             if number != self._checked:
-                if tuple(frame.shape) != (key.surface_rows, key.width) or frame.framesize() != key.surface_bytes:
+                shape, size = (key.height * 3 // 2, key.pitch), key.luma_bytes * 3 // 2
+                if tuple(frame.shape) != shape or frame.framesize() != size:
                     raise VideoError(
                         f"clip {self._jobs[number].encoded.name} decodes to surfaces of {list(frame.shape)} in "
-                        f"{frame.framesize()} bytes, its dataset says {[key.surface_rows, key.width]} in "
-                        f"{key.surface_bytes}: pack it again"
+                        f"{frame.framesize()} bytes, its dataset says {list(shape)} in {size}: pack it again"
                     )
                 self._checked = number
             wanted.append((frame, number, row))
@@ -250,7 +254,7 @@ class NvdecWorker:
             surface = frame.GetPtrToPlane(0)
             if len(wanted) < _AT_ONCE:
                 surface = self._copied(surface, key)
-            self._surfaces.add(surface, key.width, key.luma_bytes, self._jobs[number].target, row)
+            self._surfaces.add(surface, key.pitch, key.luma_bytes, self._jobs[number].target, row)
             self._waiting.append(number)
         if len(wanted) >= _AT_ONCE or self._staged > _STAGED - _AT_ONCE:
             self._launch()

@@ -177,7 +177,7 @@ def _gpu() -> Iterator[Finding]:
 def _sessions() -> Iterator[Finding]:
     """What NVDEC decodes, and whether decode sessions open."""
     if missing := missing_packages():
-        slower = "without it DALI decodes H.264 and HEVC, 3 to 48 times slower"
+        slower = "without it DALI decodes in its place, 3 to 48 times slower"
         yield Finding("decode sessions", f"{', '.join(missing)} not installed", "problem",
                       f"pip install {' '.join(missing)}: {slower}")  # fmt: skip
         return

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
+from streamvid.color.tags import ColorOption
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.cpu import decode_with_pyav
@@ -25,7 +27,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.rescue import BAD_CLIP
 from streamvid.plan.epoch import Step
 from streamvid.sampling.spread import Uniform
-from streamvid.video.gpu_support import Route
+from streamvid.video.gpu_support import NOT_IN_SESSIONS, Route
 from streamvid.video.packet_selection import EncodedSlice
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ FALLBACKS: Final[tuple[Fallback, ...]] = ("cpu", "error")
 _PROBE_FRAMES: Final = 3
 _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
+_NO_SESSIONS: Final = "PyNvVideoCodec or Triton is missing or does not work"
 _REMEDY: Final = (
     "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give fallback='cpu' or "
     "device='cpu'"
@@ -51,7 +54,7 @@ class ClipRoute:
             DALI's decoder of images; "cpu": FFmpeg.
         clips: how many.
         kind: codec, profile and pixel format.
-        reason: why it is not the GPU; "" if it is, or if there is none.
+        reason: why it is not NVDEC's decode sessions; "" if it is, or if nothing else was asked for.
     """
 
     decoder: Literal["nvdec", "dali", "image", "cpu"]
@@ -113,15 +116,19 @@ def find_cpu_decoded(
     if for_gpu:
         if any(group.support.route is not Route.IMAGE for group in for_gpu):
             load_nvdec()
-        refused, by_dali = _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
+        refused, routes = _refused_by_gpu(dataset, for_gpu, device_id, probe, sessions=sessions)
         left += refused
         for group, members in for_gpu.items():
             if count := len(members) - sum(len(some) for other, some, _ in refused if other == group):
-                table.append(ClipRoute(_decoder(group, by_dali), count, str(group)))
+                table.append(_on_gpu(group, routes[group], count))
     table += [ClipRoute("cpu", len(members), str(group), reason) for group, members, reason in left]
+    counts = Counter[ClipRoute]()
+    for one in table:
+        counts[replace(one, clips=0)] += one.clips
+    found = tuple(replace(one, clips=clips) for one, clips in counts.items())
     on_cpu = np.zeros(len(dataset), dtype=bool)
     if not left:
-        return ClipRoutes(on_cpu, tuple(table))
+        return ClipRoutes(on_cpu, found)
     if fallback == "error":
         problems = "; ".join(group.describe(dataset, members, reason) for group, members, reason in left)
         raise InputError(f"this GPU cannot decode {problems}: {_REMEDY}")
@@ -136,7 +143,7 @@ def find_cpu_decoded(
         "such clips, fallback='error' refuses them",
         np.count_nonzero(on_cpu), len(rows), num_threads, "; ".join(notes),
     )  # fmt: skip
-    return ClipRoutes(on_cpu, tuple(table))
+    return ClipRoutes(on_cpu, found)
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
@@ -147,10 +154,10 @@ def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
     ]
 
 
-def _decoder(group: ClipGroup, by_dali: Collection[ClipGroup]) -> Literal["nvdec", "dali", "image"]:
-    if group.support.route is Route.IMAGE:
-        return "image"
-    return "dali" if group in by_dali else "nvdec"
+def _on_gpu(group: ClipGroup, route: Route, clips: int) -> ClipRoute:
+    if route is Route.DALI:
+        return ClipRoute("dali", clips, str(group), NOT_IN_SESSIONS if group.support.route is route else _NO_SESSIONS)
+    return ClipRoute("image" if route is Route.IMAGE else "nvdec", clips, str(group))
 
 
 def _is_for_cpu(group: ClipGroup) -> bool:
@@ -168,14 +175,20 @@ def _refused_by_gpu(
     probe: Callable[[int], EncodedSlice],
     *,
     sessions: bool,
-) -> tuple[list[tuple[ClipGroup, Int64, str]], Collection[ClipGroup]]:
-    """Of groups that the table gives to the GPU, those that it fails on or decodes wrongly, and clips of sizes that
-    DALI's decoder cache mixes up; each with the reason. And the groups that DALI decodes there."""
+) -> tuple[list[tuple[ClipGroup, Int64, str]], dict[ClipGroup, Route]]:
+    """Of groups that the table gives to the GPU, those that it fails on or decodes wrongly, those that take a decode
+    session where there is none, and clips of sizes that DALI's decoder cache mixes up; each with the reason. And the
+    route of every group."""
     refused = []
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
-    by_dali = {group: rows for group, rows in groups.items() if decoder.uses_dali(group.support.route)}
+    routes = {group: decoder.route(group.support) for group in groups}
+    for group, route in routes.items():
+        if route is Route.CPU:
+            refused.append((group, groups[group], f"{_NO_SESSIONS}, and {group.support.dali}"))
+    groups = {group: members for group, members in groups.items() if routes[group] is not Route.CPU}
+    by_dali = [members for group, members in groups.items() if routes[group] is Route.DALI]
     if by_dali:
-        rows = np.concatenate(list(by_dali.values()))
+        rows = np.concatenate(by_dali)
         mixed = rows[mixed_up(dataset, rows, device_id)]
         reason = "DALI would mix them up with other heights coded alike"
         refused += [(group, members, reason) for group, members in group_clips(dataset, mixed).items()]
@@ -186,7 +199,7 @@ def _refused_by_gpu(
             ends = (members[np.argmin(area)], members[np.argmax(area)]) if len(members) else ()
             for row in dict.fromkeys(int(end) for end in ends):
                 encoded = _readable(probe, row)
-                if encoded is not None and (problem := _try(encoded, decoder)):
+                if encoded is not None and (problem := _try(encoded, decoder, routes[group])):
                     refused.append((group, members, problem))
                     decoder.close()
                     # After an error a DALI pipeline is of no use.
@@ -194,7 +207,7 @@ def _refused_by_gpu(
                     break
     finally:
         decoder.close()
-    return refused, by_dali
+    return refused, routes
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:
@@ -225,22 +238,24 @@ def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSl
     return read_batches(dataset, [step], spec, access)[0].slices[0]
 
 
-def _try(encoded: EncodedSlice, decoder: GpuDecoder) -> str:
+def _try(encoded: EncodedSlice, decoder: GpuDecoder, route: Route) -> str:
     """Decode on both devices and compare: the problem in words, or ""."""
     import torch
 
+    # By the colours that whoever decodes it makes itself.
+    color: ColorOption = "auto" if route is Route.NVDEC else "bt601"
     try:
-        expected = decode_with_pyav(encoded)
+        expected = decode_with_pyav(encoded, color=color)
     except VideoError:
         return ""  # the clip is damaged, which says nothing of the others of its group
     try:
-        (decoded,) = decoder.decode([encoded])
+        (decoded,) = decoder.submit([encoded], color=color).result()
         gpu = decoded.cpu().numpy()
     except torch.OutOfMemoryError:
         raise
     except (VideoError, RuntimeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return f"DALI says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
+        return f"the GPU's decoder says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
     difference = float(np.abs(gpu.astype(np.int16) - expected).mean())
     if difference <= _MAX_DIFFERENCE:
         return ""

@@ -21,7 +21,7 @@ BIT_RATE_BOX: Final = r"(?s)\x00\x00\x00\x14btrt.{12}"
 """The box of bit rates (8.5.2.2) as a regular expression. FFmpeg writes other ones into every file, and they do not
 matter for decoding: sample descriptions are compared without it."""
 _SIZE_AT: Final = ENTRY_START + 32
-_MIN_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10}
+_MIN_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10, b"esds": 4}
 
 
 def sample_description(data: bytes | memoryview) -> bytes:
@@ -114,24 +114,51 @@ def visual_sample_description(entry: bytes, configuration: bytes, *, width: int,
     return full_box(b"stsd", be32([1]), box(entry, bytes(6), fields, configuration))
 
 
-def codec_of_esds(payload: bytes) -> str:
-    """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.5 and 7.2.6.6); "" for
-    others, and if the box is not as usual."""
-    kinds = {0x20: "mpeg4", 0x6C: "mjpeg"}
-    at = 4
-    found = []
-    for tag, skipped in ((3, 3), (4, 1)):
+_ES, _DECODER_CONFIGURATION, _DECODER_SPECIFIC_INFO = 3, 4, 5
+"""Tags of descriptors (ISO/IEC 14496-1, 7.2.2.1)."""
+_FIELD_BYTES: Final = {_ES: 3, _DECODER_CONFIGURATION: 13, _DECODER_SPECIFIC_INFO: 0}
+"""Before the descriptors inside (7.2.6.5 and 7.2.6.6)."""
+
+
+def _descriptors(payload: bytes) -> dict[int, bytes]:
+    """The descriptors of an `esds` box, each in the one before, by their tags; as many as there are in the usual
+    order."""
+    found, at, end = {}, 4, len(payload)
+    for tag, fields in _FIELD_BYTES.items():
         if payload[at : at + 1] != bytes([tag]):
-            return ""
-        at += 1
-        while payload[at] & 0x80:  # a length of several bytes
-            at += 1
-        at += 1
-        found = list(payload[at : at + skipped])
-        if tag == 3 and found[-1] & 0xE0:  # streamDependenceFlag, URL_Flag, OCRstreamFlag
-            return ""
-        at += skipped
-    return kinds.get(found[0], "")
+            break
+        at, size = at + 1, 0
+        more = True
+        while more:  # sizeOfInstance: seven bits a byte, and whether another follows
+            more, size, at = payload[at] > 127, size << 7 | payload[at] & 127, at + 1
+        found[tag] = payload[at : min(end, at + size)]
+        if tag == _ES and found[tag][2:3] > b"\x1f":  # streamDependenceFlag, URL_Flag, OCRstreamFlag
+            break
+        at, end = at + fields, min(end, at + size)
+    return found
+
+
+def codec_of_esds(payload: bytes) -> str:
+    """ "mpeg4", "mpeg2video" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.6); "" for
+    others, and if the box is not as usual."""
+    kinds = {0x20: "mpeg4", 0x6C: "mjpeg", **dict.fromkeys(range(0x60, 0x66), "mpeg2video")}
+    return kinds.get(int.from_bytes(_descriptors(payload).get(_DECODER_CONFIGURATION, b"")[:1], "big"), "")
+
+
+def decoder_specific_info(stsd: bytes) -> bytes:
+    """The headers in the `esds` box of MPEG-4 part 2 or MPEG-2 (DecoderSpecificInfo, ISO/IEC 14496-1, 7.2.6.7): nothing
+    where packets have them.
+
+    Raises:
+        ValueError: the sample description has no such box, or it is not as usual.
+    """
+    try:
+        found = _descriptors(codec_configuration(stsd, b"esds"))
+    except IndexError:
+        found = {}
+    if _DECODER_CONFIGURATION not in found:
+        raise ValueError("the esds box in the sample description is damaged")
+    return found.get(_DECODER_SPECIFIC_INFO, b"")
 
 
 def mjpeg_sample_description(stsd: bytes) -> bytes:

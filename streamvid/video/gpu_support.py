@@ -1,4 +1,5 @@
-"""What decodes a clip beside a GPU: one table of what NVDEC and DALI support, and what packing does about the rest.
+"""What decodes a clip beside a GPU: one table of what NVDEC decodes, in sessions and behind DALI, and what packing does
+about the rest.
 
 It is asked by packing (what to transcode), `streamvid info` (what a GPU run decodes on the CPU), the preflight check of
 the loaders (`streamvid.loader.preflight`) and the GPU decoder (`streamvid.decode.gpu`). Its sources: docs/dali-notes.md
@@ -28,7 +29,7 @@ Purpose = Literal["gpu", "gpu-no-av1", "any"]
 class Route(Enum):
     """Who decodes a clip in a GPU run.
 
-    NVDEC: persistent decode sessions, or DALI where PyNvVideoCodec is not installed.
+    NVDEC: persistent decode sessions; without them DALI, or the CPU where `Support.dali` says why not DALI.
     DALI: DALI's `fn.decoders.video`, which drives NVDEC, too.
     IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for all but JPEG.
     CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
@@ -45,40 +46,50 @@ class Support:
     """A row of the table.
 
     Attributes:
-        route: who decodes the clip.
-        reason: why the GPU does not decode it, or, with a route to it, why it may fail there. Packing transcodes clips
-            that have a reason. Never names a clip or its size, so clips can be counted by it.
+        reason: why the GPU does not decode it. Packing transcodes clips that have a reason. Never names a clip or its
+            size, so clips can be counted by it.
+        dali: why DALI's decoder does not decode it, or not rightly; empty if it does.
     """
 
     route: Route
     reason: str = ""
+    dali: str = ""
 
 
 @dataclass(frozen=True)
 class _Caps:
-    """What NVDEC behind DALI decodes of a codec: bit depths, the smallest width and height, the largest side."""
+    """What NVDEC decodes of a codec.
 
-    bit_depths: tuple[int, ...]
+    Attributes:
+        sessions: bit depths that decode sessions take, as tests/gpu hold them against FFmpeg.
+        dali: bit depths that DALI's decoder takes.
+        min_width, min_height, max_side: of frames, in pixels.
+        macroblocks: of a frame, 16x16 pixels each, at most; 0 where the sides say it.
+        odd: sessions take odd sizes.
+    """
+
+    sessions: tuple[int, ...]
+    dali: tuple[int, ...]
     min_width: int
     min_height: int
     max_side: int
+    macroblocks: int = 0
+    odd: bool = False
 
 
 # Sizes as cuvidGetDecoderCaps reports them on an H200; for AV1, which it does not have, as NVIDIA's support matrix
-# gives them for other chips. For MPEG-4 they are not known.
+# gives them for other chips.
 _CAPS: Final = {
-    "h264": _Caps((8,), 48, 16, 4096),
-    "hevc": _Caps((8, 10), 144, 144, 8192),
-    "vp8": _Caps((8,), 48, 16, 4096),
-    "vp9": _Caps((8,), 128, 128, 8192),
-    "av1": _Caps((8, 10), 128, 128, 8192),
-    "mpeg4": _Caps((8,), 1, 1, 1 << 15),
+    "h264": _Caps((8,), (8,), 48, 16, 4096),
+    "hevc": _Caps((8, 10), (8, 10), 144, 144, 8192),
+    "vp8": _Caps((), (8,), 48, 16, 4096),
+    "vp9": _Caps((8,), (8,), 128, 128, 8192),
+    "av1": _Caps((), (8, 10), 128, 128, 8192),
+    "mpeg4": _Caps((), (8,), 48, 16, 2048, macroblocks=8192),
 }
-_BIT_DEPTHS: Final = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10}
-_SESSION_CODECS: Final = ("h264", "hevc", "vp9")
-_DITHER_BLOCK: Final = 4
-"""Sessions take 10-bit frames only if both sides are multiples of this: NVDEC dithers in blocks of 4×4 samples, and
-counts samples of the coded size that are not in the frame (`streamvid.color.nv12_kernel`)."""
+_BIT_DEPTHS: Final = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
+NOT_IN_SESSIONS: Final = "decode sessions are not known to decode it rightly"
+"""Why clips go to DALI."""
 
 
 def support(
@@ -111,27 +122,33 @@ def support(
     if caps is None:
         return Support(Route.CPU, f"NVDEC has no decoder for {codec}")
     if bit_depth is None:
-        return Support(Route.CPU, f"NVDEC behind DALI decodes 4:2:0 with 8 or 10 bits, not {pix_fmt}")
-    if width % 2 or height % 2:
-        return Support(Route.CPU, "DALI garbles frames with an odd width or height")
+        return Support(Route.CPU, f"NVDEC decodes 4:2:0 with 8, 10 or 12 bits, not {pix_fmt}")
     if "lead-in" in found and codec in ("h264", "hevc"):
         return Support(Route.CPU, "it does not begin with a picture that a decoder can start from")
-    if "show-existing" in found or "superframes" in found:
-        return Support(Route.CPU, "DALI returns wrong frames of VP9 with non-displayed pictures")
-    if codec == "h264" and all_intra:
-        return Support(Route.CPU, "DALI fails on H.264 of I-frames alone")
     if codec == "h264" and bit_depth > 8:
-        return Support(Route.CPU, "NVDEC has no decoder for 10-bit H.264")
-    if width < caps.min_width or height < caps.min_height or max(width, height) > caps.max_side:
+        return Support(Route.CPU, f"NVDEC has no decoder for {bit_depth}-bit H.264")
+    macroblocks = -(-width // 16) * -(-height // 16)
+    small, large = width < caps.min_width or height < caps.min_height, max(width, height) > caps.max_side
+    if small or large or (caps.macroblocks and macroblocks > caps.macroblocks):
         smallest, largest = f"{caps.min_width}x{caps.min_height}", f"{caps.max_side}x{caps.max_side}"
-        return Support(Route.CPU, f"NVDEC decodes {codec} from {smallest} to {largest} alone")
+        most = f" and {caps.macroblocks} macroblocks" if caps.macroblocks else ""
+        return Support(Route.CPU, f"NVDEC decodes {codec} from {smallest} to {largest}{most} alone")
     if codec == "av1" and not has_av1:
         return Support(Route.CPU, "GPUs such as A100, H100 and H200 have no AV1 decoder")
-    if bit_depth not in caps.bit_depths:
-        return Support(Route.DALI, f"10-bit {codec} is not known to decode rightly")
-    step = _DITHER_BLOCK if bit_depth > 8 else 2
-    in_session = codec in _SESSION_CODECS and width % step == 0 and height % step == 0
-    return Support(Route.NVDEC if in_session else Route.DALI)
+    odd = bool(width % 2 or height % 2)
+    hidden = "show-existing" in found or "superframes" in found
+    dali = ""
+    if odd:
+        dali = "DALI garbles frames with an odd width or height"
+    elif hidden:
+        dali = "DALI returns wrong frames of VP9 with non-displayed pictures"
+    elif codec == "h264" and all_intra:
+        dali = "DALI fails on H.264 of I-frames alone"
+    elif bit_depth not in caps.dali:
+        dali = f"DALI is not known to decode {codec} of {bit_depth} bits rightly"
+    if bit_depth in caps.sessions and (caps.odd or not odd) and not hidden:
+        return Support(Route.NVDEC, dali=dali)
+    return Support(Route.CPU, dali, dali) if dali else Support(Route.DALI)
 
 
 @dataclass(frozen=True)
@@ -169,14 +186,8 @@ def check_transcode(options: TranscodeOptions, purpose: Purpose) -> None:
     """Refuse to transcode into what the purpose rules out.
 
     Raises:
-        InputError: H.264 of I-frames alone for a GPU, or AV1 for one without.
+        InputError: AV1 for a GPU without.
     """
-    if purpose == "any":
-        return
-    if options.codec == "h264" and options.gop == 1:
-        raise InputError(
-            "a GPU does not decode H.264 of I-frames alone: give --gop 2 or more, --codec hevc, or --for any"
-        )
     if options.codec == "av1" and purpose == "gpu-no-av1":
         raise InputError("--codec av1 makes what --for gpu-no-av1 rules out: choose another codec")
 

@@ -31,7 +31,7 @@ RECIPES = {
     "h264_180": replace(H264, height=180),
     "h264_intra": replace(H264, gop=1, b_frames=0),
     "h264_444": replace(H264, pix_fmt="yuv444p"),
-    "vp9_odd": replace(VP9, width=131, height=97),
+    "vp9_odd": replace(VP9, width=161, height=145),
     "vp9_hidden": replace(VP9, frames=96, gop=96, options=_ALT_REF),
     "vp8_hidden": replace(VP9, codec="vp8", frames=20, hidden=7),
     "mjpeg": replace(VP9, codec="mjpeg", container="avi"),

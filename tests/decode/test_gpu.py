@@ -16,7 +16,7 @@ import torch
 
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.base import Pending
-from streamvid.decode.gpu import GpuDecoder, decode_route
+from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
@@ -32,7 +32,7 @@ from tools.clips import Recipe
         (Recipe(frames=2), Route.NVDEC),
         (Recipe(frames=2, codec="hevc", height=182), Route.NVDEC),
         (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le"), Route.NVDEC),
-        (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le", height=182), Route.DALI),
+        (Recipe(frames=2, codec="hevc", pix_fmt="yuv420p10le", height=182), Route.NVDEC),
         (Recipe(frames=2, pix_fmt="yuv420p10le"), Route.CPU),
         (Recipe(frames=2, codec="vp9"), Route.NVDEC),
         (Recipe(frames=2, codec="mjpeg"), Route.CPU),
@@ -40,12 +40,12 @@ from tools.clips import Recipe
 )
 def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: Route, tmp_path: Path) -> None:
     clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
-    assert decode_route(clip.codec, clip.stsd, recipe.width, recipe.height) is route
+    assert decode_support(clip.codec, clip.stsd, recipe.width, recipe.height).route is route
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
 def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: str) -> None:
-    assert decode_route(codec, START_CODE + b"\xff" * 120, 320, 180) is Route.CPU
+    assert decode_support(codec, START_CODE + b"\xff" * 120, 320, 180).route is Route.CPU
 
 
 def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

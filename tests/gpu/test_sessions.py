@@ -18,7 +18,7 @@ import torch
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import session_key
-from streamvid.decode.gpu import GpuDecoder, decode_route
+from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError
@@ -113,7 +113,7 @@ def test_whoever_decodes_the_pixels_are_the_same(make: Make, workers: NvdecSessi
         ),
     ]
     clips = make([replace(recipe, seed=n) for n, recipe in enumerate(recipes)])
-    assert {decode_route(clip.codec, clip.stsd, clip.width, clip.height) for clip, _ in clips} == {Route.NVDEC}
+    assert {decode_support(clip.codec, clip.stsd, clip.width, clip.height).route for clip, _ in clips} == {Route.NVDEC}
     agree(workers, clips, each=3, rounds=4, seed=5)
 
 
@@ -350,7 +350,8 @@ def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> Non
         for height in (1088, 1080)
     ]
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=4)
-    assert not any(decoder.uses_dali(decode_route(clip.codec, clip.stsd, clip.width, clip.height)) for clip in clips)
+    rows = [decode_support(clip.codec, clip.stsd, clip.width, clip.height) for clip in clips]
+    assert Route.DALI not in map(decoder.route, rows)
     got = to_arrays(decoder.decode([whole(clip) for clip in clips]))
     for expected, pictures in zip(stock_frames(clips), got, strict=True):
         np.testing.assert_array_equal(pictures, expected)

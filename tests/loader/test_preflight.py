@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,19 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.color.tags import ColorOption
 from streamvid.dataset.dataset import Dataset
 from streamvid.decode import nvdec
+from streamvid.decode.base import Pending
 from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.errors import ClipError, InputError, VideoError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
 from streamvid.loader.preflight import ClipRoute, Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from streamvid.video.gpu_support import Route
+from streamvid.video.gpu_support import Route, Support
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -34,6 +38,8 @@ RECIPES = {
     "large": replace(H264, width=192),
     "medium": replace(H264, width=176),
     "hevc": replace(H264, codec="hevc"),
+    "intra": replace(H264, gop=1, b_frames=0),
+    "mpeg4": replace(H264, codec="mpeg4"),
     "mjpeg": replace(H264, codec="mjpeg", container="avi", gop=1, b_frames=0),
     "mjpeg_2": replace(H264, codec="mjpeg", container="avi", gop=1, b_frames=0, seed=1),
 }
@@ -57,13 +63,15 @@ class Decoder:
     def __init__(self, **options: Any) -> None:
         pass
 
-    def uses_dali(self, route: Route) -> bool:
-        return False
+    has_sessions = True
 
-    def decode(self, slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:
+    def route(self, row: Support) -> Route:
+        return GpuDecoder.route(SimpleNamespace(sessions=self.has_sessions or None), row)  # type: ignore[arg-type]
+
+    def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption) -> Pending[list[torch.Tensor]]:
         add = [self.too_bright if part.codec == "hevc" else 0 for part in slices]
-        frames = [decode_with_pyav(part).astype(np.int16) for part in slices]
-        return [torch.from_numpy(one + more) for one, more in zip(frames, add, strict=True)]
+        frames = [decode_with_pyav(part, color=color).astype(np.int16) for part in slices]
+        return Pending(lambda: [torch.from_numpy(one + more) for one, more in zip(frames, add, strict=True)])
 
     def close(self) -> None:
         pass
@@ -104,7 +112,8 @@ def test_the_smallest_and_the_largest_clip_of_each_gpu_group_are_tried(
 ) -> None:
     found = checked(dataset, monkeypatch, too_bright=5)
     # One of Motion JPEG is decoded to measure how fast cores are.
-    assert [name for name in found.tried if not name.startswith("mjpeg")] == ["h264", "hevc", "large"]
+    tried = [name for name in found.tried if not name.startswith("mjpeg")]
+    assert tried == ["h264", "hevc", "intra", "large", "mpeg4"]
 
 
 def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
@@ -115,7 +124,7 @@ def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
     assert checked(dataset, monkeypatch, too_bright=8).on_cpu == ["hevc", "mjpeg", "mjpeg_2"]
     (record,) = caplog.records
     message = record.getMessage()
-    assert "3 of 6 clips are decoded by 4 CPU threads" in message
+    assert "3 of 8 clips are decoded by 4 CPU threads" in message
     assert message.count("frames/s") == 2
     assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
 
@@ -124,11 +133,28 @@ def test_routes_say_how_many_clips_go_where_and_why(dataset: Dataset, monkeypatc
     routes = checked(dataset, monkeypatch, too_bright=8).routes
     assert sum(one.clips for one in routes) == len(dataset)
     found = {(one.kind.split()[0], one.decoder): (one.clips, one.reason) for one in routes}
-    assert found["h264", "nvdec"][0] >= 2
-    assert found["h264", "nvdec"][1] == ""
+    assert found["h264", "nvdec"] == (4, "")  # of I-frames alone, too
     assert found["mjpeg", "cpu"] == (2, "NVDEC has no decoder for Motion JPEG")
     assert "differ from the CPU's by 8 levels" in found["hevc", "cpu"][1]
-    assert {one.decoder for one in checked(dataset, monkeypatch).routes} == {"nvdec", "cpu"}
+    assert {one.decoder for one in checked(dataset, monkeypatch).routes} == {"nvdec", "dali", "cpu"}
+    # What goes to DALI in place of a decode session has a reason, too.
+    assert found["mpeg4", "dali"] == (1, "decode sessions are not known to decode it rightly")
+
+
+def test_without_decode_sessions_dali_decodes_what_it_can_and_cores_the_rest(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "has_sessions", False)
+    monkeypatch.setattr(preflight, "mixed_up", lambda dataset, rows, device_id: np.zeros(len(rows), dtype=bool))
+    found = checked(dataset, monkeypatch)
+    assert found.on_cpu == ["intra", "mjpeg", "mjpeg_2"]
+    assert {one.decoder for one in found.routes} == {"dali", "cpu"}
+    assert sum(one.clips for one in found.routes) == len(dataset)
+    reasons = {one.kind.split()[0]: one.reason for one in found.routes if one.decoder == "dali"}
+    assert reasons["hevc"] == "PyNvVideoCodec or Triton is missing or does not work"
+    assert reasons["mpeg4"] == "decode sessions are not known to decode it rightly"
+    (reason,) = (one.reason for one in found.routes if one.decoder == "cpu" and one.kind.startswith("h264"))
+    assert reason.endswith("does not work, and DALI fails on H.264 of I-frames alone")
 
 
 def test_loaders_on_a_cpu_say_so(dataset: Dataset) -> None:
@@ -170,11 +196,11 @@ def test_damaged_clips_neither_end_the_check_nor_send_their_group_to_the_cpu(
 ) -> None:
     """They are few of many: the loop meets them where they are streamed."""
 
-    def damaged(_: object, slices: Sequence[EncodedSlice] = ()) -> list[torch.Tensor]:
+    def damaged(*_: object, **__: object) -> list[torch.Tensor]:
         raise VideoError("clip x is damaged")
 
     monkeypatch.setattr(preflight, "decode_with_pyav", damaged)
-    monkeypatch.setattr(Decoder, "decode", damaged)
+    monkeypatch.setattr(Decoder, "submit", damaged)
     assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
     assert "at an unknown rate" in caplog.records[-1].getMessage()
 

@@ -18,7 +18,7 @@ from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.color import surfaces
 from streamvid.color.picture import picture_of
 from streamvid.decode import surface_queue
-from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context
+from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context, padded_packet
 from tests.support.surfaces import launch
 
 Spoil = Callable[[list["Surface"]], list["Surface"]]
@@ -29,15 +29,18 @@ class Surface:
     def __init__(self, frame: av.VideoFrame) -> None:
         picture = picture_of(frame)
         luma, first, second = picture.planes
-        self._samples = np.empty((frame.height * 3 // 2, frame.width), dtype=luma.dtype)
-        chroma = self._samples[frame.height :]
-        self._samples[: frame.height], chroma[:, ::2], chroma[:, 1::2] = luma, first, second
+        height, pitch = frame.height, 2 * first.shape[1]
+        self._samples = np.zeros((height + len(first), pitch), dtype=luma.dtype)
+        chroma = self._samples[height:]
+        self._samples[:height, : frame.width], chroma[:, ::2], chroma[:, 1::2] = luma, first, second
         self._samples <<= 16 - picture.form.bits if picture.form.bits > 8 else 0
         self._pts = frame.pts
-        self.shape = self._samples.shape
+        # PyNvVideoCodec rounds down.
+        self.shape = (height * 3 // 2, pitch)
+        self._size = height * 3 * pitch // 2 * luma.itemsize
 
     def framesize(self) -> int:
-        return self._samples.nbytes
+        return self._size
 
     def getPTS(self) -> int:  # noqa: N802
         assert self._pts is not None
@@ -75,7 +78,7 @@ class Decoder:
             self._start()
         else:
             data = ctypes.string_at(packet.bsl_data, packet.bsl)
-            units = [av.Packet(data)]
+            units = [padded_packet(data)]
             if self._codec in NAL_SYNTAX:
                 units = [*self._context.parse(data), *self._context.parse()]
             frames = []
@@ -125,7 +128,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Decoder(options["codec"], lambda frames: frames)
 
     empty = torch.empty
-    codecs = SimpleNamespace(**{name.upper(): name for name in ("h264", "hevc", "vp8", "vp9")})
+    codecs = SimpleNamespace(**{name.upper(): name for name in ("h264", "hevc", "vp8", "vp9", "mpeg4")})
     fake = SimpleNamespace(PacketData=SimpleNamespace, CreateDecoder=create, cudaVideoCodec=codecs)
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", fake)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))

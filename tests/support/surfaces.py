@@ -41,7 +41,7 @@ def launch(kernel: Kernel, table: Any, count: int, size: tuple[int, int], scratc
             (surface + chroma_at + np.dtype(sample).itemsize, 2, 0.5, of[5], of[4], 8),
         ):
             rows, columns = (
-                _taps(start * share + shifted, scale * share, out, of[at], length // step)
+                _taps(start * share + shifted, scale * share, out, of[at], -(-length // step))
                 for start, shifted, scale, out, at, length in (
                     (of[0], down, of[1], high, taps, height), (of[2], right, of[3], wide, taps + 1, width)
                 )

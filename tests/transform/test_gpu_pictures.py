@@ -22,7 +22,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import CpuRenderer, DaliRenderer, GpuRenderer, make_renderer
 from streamvid.transform.spec import DRAWS, Transform, Views, by_view
-from streamvid.video.gpu_support import Route
+from streamvid.video.gpu_support import Route, Support
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
@@ -143,8 +143,9 @@ def test_what_dali_decodes_gets_there_too(
     decoder: GpuDecoder, batch: EncodedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its own colours corrected, and in the other order."""
-    monkeypatch.setattr(gpu, "decode_route", lambda codec, *given: Route.DALI if codec == "h264" else Route.CPU)
-    monkeypatch.setattr(gpu, "NAL_SYNTAX", {})
+    monkeypatch.setattr(
+        gpu, "decode_support", lambda codec, *given: Support(Route.DALI if codec == "h264" else Route.CPU)
+    )
     seen: list[int] = []
 
     def decode(slices: Sequence[EncodedSlice]) -> list[torch.Tensor]:

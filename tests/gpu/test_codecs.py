@@ -1,0 +1,76 @@
+"""Every codec that decode sessions take, with its hard properties: seeks are bit for bit a sequential decode by the
+same session, and frames those of FFmpeg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tests.support.reference import slice_of, to_arrays, whole
+from tools.clips import Recipe
+
+_HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+VP8 = Recipe(codec="vp8", container="webm", gop=12)
+VP9 = replace(VP8, codec="vp9")
+MPEG4 = Recipe(codec="mpeg4", gop=12)
+CLIPS = {
+    "vp8": VP8,
+    "vp8_hidden": replace(VP8, hidden=7),
+    "vp8_smallest": replace(VP8, width=48, height=16, number=False),
+    "vp9": VP9,
+    "vp9_hidden": replace(VP9, frames=96, gop=96, options=_HIDDEN),
+    "vp9_odd": replace(VP9, width=321, height=181),
+    "vp9_odd_width": replace(VP9, width=163, height=130),
+    "vp9_odd_height": replace(VP9, width=320, height=131),
+    "mpeg4": MPEG4,
+    "mpeg4_open": replace(MPEG4, open_gop=True),
+    "mpeg4_coarse": replace(MPEG4, crf=20),
+    "mpeg4_avi": replace(MPEG4, container="avi"),
+    "mpeg4_odd": replace(MPEG4, width=131, height=97),
+    "mpeg4_interlaced": replace(MPEG4, height=192, options=(("flags", "+ildct+ilme"),)),
+    "mpeg4_qpel": replace(MPEG4, options=(("flags", "+qpel+mv4"),)),
+    "h264_intra": Recipe(gop=1, b_frames=0),
+    "h264_interlaced": Recipe(params=(("tff", "1"),), height=192, gop=12),
+    "hevc_10bit": Recipe(codec="hevc", pix_fmt="yuv420p10le", width=322, height=182, gop=12),
+    "hevc_12bit": Recipe(codec="hevc", pix_fmt="yuv420p12le", gop=12),
+}
+INEXACT = {"mpeg4"}
+"""Codecs whose inverse transform is not defined bit for bit."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[NvdecSessionPool]:
+    opened = open_session_pool(0)
+    assert opened is not None
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
+    name: str, pool: NvdecSessionPool, tmp_path: Path
+) -> None:
+    recipe = CLIPS[name]
+    clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
+    (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
+    rng = np.random.default_rng(len(name))
+    for _ in range(4):
+        wanted = [np.sort(rng.choice(len(frames), count, replace=False)) for count in (1, 3, 8, 1)]
+        made = to_arrays(pool.submit([slice_of(clip, some) for some in wanted], color="auto").result())
+        for some, got in zip(wanted, made, strict=True):
+            np.testing.assert_array_equal(got, frames[some])
+    far = np.abs(frames.astype(np.int16) - decode_with_pyav(whole(clip), color="auto"))
+    print(f"{name}: mean {far.mean():.3f}, largest {far.max()}, of each frame {far.max(axis=(1, 2, 3)).tolist()}")
+    if recipe.codec in INEXACT:
+        assert far.mean() < 1
+        assert far.max() < 16
+    else:
+        assert far.max() <= 1
