@@ -91,8 +91,8 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
 def _warn_of_dali(reason: str) -> None:
     """Once in a process: each loader asks twice."""
     log.warning(
-        "%s: DALI's decoder takes the place of decode sessions, 3 to 48 times slower, with colours that it has clipped. "
-        "CPU cores decode what it gets wrong. `pip install PyNvVideoCodec triton`, and see `streamvid doctor`",
+        "%s: DALI's decoder takes the place of decode sessions, 3 to 48 times slower, with clipped colours. CPU "
+        "cores decode what it gets wrong. `pip install PyNvVideoCodec triton`, and see `streamvid doctor`",
         reason,
     )
 
