@@ -62,15 +62,7 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
         pattern, rate, there = _read_info(place)
         files = [path for path in filesystem.list_files(join(place, _EPISODES), recursive=True) if ".parquet" in path]
         rows = [row for table in map_in_threads(_read_table, files) for row in table]
-    except (
-        DatasetError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        pa.ArrowException,
-    ) as error:
+    except (DatasetError, *_NOT_AS_WRITTEN) as error:
         raise InputError(f"cannot read the LeRobot dataset {shown}: {first_line(error)}") from error
     unknown = sorted(set(cameras) - set(there))
     if unknown:

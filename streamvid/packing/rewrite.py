@@ -30,7 +30,7 @@ from streamvid.packing.destination import base_name
 from streamvid.packing.fingerprints import fingerprint, source_details, versions
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, JobSpec, PackJob
-from streamvid.packing.metadata import Metadata
+from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import PackOptions, Place
 from streamvid.packing.pack import JobRun, run_job
 from streamvid.packing.partition import Group, GroupCursor, partition
@@ -255,14 +255,7 @@ def plan_rewrite(
     return RewriteSpec(
         job=PackJob(mark, shard_size, options, versions(), roots),
         sources=sources,
-        metadata=Metadata(
-            np.empty(0, np.int64),
-            pa.array([]),
-            pa.table({}),
-            pa.schema([]),
-            np.zeros(1, np.int64),
-            np.ones((1, 0), bool),
-        ),
+        metadata=MetadataLists().finish(pa.schema([])),
         groups=partition(sizes, shard_size),
         name=name,
         classes=rewrite.source.classes,

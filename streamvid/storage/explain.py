@@ -22,62 +22,27 @@ _SHORTEST_SECRET = 8
 EXPIRED: Final = "expired"
 """In the place of a code, of a refusal whose text alone says that what was signed is no longer good."""
 _REFUSED_CREDENTIALS = {
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
-    "TokenRefreshRequired",
-    "RequestTimeTooSkewed",
-    "AuthenticationFailed",
-    EXPIRED,
-}
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
+    "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
+}  # fmt: skip
 # By name, as the packages that define them are imported only when used.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
 _BROKEN_CONNECTION = {
-    "ConnectionError",
-    "TimeoutError",
-    "HTTPClientError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "IncompleteRead",
-    "IncompleteReadError",
-    "ResponseParserError",
-    "gaierror",
-}
+    "ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError",
+    "IncompleteRead", "IncompleteReadError", "ResponseParserError", "gaierror",
+}  # fmt: skip
 _UNAVAILABLE_STATUSES = {408, 425, 429}
 _UNAVAILABLE = {
-    "RequestTimeout",
-    "RequestTimeoutException",
-    "SlowDown",
-    "Throttling",
-    "ThrottlingException",
-    "RequestThrottled",
-    "RequestLimitExceeded",
-    "TooManyRequests",
-    "rateLimitExceeded",  # this and the next: Google
-    "userRateLimitExceeded",
-    "ServerBusy",  # this and the next: Azure
-    "OperationTimedOut",
-    "InternalError",
-    "ServiceUnavailable",
-    "BadDigest",  # this and the next two: what was sent came in another form
-    "XAmzContentSHA256Mismatch",
-    "IncompleteBody",
-    "OperationAborted",
-}
+    "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled",
+    "RequestLimitExceeded", "TooManyRequests", "InternalError", "ServiceUnavailable", "OperationAborted",
+    "rateLimitExceeded", "userRateLimitExceeded",  # Google
+    "ServerBusy", "OperationTimedOut",  # Azure
+    "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # what was sent came in another form
+}  # fmt: skip
 BROKEN_ERRNOS: Final = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EREMOTEIO,
-    errno.ENETUNREACH,
-    errno.EHOSTUNREACH,
-    errno.ESTALE,
-    errno.EHOSTDOWN,
-    errno.ENOTCONN,  # a FUSE file system whose process has ended
-    errno.ECONNABORTED,
-    errno.ECONNRESET,
-    errno.ETIMEDOUT,
-}
+    errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE, errno.EHOSTDOWN,
+    errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: of FUSE, without its process
+}  # fmt: skip
 
 
 _CODE_HEADERS = ("x-amz-error-code", "x-ms-error-code")
