@@ -4,12 +4,11 @@ it."""
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from streamvid.packing.destination import remove_temporaries
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
+from streamvid.storage.filesystem import name_new, written_beside
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.video.image import EXTENSIONS
@@ -196,22 +196,11 @@ def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:
 
 def _create(path: Path, content: Iterable[memoryview | bytes], *, overwrite: bool) -> None:
     """Write a file atomically."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            for chunk in content:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
+    with written_beside(str(path), content) as temporary:
         if overwrite:
             os.replace(temporary, path)
             return
         try:
-            os.link(temporary, path)
+            name_new(temporary, str(path))
         except FileExistsError:
             raise InputError(f"{path} was written meanwhile by another process: run this again") from None
-        except OSError:  # a file system without links
-            os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import secrets
-import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final, cast
 
 from fsspec.utils import get_protocol
 
@@ -171,7 +170,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
     with explained(path, "write"):
         fs, name = locate(path)
         if is_local(path):
-            with _temporary(name, io.BytesIO(data)) as temporary:
+            with written_beside(name, [data]) as temporary:
                 os.replace(temporary, name)
         else:
             fs.pipe_file(name, data)
@@ -187,8 +186,8 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
         fs, name = locate(path)
         try:
             if is_local(path):
-                with _temporary(name, io.BytesIO(data)) as temporary:
-                    _link(temporary, name)
+                with written_beside(name, [data]) as temporary:
+                    name_new(temporary, name)
             else:
                 fs.pipe_file(name, data, mode="create")
                 fs.invalidate_cache()
@@ -210,7 +209,7 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
     with explained(path, "write"):
         fs, name = locate(path)
         if is_local(path):
-            with _temporary(name, io.BytesIO(data)) as temporary:
+            with written_beside(name, [data]) as temporary:
                 if read_file(name, MAX_BYTES) != expected:
                     return False
                 os.replace(temporary, name)
@@ -247,8 +246,8 @@ _PRECONDITION_FAILED: Final = 412
 _NOT_IMPLEMENTED: Final = 501
 
 
-def _link(temporary: str, name: str) -> None:
-    """Give a file a name that does not exist yet. Raises FileExistsError."""
+def name_new(temporary: str, name: str) -> None:
+    """Give a local file a name that does not exist yet. Raises FileExistsError."""
     try:
         os.link(temporary, name)
     except OSError as exc:
@@ -265,7 +264,7 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
         stack.enter_context(explained(path, "write"))
         fs, name = locate(path)
         if is_local(path):
-            with _temporary(name, source) as temporary:
+            with written_beside(name, iter(partial(source.read, 2**20), b"")) as temporary:
                 os.replace(temporary, name)
         else:
             fs.put_file(os.fspath(local), name)
@@ -341,15 +340,17 @@ def _full(fs: Any, path: AnyPath, name: str) -> str:
 
 
 @contextlib.contextmanager
-def _temporary(name: str, source: BinaryIO) -> Iterator[str]:
-    """A synced copy of `source` in the folder of `name`, removed at the end of the block if it is still there."""
+def written_beside(name: str, content: Iterable[bytes | memoryview]) -> Iterator[str]:
+    """A synced file with this content in the folder of the local path `name`, removed at the end of the block if it is
+    still there."""
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
     # Not the module tempfile, whose files only their owner can read.
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            shutil.copyfileobj(source, file, 2**20)
+            for chunk in content:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
