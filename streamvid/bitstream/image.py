@@ -71,9 +71,6 @@ def is_image(head: bytes) -> bool:
 def read_header(data: bytes) -> ImageHeader:
     """The header of an image file, which must be there to its end.
 
-    Args:
-        data: the file.
-
     Raises:
         ValueError: it is no image, damaged, cut off, too large, or of a kind that is not read; AnimationError: an
             animation.

@@ -28,10 +28,6 @@ def classify(packet: memoryview) -> PacketKind:
 def check_jpeg(data: bytes, name: str) -> None:
     """Refuse an image file that cannot become a frame of Motion JPEG.
 
-    Args:
-        data: the file.
-        name: for error messages.
-
     Raises:
         VideoError: no JPEG, cut off, lossless or arithmetic coding, or neither grey nor YCbCr with 8 bits.
     """

@@ -45,9 +45,6 @@ class VopClock:
     def time(self, packet: bytes) -> int:
         """The time of the next VOP in decode order, in ticks.
 
-        Args:
-            packet: it, with the headers before it.
-
         Raises:
             ValueError: it holds no VOP, or no VideoObjectLayer came before.
         """

@@ -183,7 +183,6 @@ def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> 
 
     Args:
         packet, length_size: as for `split_packet`.
-        units: what that returned.
     """
     return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 

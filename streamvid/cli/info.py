@@ -129,11 +129,8 @@ def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, samp
     """The statistics of a dataset as a rich renderable.
 
     Args:
-        info: the statistics.
         cost: the cost of a sampler, if requested.
         epoch: what an epoch asks of a bucket, if requested.
-        sampling: a description of the sampler.
-        width: columns of the terminal.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_NAMES)

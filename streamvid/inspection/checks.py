@@ -104,7 +104,6 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
     """Compare the typed metadata columns with the JSON in the column `meta`.
 
     Args:
-        table: the shard's scalar columns.
         clips: the same as a ClipTable.
     """
     typed = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])

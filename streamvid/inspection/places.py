@@ -32,9 +32,6 @@ def source_of_shard(
     """The clips of one shard, as a loader reads them.
 
     Args:
-        path: of the dataset.
-        entry: the shard's.
-        clips: its rows.
         roots: the dataset's, resolved.
         bounds: out of which files must not lead.
     """

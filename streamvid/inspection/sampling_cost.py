@@ -80,7 +80,6 @@ def epoch_cost(
 
     Args:
         dataset: at least one clip.
-        sampling: the frame sampler.
         prices: of a gigabyte (10**9 bytes) and of a thousand requests.
         at_once: samples that are read together, as those of a batch are.
 
@@ -111,7 +110,6 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
 
     Args:
         dataset: at least one clip.
-        sampling: the frame sampler.
         clips: the most clips to sample.
         seed: of the choice of clips, and of the sampler.
 

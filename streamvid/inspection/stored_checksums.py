@@ -28,7 +28,6 @@ def fill_shard(files: Mapping[str, Path], clips: ClipTable, found: Mapping[int, 
 
     Args:
         files: of the shard as it is.
-        clips: its rows.
         found: the frame indexes that have changed, by row: their checksums alone.
         folder: a local one.
     """
@@ -50,8 +49,6 @@ def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str
     """Publish shards that were written again, with new names; the old ones stay for whoever reads them.
 
     Args:
-        path: of the dataset.
-        manifest: its dataset.json.
         work: a folder, in which that of a shard's name has its new files.
         clips: in how many clips checksums were added.
 

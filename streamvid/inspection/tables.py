@@ -25,7 +25,6 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
 
     Args:
         path: folder or URL of the dataset.
-        manifest: its dataset.json.
     """
     yield from _check_others(path, manifest)
     good = dict(usable(manifest.tables, manifest.shards))

@@ -103,8 +103,6 @@ def make_batch(
 
     Args:
         one: views and `BATCH_COLUMNS` as tensors.
-        dataset: where its clips come from.
-        columns: names of metadata.
         part_of: of a `Mix`, which of its datasets each row is from.
         masked: absent clips have their own place, with frames of zeros, and not what was decoded instead.
     """
@@ -131,8 +129,6 @@ def column_values(
     """The metadata of a batch's clips, by name.
 
     Args:
-        dataset: where they come from.
-        columns: which metadata.
         rows: int64 [batch], the clips; of absent ones that are masked their own, not those that were decoded instead.
         encoded: the batch. The last of its random numbers are for picks, in their order.
     """
@@ -161,7 +157,6 @@ def mask_absent(tensors: Mapping[str, torch.Tensor], absent: Int64, dataset: Cli
     Args:
         tensors: of a batch, views and `BATCH_COLUMNS`.
         absent: int64 [batch], rows of absent clips, -1 for none.
-        dataset: whose clips they are.
 
     Returns:
         int64 [batch], the rows of all clips.

@@ -68,7 +68,6 @@ def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> 
     """Look up the clip and sample that an item names.
 
     Args:
-        dataset: the clips.
         items: numbers, the samples of the dataset; None for one of each clip.
         item: see `Item`.
         can_sample: whether frames may be left to the dataset's sampling.

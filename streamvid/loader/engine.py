@@ -49,7 +49,6 @@ class StagedEngine:
 
     Args:
         read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
-        pipeline: decodes and transforms.
         rescuer: makes what rescues the batches of an epoch.
     """
 
@@ -89,12 +88,8 @@ def make_engine(
 
     Args:
         name: one of `ENGINES`.
-        samples: the clips, their sampling and transform.
         rows: int64 [clips], the rows that will be used.
-        quarantine: is told of bad clips.
-        access: opens the dataset's shards.
         device_id: the GPU's number, or None for the CPU.
-        num_threads: CPU threads that decode and transform.
         max_batch: clips per batch at most.
         fallback: "cpu": clips that the GPU does not decode are decoded on the CPU, but not by "dali"; "error": they
             are refused.

@@ -26,9 +26,7 @@ class ItemErrors:
     first and in every new epoch.
 
     Args:
-        policy: what bad clips do.
         excluded: int64 [rows], clips that are not delivered.
-        seed: of the dataset.
     """
 
     def __init__(self, policy: ErrorPolicy, excluded: Int64, seed: int) -> None:

@@ -52,7 +52,6 @@ class RenderPipeline:
             read_here: take them in the calling thread instead, where PyTorch watches its workers and Python receives
                 Ctrl-C. Decoding has a thread of its own all the same.
             stop: set before that thread is waited for, which may be waiting for a storage.
-            rescue: for batches that do not decode.
 
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.

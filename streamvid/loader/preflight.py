@@ -97,11 +97,8 @@ def find_cpu_decoded(
     CPU, and compared. One warning says which clips the CPU decodes, why, and how fast.
 
     Args:
-        dataset: the dataset.
         rows: int64 [clips], the rows that will be used.
-        device_id: the GPU.
         probe: gives a few frames of a row's clip: see `probe_slice`.
-        num_threads: CPU threads that will decode.
         fallback: "error": refuse such clips.
         sessions: False: DALI decodes what the persistent sessions could.
 

@@ -103,8 +103,6 @@ class Quarantine:
     """The bad clips of a dataset, as one process knows them. Thread-safe.
 
     Args:
-        policy: what they do to the run.
-        dataset: whose clips.
         excluded: int64 [rows], further ones that are not delivered: excluded by the user, or forgotten.
         clips: how many of them all ranks share.
         world: which rank this is, of how many; a loader that settles in another one sets it.

@@ -63,13 +63,10 @@ class Rescuer:
     """Makes batches anew; see `streamvid.fetch.epoch_reader.Rescue`.
 
     Args:
-        dataset: where clips come from.
-        quarantine: is told of bad clips.
         absent: what is not delivered in the epoch; bad clips are added.
         members: the places of the batch of a number, as `absent` has them now.
         pad: how samples are padded to the longest.
         threads: processes at most.
-        distrust: has cached shards checked.
     """
 
     def __init__(
@@ -193,10 +190,7 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
     """The places of a step.
 
     Args:
-        dataset: where clips come from.
-        spec: how samples are drawn from clips.
         step: with repeats in the place of absent clips.
-        reader: reads where the shards are stored.
     """
 
     def read(one: Step) -> tuple[SamplePlan, EncodedSlice]:

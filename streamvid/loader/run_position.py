@@ -51,9 +51,6 @@ class RunPosition(Generic[P]):
     loop has been left, whether by its end or by `break`: then the next iteration is the next epoch, in the same run and
     in one that is resumed. But where an exception left the loop, the state that is saved while it is handled resumes
     the epoch, and so does one saved within the loop.
-
-    Args:
-        start: where the first iteration begins.
     """
 
     def __init__(self, start: P) -> None:

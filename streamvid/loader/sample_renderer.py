@@ -21,7 +21,6 @@ class SampleRenderer:
     It may be pickled, and used in a process that was forked: each process opens a renderer of its own.
 
     Args:
-        spec: the transform.
         isolate: decode in a child process (`streamvid.decode.isolated`).
     """
 

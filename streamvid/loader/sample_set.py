@@ -65,9 +65,7 @@ class SampleSet:
 
         Args:
             dataset: a folder, a URL, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
-            sampling: which frames a sample shows.
             transform: what is done to them; several by name make several views; None: nothing, uint8 THWC.
-            columns: names of metadata for batches.
             seed: of order, random frames and augmentation.
             checksum: by what bytes are checked.
             open_dataset: opens a path or URL.

@@ -82,7 +82,6 @@ def limit_edit(file: BinaryIO, seconds: float) -> bool:
 
     Args:
         file: an MP4 with `moov` before `mdat`, open for reading and writing.
-        seconds: the new segment_duration.
     """
     data = file.read(MAX_HEAD_BYTES)
     elst, mvhd = find_box(data, b"elst"), find_box(data, b"mvhd")

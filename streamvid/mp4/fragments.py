@@ -73,7 +73,6 @@ def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Sampl
     Args:
         moof: the payload of the `moof` box.
         at: where that box begins in the file.
-        defaults: of the track.
         clock: when the track's last fragment is over, in ticks.
 
     Raises:

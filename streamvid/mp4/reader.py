@@ -272,7 +272,6 @@ class _Movie:
         """int64 [packets], positions in the file: `stsc` and `stco` or `co64` (8.7.4, 8.7.5).
 
         Args:
-            stbl: the boxes of the sample table.
             size: int64 [packets].
         """
         narrow, wide = self._optional(stbl, b"stco"), self._optional(stbl, b"co64")

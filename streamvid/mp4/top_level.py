@@ -50,7 +50,6 @@ def read_top_level(file: io.RawIOBase, length: int, *, fragments: bool) -> TopLe
     Args:
         file: open for reading.
         length: its bytes.
-        fragments: read a file in fragments, too.
 
     Raises:
         NeedsDemuxerError: it has none, or what is not read here.

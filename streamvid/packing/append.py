@@ -144,7 +144,6 @@ def extend_classes(new: tuple[str, ...] | None, base: BaseDataset, *, labelled: 
 
     Args:
         new: class names of the new videos; None if their labels are numbers or they have none.
-        base: the dataset.
         labelled: whether any of the new videos has a label.
 
     Raises:

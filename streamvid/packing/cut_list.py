@@ -36,12 +36,10 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str, lists: MetadataLists)
     """Add the cuts of a list to the sources, and drop the sources without any.
 
     Args:
-        sources: all videos of the pack.
         path: a .csv, .jsonl or .parquet with a column `path` (or `video`, or `key`) that names videos as
             `streamvid.packing.labels.attach_labels` takes them, and columns `start` and `end` in seconds (or as
             h:m:s) after the first frame, or `start_frame` and `end_frame`, numbered from 0. The end is exclusive; an
             empty one is the end of the video. A column `label` labels the clips; all others become metadata.
-        lists: takes these.
 
     Returns:
         The sources that have cuts, in the order given, and how many have none.
@@ -90,10 +88,6 @@ def _by_start(cut: Cut) -> tuple[float, float]:
 
 def check_cutting(options: PackOptions, *, listed: bool) -> None:
     """Check the options that cut videos.
-
-    Args:
-        options: of the pack.
-        listed: whether there is a cut list.
 
     Raises:
         InputError: two ways of cutting at once, a length that is not positive, or scenes without PySceneDetect.

@@ -121,7 +121,6 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
 
     Args:
         destination: folder or object-store prefix.
-        fingerprint: of the pack.
         overwrite: whether a dataset, or an unfinished one of another pack, may be removed.
         base: SHA-256 of the dataset.json that is appended to.
 
@@ -203,8 +202,6 @@ def publish(
 
     Args:
         destination: folder or object-store prefix, still claimed by the pack.
-        fingerprint: of the pack.
-        manifest: the content of dataset.json.
         rejected: the rows of rejected.parquet; without any there is no such file.
         report: the content of pack-report.json besides the fingerprint.
         tables: further files that dataset.json names, by name.

@@ -23,7 +23,6 @@ def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]]
     What has the extension of an image and holds another thing, or an animation that FFmpeg decodes, is a video.
 
     Args:
-        source: says its name.
         file: a local one with its bytes.
 
     Raises:

@@ -131,7 +131,6 @@ def plan_job(
     """Find the sources and determine everything that the dataset's bytes depend on. Reads lists, but no video.
 
     Args:
-        base: the dataset that is appended to.
         places: as of `streamvid.packing.inputs.find_sources`.
         after: fingerprint of the job that this one goes on with.
         images: as of `streamvid.packing.inputs.find_sources`.

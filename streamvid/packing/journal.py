@@ -144,7 +144,6 @@ class Journal:
 
     Args:
         destination: a folder or an object-store prefix.
-        fingerprint: the job's.
         retry: for how long a storage that does not answer is asked again.
     """
 
@@ -260,7 +259,6 @@ def finished_records(
     """The unbroken run of a group's records, and where packing resumes after it; None if the group is finished.
 
     Args:
-        group: the group.
         records: by shard number.
         cursor: where the run begins; by default the group's start.
     """

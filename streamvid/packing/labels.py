@@ -104,11 +104,9 @@ def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataList
     A row that matches no video is an error: the label was meant for some clip, which would silently go without.
 
     Args:
-        sources: all videos of the pack.
         path: a .csv, .jsonl or .parquet with a column `path` (or `video`: a path below the input folder, the path that
             was given, also relative to the list's folder, a file name or a key, with or without extension) or `key`,
             and a column `label` (integers or text).
-        lists: takes the other columns.
 
     Returns:
         The sources, in the same order, and how the rows matched them.
@@ -142,9 +140,7 @@ def attach_metadata(sources: Sequence[SourceVideo], path: str, lists: MetadataLi
     matching row is an error.
 
     Args:
-        sources: all videos of the pack.
         path: as of `attach_labels`, but without a column `label`.
-        lists: takes the other columns.
 
     Returns:
         The sources, in the same order, and how the rows matched them.
@@ -211,10 +207,7 @@ def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[st
     """The source that each row of a list means: its index, or -1.
 
     Args:
-        sources: all videos of the pack.
         column: the list's column that names videos: "key", or one of paths.
-        cells: that column.
-        path: of the list.
 
     Raises:
         InputError: a cell may mean several videos.

@@ -116,9 +116,6 @@ class MetadataLists:
     def finish(self, own: pa.Schema) -> Metadata:
         """All rows.
 
-        Args:
-            own: columns that packing itself adds.
-
         Raises:
             InputError: a list has a column of the same name as one of `own`.
         """

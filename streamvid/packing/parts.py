@@ -52,9 +52,7 @@ def parts_by_share(dataset: ClipSource, rows: Int64, shares: Shares, *, seed: in
     """The rows of each part.
 
     Args:
-        dataset: the clips.
         rows: int64 [clips], those that are split.
-        shares: of the parts.
         seed: other seeds give other parts.
         group: a column; clips with one value of it are in one part, those without a value each by its key.
 

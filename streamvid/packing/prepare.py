@@ -35,7 +35,6 @@ def remux_or_build(
         path: the source's path or URL, ending in '/' if it is a folder of images.
         video: the local file; unused for images.
         folder: for temporary files; created if needed.
-        options: how to transcode.
         cut_only: see `streamvid.video.remux.store_clip`.
 
     Returns:

@@ -40,9 +40,7 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
     """Fetch one video and make its clips.
 
     Args:
-        source: the video.
         folder: for temporary files; created if one is needed, and removed by the caller.
-        options: how to cut and transcode it.
 
     Returns:
         The clips in order of their starts, at least one, after the listed cuts that hold no frame of the video, and

@@ -63,12 +63,7 @@ def report_document(
     """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report.
 
     Args:
-        spec: of the pack.
-        added: its shards.
-        rejected: its rejected videos.
-        notices: about its videos.
         seconds: total duration of the clips in the shards.
-        revision: of the dataset.
     """
     reasons = Counter(one.reason for one in rejected).most_common()
     return {

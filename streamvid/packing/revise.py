@@ -47,11 +47,7 @@ def forgotten_clips(base: Base) -> pa.Table:
 
 
 class RewrittenShards:
-    """Shards of a dataset that are written anew. A context manager: if the block fails, their files are removed.
-
-    Args:
-        base: the dataset.
-    """
+    """Shards of a dataset that are written anew. A context manager: if the block fails, their files are removed."""
 
     def __init__(self, base: Base) -> None:
         self._base, self._written = base, list[str]()
@@ -78,7 +74,6 @@ class RewrittenShards:
         """Publish a revision with the new shards, tables of them, and their names in that of forgotten clips.
 
         Args:
-            manifest: the rest of the new one.
             forgotten: the table of forgotten clips, if it has changed.
             tables: further files, as of `streamvid.dataset.revisions.publish_revision`, whose errors it raises.
 

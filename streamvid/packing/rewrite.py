@@ -53,7 +53,6 @@ class Rewrite:
         source: the dataset that they are of, or several concatenated.
         rows: int64 [clips], in the order in which they are written.
         keys: theirs in the new dataset; default: those that they have.
-        copy: whether their videos are copied.
 
     Attributes:
         starts: int64 [runs + 1], where in `rows` each run of clips begins that a worker takes at once.
@@ -231,11 +230,8 @@ def plan_rewrite(
     """Determine everything that the bytes of the new dataset depend on.
 
     Args:
-        rewrite: the clips.
-        destination: of the dataset.
         shard_size: the most bytes of tar in a shard, unless a single clip is larger.
         name: the dataset's name; by default the last component of the destination.
-        settings: options for pack-report.json.
 
     Raises:
         InputError: the destination is where clips of it come from, or cannot name their files.

@@ -131,7 +131,6 @@ class PlaceWriter(RowWriter):
 
     Args:
         number, folder, metadata, upload: as of `RowWriter`.
-        roots: of the dataset.
     """
 
     schema = pa.schema([*SCHEMA, *PLACE_SCHEMA])
@@ -197,10 +196,7 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
     """Write the Parquet file of a shard.
 
     Args:
-        rows: the columns of each clip.
-        path: of the file.
         fields: the metadata columns, see `streamvid.packing.metadata.Metadata.columns`.
-        schema: of the other columns.
     """
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
     table = pa.Table.from_arrays(columns, schema=schema)

@@ -53,12 +53,10 @@ def pack_groups(
     """Pack groups, one after the other, and yield the record of every finished shard.
 
     Args:
-        job: what all groups have in common.
         tasks: the groups, or the rests of them; iterated lazily.
         destination: folder or object-store prefix for shards and records.
         folder: a local one for temporary files.
         workers: number of processes that read videos.
-        advance: called after each video.
 
     Raises:
         OSError, StreamvidError: the machine or the storage fails.

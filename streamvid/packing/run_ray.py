@@ -37,11 +37,9 @@ def pack_groups_on_ray(
     """Pack groups as `streamvid.packing.run_local.pack_groups` does, in parallel; records come in any order.
 
     Args:
-        job: what all groups have in common.
         tasks: the groups, or the rests of them; iterated lazily.
         destination: folder or object-store prefix for shards and records, the same for every node.
         address: of the cluster; None: that in RAY_ADDRESS, or one on this machine.
-        advance: called after each group.
 
     Raises:
         InputError: Ray is not installed, there is no cluster, or a node cannot take part.

@@ -50,7 +50,6 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
 
     Args:
         clip: the whole video, in a file.
-        rule: options of the detector.
 
     Raises:
         FFmpegError: the video does not decode.

@@ -88,8 +88,6 @@ class ShardWriter(RowWriter):
         """Append a clip.
 
         Args:
-            key: its name in the dataset.
-            source: the name of its video.
             prepared: the clip, with the number of its class.
 
         Raises:

@@ -57,7 +57,6 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
     """The clips of a run, ready to be written.
 
     Args:
-        run: the clips.
         folder: for those that are not in a local file in one piece; created if needed, and removed by the caller.
 
     Raises:

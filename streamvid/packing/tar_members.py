@@ -72,11 +72,8 @@ def find_in_tars(
     """The videos in tars, with what lies beside them as metadata; a tar that cannot be read with its reason.
 
     Args:
-        tars: the files.
-        lists: takes the columns.
         hosts: to which URLs may redirect.
         images: of samples without a video, images are such, too; as they are in a tar without videos.
-        members: say where other members are.
 
     Raises:
         DatasetError: a storage does not answer.

@@ -54,7 +54,6 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     What has no type of its own becomes text, as in the JSON.
 
     Args:
-        column: of a list.
         kind: a type that `column_type` gives, or `large_type`.
     """
     if pa.types.is_dictionary(column.type):

@@ -76,8 +76,6 @@ def repeats(
         passes: int64 [absent], in which pass over its dataset each comes.
         pools: int64 [samples] each, what may stand there: of the first in which a sample is present.
         absent: what may not.
-        seed: of the loader.
-        step: of the epoch.
 
     Returns:
         int64 [absent], sample ids.

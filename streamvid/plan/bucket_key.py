@@ -33,7 +33,6 @@ def bucket_keys(clips: ClipTable, rows: Int64 | None = None) -> BucketKeys:
     have keys close to each other, and the order of two clips' keys is the same in any dataset that holds both.
 
     Args:
-        clips: the dataset's rows.
         rows: int64, the selected clips; default: all.
 
     Returns:

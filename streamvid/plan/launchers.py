@@ -89,9 +89,6 @@ def ranks_per_node(size: int) -> int | None:
 
     All ranks of a world get the same answer, and so divide clips among nodes alike.
 
-    Args:
-        size: the world size.
-
     Raises:
         InputError: as `local_world_size`.
     """

@@ -55,7 +55,6 @@ class RunLog:
 
     Args:
         about: what the plan is made of, as JSON: see `streamvid.loader.run_about.run_about`.
-        revisions: of the datasets that are read.
     """
 
     def __init__(self, about: Mapping[str, Any], revisions: Sequence[int]) -> None:

@@ -70,11 +70,8 @@ def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, 
     """Write what holds these clips anew without them, publish that, and remove what held them.
 
     Args:
-        base: the dataset that is changed.
-        dataset: the same, opened.
         forgotten: the table of forgotten clips, with these.
         rows: int64 [clips], ascending.
-        caches: of this machine.
 
     Returns:
         the new manifest, and how many shards were written anew.

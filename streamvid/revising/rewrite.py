@@ -50,10 +50,7 @@ def rewrite_shard(
     """Write a shard again, and check it.
 
     Args:
-        base: the dataset.
-        entry: of the shard.
         clips: by row in the shard, what takes the place of a clip; None: nothing, the row stays without it.
-        number: of the new shard.
         work: a local folder for its files, and those of a remote shard meanwhile.
         damaged: tar and frame indexes of the shard may be; clips that stay are checked one by one.
         roots: of the dataset, if they will be others.

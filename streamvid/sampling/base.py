@@ -207,10 +207,7 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
     """The frames of one sample of a clip.
 
     Args:
-        sampler: how to choose them.
-        clip: the clip's times.
         random: float64 [sampler.num_random], uniform in [0, 1).
-        number: which of the clip's samples.
 
     Raises:
         ValueError: the clip is too short and the sampler's padding is "none".

@@ -114,7 +114,6 @@ def details(path: AnyPath, *, retry: Retry | None = None, hosts: Collection[str]
     """The details of a file or folder, None if there is none. Raises DatasetError or InputError.
 
     Args:
-        path: of the file.
         retry: for how long its storage is asked.
         hosts: of a file on a web server, follow redirects to its own host and these alone, and take none that tells no
             version of it.

@@ -18,7 +18,6 @@ class LruCache(Generic[K, V]):
     Thread-safe; a forked child begins with an empty one.
 
     Args:
-        limit: of the sum of sizes.
         size: of a value; default: 1.
     """
 

@@ -209,10 +209,7 @@ def _struct(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int = 0
 
     Args:
         data: the bytes.
-        at: where it begins.
-        spec: the fields that are wanted.
         budget: [1], list items that it may still hold.
-        depth: structs around it.
 
     Raises:
         IndexError: the data end before it does.

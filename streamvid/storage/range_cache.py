@@ -137,8 +137,6 @@ def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int)
     """Give up ranges of at least so many bytes, those first that are needed latest.
 
     Args:
-        folder: of the cache.
-        extents: of different files of it.
         wanted: bytes.
 
     Returns:

@@ -58,7 +58,6 @@ class RemoteRanges:
         """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
 
         Args:
-            ranges: path, start and end of each.
             retry: for how long; a range that comes shorter than the file allows is asked for again, too.
             versions: that files must have, by path.
             turn: for which step of the loop they are: those of earlier ones go first.

@@ -100,7 +100,6 @@ class Retry:
         them succeed, however few, the time does not count.
 
         Args:
-            items: what is asked for.
             attempt: gives a result or an error for each of some items.
 
         Raises:

@@ -73,7 +73,6 @@ class ShardCache:
 
         Args:
             root: the folder.
-            limit_bytes: of all files in it.
             retry: for how long a storage that does not answer is asked again.
             stalled_after: seconds after which nobody waits for another process whose download does not go on.
         """
@@ -112,7 +111,6 @@ class ShardCache:
         asked nothing.
 
         Args:
-            url: of a remote file.
             size: in bytes; None: as its storage says.
             sha256: lower-case hexadecimal.
             stop: gives up waiting when it is set: the storage's last error is raised.

@@ -45,7 +45,6 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
 
     Args:
         target: an MP4 with exactly the packets of `scan`.
-        codec, profile, frame_format: of its video.
         scan: when its packets are shown, and which are hidden.
 
     Raises:
@@ -103,11 +102,7 @@ def build_clip(
     """Derive the index, the traits and the duration of a clip.
 
     Args:
-        file: holds its packets.
-        codec, profile, frame_format: of its video.
-        stsd: its sample description box.
         kinds: of its packets, in decode order.
-        times: when they are shown.
         offset, size: int64 [packets], where they lie in the file, in bytes.
         crcs: the CRC-32C of each.
 

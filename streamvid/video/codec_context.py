@@ -64,7 +64,6 @@ class ReusableCodecContext(threading.local):
         """Decode a stream that depends on nothing before it.
 
         Args:
-            stsd: sample description box of its track.
             packets: in decode order, each with its place in display order, which becomes the `pts` of its frame.
                 They are taken only as frames are asked for.
             reorder: the most pictures that are decoded before one of them and displayed after it: see
@@ -122,7 +121,6 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
     """A codec context as FFmpeg's demuxer sets it up: with the extradata, codec tag and size of the sample description.
 
     Args:
-        stsd: sample description box of the track.
         reorder: as for `ReusableCodecContext.decode`.
         strict: raise for any error in a NAL unit, be it one that no picture needs. Motion JPEG is decoded so always.
 
@@ -173,7 +171,6 @@ def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) ->
     bytes may claim any size, at any time.
 
     Args:
-        context: the decoder.
         pixels: of a picture as it is coded, which may be cropped; `MAX_PIXELS` at most, more for codecs without
             prediction from other pictures.
 

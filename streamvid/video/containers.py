@@ -79,7 +79,6 @@ def is_timed(container: str, source: Path) -> bool:
 
     Args:
         container: the first of the names of its format, such as "mov".
-        source: the file.
     """
     if container == "yuv4mpegpipe":
         with source.open("rb") as file:

@@ -61,7 +61,6 @@ def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> 
     """FFmpeg's options for an encoder.
 
     Args:
-        codec: what to encode into.
         gop: frames from one key frame to the next.
         crf: quality; None for the default.
         width: of the frames, in pixels.

@@ -30,7 +30,6 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
     """The clip of an image.
 
     Args:
-        file: holds it, and nothing else.
         data: its bytes.
         signature: `streamvid.video.stored_clip.file_signature` of the file, to store the clip as an MP4; None: the
             index has positions in the file.

@@ -29,7 +29,6 @@ def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pi
 
     Args:
         device_id: the GPU's number; None for the CPU.
-        threads: CPU threads.
         max_batch: images of a batch at most.
     """
     from nvidia.dali import fn, pipeline_def, types
@@ -70,7 +69,6 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
     """Decode images on the CPU, in the calling thread, which keeps its pipeline.
 
     Args:
-        stsd: sample description box.
         packets: the files, each with the `pts` of its frame.
 
     Raises:

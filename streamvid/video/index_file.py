@@ -117,7 +117,6 @@ class IndexDirectory:
 
         Args:
             data: its bytes.
-            packets: of the clip.
             checksum: its CRC-32C, as the clip's row has it.
 
         Raises:
@@ -166,7 +165,6 @@ class IndexDirectory:
 
         Args:
             data: uint8, the bytes of `span`.
-            begin, end: the blocks.
 
         Raises:
             ValueError: a block is damaged. Says how.

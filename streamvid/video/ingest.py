@@ -115,9 +115,7 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
     checks it: `streamvid.video.packet_check`.
 
     Args:
-        name: of the file.
         file: it, open for reading.
-        read: the same file's parts.
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.

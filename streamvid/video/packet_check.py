@@ -13,8 +13,6 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
     """The first packet of a selection that is not what the index takes it for, and what is wrong; None if all are.
 
     Args:
-        codec, stsd: of the clip.
-        packets: the selection.
         data: uint8 [bytes], the packets one after another.
     """
     of = packet_info.classifier(codec, stsd)

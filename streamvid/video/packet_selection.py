@@ -131,7 +131,6 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
     """The fewest packets that decode to `frames`.
 
     Args:
-        index: the clip's packets.
         frames: int64 [wanted], frame numbers, ascending, without repeats.
 
     Raises:
@@ -187,7 +186,6 @@ def _needed_gops(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64
     access packet (usually none).
 
     Args:
-        index: the clip's packets.
         packets: int64 [wanted], positions in decode order, in any order.
 
     Returns:
@@ -228,7 +226,6 @@ def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float 
     an object store sends during a request's latency, there is at most one request per GOP.
 
     Args:
-        packets: the selection.
         gap: the most unwanted bytes to read between two packets.
         waste: the most unwanted bytes to read in all, as a share of the wanted ones, such as 0.15. Those within GOPs
             count, but are read even if they are more.
@@ -257,7 +254,6 @@ def extract_packets(packets: PacketSelection, spans: Int64, blocks: list[UInt8])
     """Take the packets of a selection out of the bytes that were read for it.
 
     Args:
-        packets: the selection.
         spans: int64 [ranges, 2], as `byte_ranges` returns them.
         blocks: uint8, the bytes of each range.
 
@@ -283,7 +279,6 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
     """Which packet of a selection is the first whose bytes have not the CRC-32C of the index; None if all have.
 
     Args:
-        packets: the selection.
         data: uint8 [bytes], as `extract_packets` returns it.
     """
     view, start = data.data, 0

@@ -33,7 +33,6 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
 
     Args:
         width, height: of the source's frames, in pixels.
-        codec: what they are encoded into.
         short_side: pixels of the shorter side; None, or more than it has, leaves it as it is.
 
     Returns:
@@ -58,8 +57,6 @@ class EncoderFormat:
     channel is dropped.
 
     Args:
-        first: the first frame.
-        codec: what they are encoded into.
         short_side: as in `encoded_size`.
         tags: its clip's `color_space` and `color_range`; None: the frame's own.
 

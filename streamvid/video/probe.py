@@ -88,7 +88,6 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
     """Open a local file by its content, and nothing that it may refer to: playlists and the like could name any URL.
 
     Args:
-        source: the file.
         apply_edits: let FFmpeg apply the edit lists of an MP4.
         fill_times: let FFmpeg make up times that the container does not have.
 
@@ -220,7 +219,6 @@ def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, 
     """Refuse what FFmpeg demuxes and does not decode.
 
     Args:
-        stream: a file's video track.
         entries: its sample entries, if the file is an MP4.
 
     Raises:
@@ -273,7 +271,6 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
 
     Args:
         track: as read from the file's tables.
-        packet: its first one.
 
     Raises:
         ValueError: it does not decode to a frame by itself, or to one that is too large, or askew.
@@ -326,7 +323,6 @@ def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
     """How the frame is to be shown: one of `streamvid.mp4.boxes.ROTATIONS`.
 
     Args:
-        frame: decoded.
         source: named in a warning, where the frame's display matrix is garbage, so that players ignore it.
 
     Raises:

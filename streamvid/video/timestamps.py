@@ -111,10 +111,6 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
 def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
-    Args:
-        source: the file.
-        about: its stream.
-
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
@@ -154,7 +150,6 @@ def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None
     """int64 [frames], rising, the times of the frames that a file decodes to; None where they are those of its packets.
 
     Args:
-        source: the file.
         codec, container: as FFmpeg names them.
 
     Raises:
@@ -281,7 +276,6 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
 
     Args:
         source, codec: as for `scan_packet_times`.
-        found: what that returned.
 
     Raises:
         ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.

@@ -113,7 +113,6 @@ def transcode(
         source: a clip that was stored by copying: its index tells which frames are shown, and when. Or a file, for
             codecs that cannot be stored: its timestamps and its edit list tell that.
         target: the MP4 to write.
-        options: how to encode.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
 
     Raises:
@@ -137,7 +136,6 @@ def encode(
     """Encode frames into an MP4; memory does not grow with their number but for 8 bytes each.
 
     Args:
-        source: the frames.
         target, options, keyframes: as for `transcode`.
 
     Raises:

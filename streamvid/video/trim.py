@@ -26,7 +26,6 @@ def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
     """The packets that the frames [first, end) of a video need, and no others.
 
     Args:
-        index: the video's packets.
         first, end: frame numbers, first < end.
 
     Returns:

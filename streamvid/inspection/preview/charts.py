@@ -58,7 +58,6 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
     numbers.
 
     Args:
-        dataset: the clips.
         rows: which of them; None for all.
     """
     taken = None if rows is None else pa.array(rows)

@@ -78,9 +78,7 @@ def page_column(name: str, array: pa.Array, most: int) -> Column:
     """A column for a page.
 
     Args:
-        name: its name.
         array: its values for the clips of the page.
-        most: characters of a value.
     """
     kind = array.type
     shown = displayable(name, most)

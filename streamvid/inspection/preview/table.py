@@ -49,11 +49,7 @@ class Table:
     notes: list[str]
 
     def to_json(self, strips: Sequence[int]) -> str:
-        """What the page's script reads: the columns, and for each strip the place of its clip in them.
-
-        Args:
-            strips: rows of the clips with strips.
-        """
+        """What the page's script reads: the columns, and for each strip the place of its clip in them."""
         columns = [vars(column) for column in self.columns]
         value = {"columns": columns, "cards": np.searchsorted(self.rows, strips).tolist()}
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -71,7 +67,6 @@ def make_table(dataset: Dataset, rows: Int64, strips: Sequence[int], random: np.
     """The table of a dataset.
 
     Args:
-        dataset: the clips.
         rows: int64, those that are selected.
         strips: rows of the clips with strips, which are in the table.
         random: draws the others where there is no room for all.

@@ -80,8 +80,6 @@ def frame_of(clip: torch.Tensor, layout: Layout, position: int) -> Float64 | UIn
 
     Args:
         clip: of four dimensions in that layout; on any device, of any dtype.
-        layout: of its dimensions.
-        position: which frame.
     """
     import torch
 
