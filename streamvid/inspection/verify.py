@@ -25,6 +25,7 @@ from streamvid.dataset.schema import BLOCK, KINDS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
+from streamvid.inspection.beside import check_tables, named, notes
 from streamvid.inspection.checks import (
     Read,
     check_clip,
@@ -36,10 +37,8 @@ from streamvid.inspection.checks import (
     check_tar,
 )
 from streamvid.inspection.chosen import quarantined, sampled
-from streamvid.inspection.notes import named, notes
 from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
-from streamvid.inspection.tables import check_tables
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges

@@ -22,8 +22,7 @@ from streamvid.fetch.plan_samples import Checksum
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
-from streamvid.loader.opener import Opener
-from streamvid.loader.options import bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
+from streamvid.loader.options import Opener, bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about

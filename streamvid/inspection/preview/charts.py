@@ -17,7 +17,7 @@ from streamvid.dataset.columns import is_number
 from streamvid.errors import StreamvidError
 from streamvid.inspection.describe import Counts, frame_sizes, histogram
 from streamvid.inspection.listing import SIZE
-from streamvid.inspection.preview.columns import GOP, read_column
+from streamvid.inspection.preview.table import GOP, read_column
 from streamvid.text import displayable, format_bytes, format_count
 
 _BARS: Final = 12

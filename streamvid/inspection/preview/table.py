@@ -1,20 +1,134 @@
-"""The table of a preview: all columns of as many clips as a page has room for."""
+"""The table of a preview: all columns of as many clips as a page has room for, as numbers, few values, or text."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.columns import is_number
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import StreamvidError
-from streamvid.inspection.preview.columns import Column, column_names, page_column, read_column
+from streamvid.inspection.listing import SIZE
 from streamvid.text import displayable
+
+_FEW: Final = 30
+"""Values at most of which a filter offers a choice."""
+_SHORT_CHOICE: Final = 24
+"""Characters of values of which a filter offers a choice even if most clips have their own."""
+_EXACT: Final = 1 << 53
+"""From here on JavaScript's numbers are not exact."""
+_ITEMS: Final = 16
+"""Elements of a list that are shown."""
+_FIRST: Final = ("key", "class", "label", "seconds", "upright_width", "upright_height", "fps", "frames", "codec")
+GOP: Final = "packets per random access"
+"""A column that a preview has beside the dataset's, as it has `SIZE`."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the page.
+
+    Attributes:
+        name: its name, displayable.
+        kind: "number"; "choice", of few values; or "text".
+        values: one for each clip, None where it has none: numbers, with text for infinities; numbers of `names`; text.
+        names: the values that there are to choose from.
+    """
+
+    name: str
+    kind: Literal["number", "choice", "text"]
+    values: list[Any]
+    names: tuple[str, ...] = ()
+
+    def text(self, place: int) -> str:
+        """A value as text; "" for none."""
+        value: float | str | None = self.values[place]
+        if value is None:
+            return ""
+        if self.kind == "choice":
+            return self.names[int(value)]
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def column_names(dataset: ClipSource) -> list[str]:
+    """All columns of a dataset: what is looked at most, the user's own, and the others."""
+    names, built_in = dataset.columns.names, dataset.columns.built_in
+    first = [name for name in _FIRST if name in names]
+    own = [name for name in names if name not in built_in]
+    rest = [name for name in built_in if name not in first]
+    return [*first, GOP, SIZE, *own, *rest]
+
+
+def read_column(dataset: ClipSource, name: str) -> pa.Array:
+    """A column of `column_names`, one value per clip. Raises StreamvidError if its types contradict each other."""
+    clips = dataset.clips
+    if name == GOP:
+        return pa.array(clips.packets / np.maximum(clips.random_access, 1))
+    if name == SIZE:
+        return pa.array(clips.mp4_size)
+    return dataset.columns.get(name)
+
+
+def page_column(name: str, array: pa.Array, most: int) -> Column:
+    """A column for a page.
+
+    Args:
+        array: its values for the clips of the page.
+    """
+    kind = array.type
+    shown = displayable(name, most)
+    if is_number(array):
+        values = [_number(value) for value in array.to_pylist()]
+        exact = all(not isinstance(value, int) or abs(value) <= _EXACT for value in values)
+        return Column(shown, "number", values) if exact else Column(shown, "text", [_text(v, most) for v in values])
+    if pa.types.is_boolean(kind):
+        return Column(shown, "choice", [None if v is None else int(v) for v in array.to_pylist()], ("False", "True"))
+    if pa.types.is_fixed_size_list(kind):
+        array = array.cast(pa.list_(kind.value_type))
+    if pa.types.is_list(array.type):
+        cut = pc.list_slice(array, 0, _ITEMS).to_pylist()
+        lengths = pc.list_value_length(array).to_pylist()
+        texts = [_list_text(value, length, most) for value, length in zip(cut, lengths, strict=True)]
+        return Column(shown, "text", texts)
+    if pa.types.is_large_string(kind):
+        array = pc.utf8_slice_codeunits(array, 0, most + 2)
+    texts = [_text(value, most) for value in array.to_pylist()]
+    names = sorted({text for text in texts if text is not None})
+    few = len(names) <= _FEW and (2 * len(names) <= len(texts) or max(map(len, names), default=0) <= _SHORT_CHOICE)
+    if few and name not in ("key", "source"):
+        numbers = {text: number for number, text in enumerate(names)}
+        return Column(shown, "choice", [None if text is None else numbers[text] for text in texts], tuple(names))
+    return Column(shown, "text", texts)
+
+
+def _number(value: float | None) -> float | str | None:
+    """NaN is none; JSON has no infinities."""
+    if value is None or math.isnan(value):
+        return None
+    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+
+
+def _text(value: Any, most: int) -> str | None:
+    return None if value is None else displayable(str(value), most)
+
+
+def _list_text(value: list[Any] | None, length: int | None, most: int) -> str | None:
+    if value is None or length is None:
+        return None
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if length > len(value):
+        text = f"{text[:most]} … ({length:,})"
+    return displayable(text, most + _SHORT_CHOICE)
+
 
 TABLE_BYTES: Final = 16 << 20
 """Bytes of the table at most."""

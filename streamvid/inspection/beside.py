@@ -1,23 +1,58 @@
-"""Checks of the tables beside shards: consolidated ones hold their rows, and others are what dataset.json names."""
+"""What lies beside the shards of a dataset: tables that must hold what dataset.json says, and files that readers
+ignore."""
 
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamvid.dataset.forgotten import read_forgotten
-from streamvid.dataset.manifest import FILE_NAME, Manifest
+from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.dataset.overlays import local_table
+from streamvid.dataset.revisions import kept_manifests
 from streamvid.dataset.shard_files import ShardFiles, read_table
 from streamvid.dataset.tables import usable
 from streamvid.errors import DatasetError, StreamvidError
+from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
+from streamvid.storage.url import join
+
+_SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
+_NAMED: Final = 5
+"""The most shards that a message names; any further ones are counted."""
+
+
+def notes(path: str, manifest: Manifest) -> Iterator[str]:
+    """Files beside the dataset that readers ignore."""
+    folder = join(path, SHARD_FOLDER)
+    known = {entry.name for one in (manifest, *kept_manifests(path)) for entry in one.shards}
+    try:
+        files = filesystem.list_files(folder) if manifest.shards else []
+    except DatasetError:  # storage without listing, such as HTTP, or no folder, which is reported as a problem
+        files = []
+    matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
+    strays = sorted({match.group(1) for match in matches if match} - known)
+    if strays:
+        yield (
+            f"{SHARD_FOLDER}/ holds {named(strays)}, not named in dataset.json: "
+            "left from a pack that has not finished, or of another version of the dataset"
+        )
+    if filesystem.exists(join(path, UNFINISHED_FILE)):
+        yield f"there is {UNFINISHED_FILE}: a pack to this destination is running or was interrupted"
+
+
+def named(shards: Sequence[str]) -> str:
+    """Some shards in words."""
+    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
+    return f"shard{'s' if len(shards) > 1 else ''} {', '.join(shards[:_NAMED])}{more}"
 
 
 def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
