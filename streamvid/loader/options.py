@@ -29,7 +29,7 @@ from streamvid.storage.url import given_path, is_local, redact
 
 if TYPE_CHECKING:
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-if TYPE_CHECKING:
+
     from streamvid.loader.clip_dataset import ClipDataset
 
 log = logging.getLogger(__name__)

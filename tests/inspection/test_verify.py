@@ -20,7 +20,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection import notes
+from streamvid.inspection import beside
 from streamvid.inspection.chosen import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
@@ -307,7 +307,7 @@ def test_shards_that_dataset_json_does_not_name(copy: Path) -> None:
     assert report.ok
     assert report.notes[0].startswith("shards/ holds shard 00000007, not named in dataset.json")
     assert report.notes[1].startswith("there is unfinished.txt")
-    assert notes.named([f"{n:08d}" for n in range(7)]).endswith("00000004 and 2 more")
+    assert beside.named([f"{n:08d}" for n in range(7)]).endswith("00000004 and 2 more")
 
 
 def test_packets_that_do_not_decode_are_found_by_decoding(copy: Path) -> None:
