@@ -27,7 +27,7 @@ Samples = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 log = logging.getLogger(__name__)
 _SERIAL_NUMBERS: Final = 1 << 15
 """Numbers that PyTorch converts without starting threads."""
-_ROWS, _VERSION = 16, 1
+_ROWS, _FEW, _BLOCK, _VERSION = 16, 8, 32, 2
 """As in pixels.c."""
 _TYPES: Final = {"uint8": 0, "float16": 1, "bfloat16": 2, "float32": 3}
 
@@ -202,7 +202,9 @@ class PlaneRenderer:
             matrix=tuple(self._matrix.ravel().tolist()), mean=tuple(self._mean.tolist()),
             scale=tuple(self._scale.tolist()), type=_TYPES[dtype],
         )  # fmt: skip
-        self._floats = (_ROWS + 1) * max(planes.width, planes.chroma[1]) + 5 * _ROWS * size[1]
+        longest = max(_BLOCK * -(-_span(one, len(one.first)) // _BLOCK) for one in self._columns)
+        tallest = max(_span(one, _FEW) for one in self._rows)
+        self._floats = (_ROWS + _FEW + tallest) * longest + (4 * _ROWS + 1) * size[1]
 
     def __call__(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         """Render one frame.
@@ -241,6 +243,13 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 def _axis(of: Taps) -> _Axis:
     return _Axis(len(of.first), len(of.weights), _address(of.first), _address(of.weights))
+
+
+def _span(of: Taps, count: int) -> int:
+    """Source samples that so many output samples beside each other are made of, at most."""
+    steps = np.cumsum(np.abs(np.diff(of.first, prepend=of.first[:1])))
+    count = min(count, len(steps))
+    return int((steps[count - 1 :] - steps[: len(steps) - count + 1]).max()) + len(of.weights)
 
 
 def _plane(samples: Samples) -> _Plane:

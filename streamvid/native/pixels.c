@@ -37,43 +37,83 @@ typedef struct {
 } sv_picture;
 
 /* To be changed with anything that streamvid/color/render.py relies on: an old build may lie beside a new one. */
-int32_t sv_pixels_version(void) { return 1; }
+int32_t sv_pixels_version(void) { return 2; }
 
-static void source_span(const sv_axis *axis, int32_t *low, int32_t *count) {
-    int32_t high = *low = axis->first[0];
-    for (int32_t n = 1; n < axis->out; n++) {
+#define ROWS 16  /* rows that are made at a time, so that the other axis needs no gathering */
+#define FEW 8    /* of them, rows that are mixed from the same source rows */
+#define BLOCK 32 /* samples of a row whose sums stay in registers; rows in scratch are padded to a multiple of it */
+#define EACH(n, count) for (int32_t n = 0; n < (count); n++)
+
+/* The source samples that output samples from `begin` to `end` are made of. */
+static void source_span(const sv_axis *axis, int32_t begin, int32_t end, int32_t *low, int32_t *count) {
+    int32_t high = *low = axis->first[begin];
+    for (int32_t n = begin + 1; n < end; n++) {
         if (axis->first[n] < *low) *low = axis->first[n];
         if (axis->first[n] > high) high = axis->first[n];
     }
     *count = high + axis->taps - *low;
 }
 
-#define ROWS 16 /* rows that are made at a time, so that the other axis needs no gathering */
-#define EACH(n, count) for (int32_t n = 0; n < (count); n++)
-
-/* A weighted sum of rows: `count` samples from column `low` on. */
-FAST static void mix_rows(const sv_plane *plane, const sv_axis *rows, int32_t y, int32_t low, int32_t count,
-                          float *restrict line) {
-    EACH(t, rows->taps) {
-        float weight = rows->weights[(int64_t)t * rows->out + y];
-        const uint8_t *row = plane->data + (rows->first[y] + t) * plane->stride;
-#define ADD(type, step)                                                                         \
-    {                                                                                           \
-        const type *restrict from = (const type *)row + (int64_t)low * step;                    \
-        if (t) EACH(x, count) line[x] += weight * from[step * x];                               \
-        else EACH(x, count) line[x] = weight * from[step * x];                                  \
+/* Rows of a plane from `top` on as floats: `count` samples from column `low` on, and zeros up to `padded`. */
+FAST static void widen(const sv_plane *plane, int32_t top, int32_t rows, int32_t low, int32_t count, int32_t padded,
+                       float *restrict to) {
+    EACH(y, rows) {
+        const uint8_t *row = plane->data + (top + y) * plane->stride;
+#define COPY(type, step)                                               \
+    {                                                                  \
+        const type *restrict from = (const type *)row + (int64_t)low * step; \
+        EACH(x, count) to[x] = from[(int64_t)x * step];                \
     }
-        if (t && weight == 0) continue;
-        if (plane->wide && plane->step == 1) ADD(uint16_t, 1)
-        else if (plane->wide) ADD(uint16_t, 2)
-        else if (plane->step == 1) ADD(uint8_t, 1)
-        else ADD(uint8_t, 2)
+        if (plane->wide && plane->step == 1) COPY(uint16_t, 1)
+        else if (plane->wide) COPY(uint16_t, 2)
+        else if (plane->step == 1) COPY(uint8_t, 1)
+        else COPY(uint8_t, 2)
+        for (int32_t x = count; x < padded; x++) to[x] = 0;
+        to += padded;
     }
 }
 
-/* A row becomes a column: to[0], to[ROWS] ... */
-static void stand_up(const float *restrict line, int32_t count, float *restrict to) {
-    EACH(x, count) to[(int64_t)ROWS * x] = line[x];
+/* Output row `y`, a weighted sum of source rows, of which `source` has those from `top` on. */
+FAST static void mix_rows(const float *restrict source, const sv_axis *rows, int32_t y, int32_t top, int32_t padded,
+                          float *restrict line) {
+    const float *first = source + (int64_t)(rows->first[y] - top) * padded;
+    for (int32_t x = 0; x < padded; x += BLOCK) {
+        float sum[BLOCK] = {0};
+        EACH(t, rows->taps) {
+            float weight = rows->weights[(int64_t)t * rows->out + y];
+            const float *restrict from = first + (int64_t)t * padded + x;
+            if (weight != 0) EACH(n, BLOCK) sum[n] += weight * from[n];
+        }
+        EACH(n, BLOCK) line[x + n] = sum[n];
+    }
+}
+
+/* Lines become columns: to[x * across + n] = from[n * along + x], of `lines` and `count` samples. */
+FAST static void turn(const float *restrict from, int32_t along, int32_t lines, int32_t count, float *restrict to,
+                      int32_t across) {
+    int32_t whole_lines = 0, whole = 0;
+#if defined(__GNUC__) && !defined(__clang__)
+    typedef float four __attribute__((vector_size(16)));
+    typedef int32_t order __attribute__((vector_size(16)));
+    whole_lines = lines & ~3, whole = count & ~3;
+    for (int32_t n = 0; n < whole_lines; n += 4)
+        for (int32_t x = 0; x < whole; x += 4) {
+            four a, b, c, d;
+            const float *at = from + (int64_t)n * along + x;
+            memcpy(&a, at, 16), memcpy(&b, at + along, 16);
+            memcpy(&c, at + 2 * along, 16), memcpy(&d, at + 3 * along, 16);
+            four ab = __builtin_shuffle(a, b, (order){0, 4, 1, 5}), cd = __builtin_shuffle(c, d, (order){0, 4, 1, 5});
+            four ef = __builtin_shuffle(a, b, (order){2, 6, 3, 7}), gh = __builtin_shuffle(c, d, (order){2, 6, 3, 7});
+            a = __builtin_shuffle(ab, cd, (order){0, 1, 4, 5}), b = __builtin_shuffle(ab, cd, (order){2, 3, 6, 7});
+            c = __builtin_shuffle(ef, gh, (order){0, 1, 4, 5}), d = __builtin_shuffle(ef, gh, (order){2, 3, 6, 7});
+            float *made = to + (int64_t)x * across + n;
+            memcpy(made, &a, 16), memcpy(made + across, &b, 16);
+            memcpy(made + 2 * across, &c, 16), memcpy(made + 3 * across, &d, 16);
+        }
+#endif
+    EACH(n, lines)
+        for (int32_t x = n < whole_lines ? whole : 0; x < count; x++)
+            to[(int64_t)x * across + n] = from[(int64_t)n * along + x];
 }
 
 /* The same along the other axis, of ROWS rows at a time that stand beside each other. */
@@ -91,20 +131,22 @@ FAST static void mix_columns(const float *restrict lines, const sv_axis *columns
 
 /* Rounds to nearest, ties to even, as IEEE 754 does, subnormal numbers as well; values are finite. */
 static inline uint16_t half_of(float value) {
-    const uint32_t tiny = 0x3F000000u; /* 0.5: added, it rounds at the last bit of float16's subnormal numbers */
-    uint32_t bits, sign, small;
+    const int32_t tiny = 0x3F000000; /* 0.5: added, it rounds at the last bit of float16's subnormal numbers */
+    int32_t bits, sign, small;
     float shifted, half = 0.5f;
     memcpy(&bits, &value, 4);
-    sign = bits & 0x80000000u;
+    sign = bits & INT32_MIN;
     bits ^= sign;
     memcpy(&shifted, &bits, 4);
     shifted += half;
     memcpy(&small, &shifted, 4);
     small -= tiny;
-    uint32_t normal = (bits + 0xC8000FFFu + ((bits >> 13) & 1)) >> 13;
-    uint32_t made = bits < 0x38800000u ? small : normal;
-    made = bits >= 0x477FF000u ? 0x7C00u : made;
-    return (uint16_t)(made | sign >> 16);
+    int32_t normal = (bits - 0x37FFF001 + ((bits >> 13) & 1)) >> 13;
+    /* By masks, and of signed numbers: so that it is vectorised for AVX2, too. */
+    int32_t is_small = -(bits < 0x38800000), is_infinite = -(bits >= 0x477FF000);
+    int32_t made = (small & is_small) | (normal & ~is_small);
+    made = (0x7C00 & is_infinite) | (made & ~is_infinite);
+    return (uint16_t)(made | ((uint32_t)sign >> 16));
 }
 
 static inline uint16_t bfloat_of(float value) {
@@ -113,28 +155,24 @@ static inline uint16_t bfloat_of(float value) {
     return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
 }
 
-/* One channel of the ROWS rows that stand beside each other, of which `rows` are wanted. */
-FAST static void write_channel(const sv_picture *p, int c, int32_t y, int32_t rows, const float *restrict luma,
-                               const float *restrict u, const float *restrict v, float *restrict made) {
-    int32_t width = p->columns[0].out, count = ROWS * width;
+/* One channel of a row. */
+FAST static void write_row(const sv_picture *p, int c, int32_t y, const float *restrict luma, const float *restrict u,
+                           const float *restrict v, float *restrict made) {
+    int32_t width = p->columns[0].out;
     float a = p->matrix[c][0], b = p->matrix[c][1], d = p->matrix[c][2], e = p->matrix[c][3];
     float mean = p->type ? p->mean[c] : 0, scale = p->type ? p->scale[c] : 1;
-    int64_t step = p->strides[2];
-    EACH(n, count) {
-        int32_t level = (int32_t)(a * luma[n] + b * u[n] + d * v[n] + e + 0.5f);
+    int64_t step = p->strides[2], at = c * p->strides[0] + y * p->strides[1];
+    EACH(x, width) {
+        int32_t level = (int32_t)(a * luma[x] + b * u[x] + d * v[x] + e + 0.5f);
         level = level > 0 ? level : 0;
         level = level < 255 ? level : 255;
-        made[n] = ((float)level - mean) * scale;
+        made[x] = ((float)level - mean) * scale;
     }
-#define STORE(type, value)                                                                        \
-    {                                                                                             \
-        type *restrict packed = (type *)(made + count);                                           \
-        EACH(n, count) packed[n] = value(made[n]);                                                \
-        EACH(r, rows) {                                                                           \
-            type *restrict out = (type *)p->out + c * p->strides[0] + (y + r) * p->strides[1];    \
-            if (step == 1) EACH(x, width) out[x] = packed[ROWS * x + r];                          \
-            else EACH(x, width) out[step * x] = packed[ROWS * x + r];                             \
-        }                                                                                         \
+#define STORE(type, value)                                            \
+    {                                                                 \
+        type *restrict out = (type *)p->out + at;                     \
+        if (step == 1) EACH(x, width) out[x] = value(made[x]);        \
+        else EACH(x, width) out[step * x] = value(made[x]);           \
     }
 #define BYTE(level) (uint8_t)(int32_t)(level)
     if (p->type == 0) STORE(uint8_t, BYTE)
@@ -143,23 +181,37 @@ FAST static void write_channel(const sv_picture *p, int c, int32_t y, int32_t ro
     else STORE(float, )
 }
 
-/* `scratch` has room for ROWS + 1 of the longest rows of samples, and for 5 * ROWS output rows. */
+/* `scratch` has room for what streamvid/color/render.py computes of the same constants. */
 void sv_render(const sv_picture *p, float *scratch) {
-    int32_t low[2], count[2], height = p->rows[0].out;
-    int64_t size = (int64_t)ROWS * p->columns[0].out;
-    for (int i = 0; i < 2; i++) source_span(&p->columns[i], &low[i], &count[i]);
-    int32_t longest = count[0] > count[1] ? count[0] : count[1];
-    float *made = scratch, *line = made + 5 * size, *lines = line + longest;
+    int32_t height = p->rows[0].out, width = p->columns[0].out, low[2], count[2], padded[2], longest = 0;
+    int64_t size = (int64_t)ROWS * width;
+    for (int i = 0; i < 2; i++) {
+        source_span(&p->columns[i], 0, width, &low[i], &count[i]);
+        padded[i] = (count[i] + BLOCK - 1) / BLOCK * BLOCK;
+        longest = padded[i] > longest ? padded[i] : longest;
+    }
+    float *made = scratch, *mixed = made + 3 * size, *row = mixed + size, *few = row + width;
+    float *lines = few + FEW * longest, *source = lines + ROWS * longest;
     for (int32_t y = 0; y < height; y += ROWS) {
         int32_t rows = height - y < ROWS ? height - y : ROWS;
         if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* what is not wanted must be numbers, too */
         for (int i = 0; i < 3; i++) {
-            EACH(r, rows) {
-                mix_rows(&p->planes[i], &p->rows[i > 0], y + r, low[i > 0], count[i > 0], line);
-                stand_up(line, count[i > 0], lines + r);
+            const sv_axis *down = &p->rows[i > 0];
+            int32_t from = low[i > 0], samples = count[i > 0], along = padded[i > 0];
+            for (int32_t r = 0; r < rows; r += FEW) {
+                int32_t some = rows - r < FEW ? rows - r : FEW, top, sources;
+                source_span(down, y + r, y + r + some, &top, &sources);
+                widen(&p->planes[i], top, sources, from, samples, along, source);
+                EACH(n, some) mix_rows(source, down, y + r + n, top, along, few + (int64_t)n * along);
+                turn(few, along, some, samples, lines + r, ROWS);
             }
-            mix_columns(lines, &p->columns[i > 0], low[i > 0], made + i * size);
+            mix_columns(lines, &p->columns[i > 0], from, mixed);
+            turn(mixed, ROWS, width, rows, made + i * size, width);
         }
-        for (int c = 0; c < 3; c++) write_channel(p, c, y, rows, made, made + size, made + 2 * size, made + 3 * size);
+        EACH(r, rows)
+            for (int c = 0; c < 3; c++) {
+                const float *luma = made + (int64_t)r * width;
+                write_row(p, c, y + r, luma, luma + size, luma + 2 * size, row);
+            }
     }
 }
