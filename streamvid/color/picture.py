@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -38,18 +39,27 @@ def picture_of(frame: VideoFrame) -> Picture:
     if not name.startswith(("yuv", "gray", "gbr")) or name.endswith("be"):
         # Packed and paletted formats, of which none has chroma that is subsampled.
         frame = frame.reformat(format="gbrp", threads=1)  # a decoding thread has its core
-    form, bits = frame.format, frame.format.components[0].bits
-    luma = _samples(frame, 0, bits)
-    height, width = luma.shape
+        name = "gbrp"
+    form = _format(name, frame.height, frame.width)
+    luma, *chroma = (_samples(plane, form.bits) for plane in frame.planes[:3])
+    if form.subsampling[0] == _GRAY:
+        neutral: Any = np.full((1, 1), 1 << (form.bits - 1), dtype=luma.dtype)
+        chroma = [neutral, neutral]
+    return Picture((luma, chroma[0], chroma[1]), form, name)
+
+
+@lru_cache(maxsize=256)
+def _format(name: str, height: int, width: int) -> PlaneFormat:
+    import av
+
+    form = av.VideoFormat(name)
+    bits = form.components[0].bits
     if len(form.components) < 3:
-        neutral: Any = np.full((1, 1), 1 << (bits - 1), dtype=luma.dtype)
-        return Picture((luma, neutral, neutral), PlaneFormat(height, width, (_GRAY, _GRAY), bits), form.name)
+        return PlaneFormat(height, width, (_GRAY, _GRAY), bits)
     subsampling = (16 // form.chroma_height(16), 16 // form.chroma_width(16))
-    planes = (luma, _samples(frame, 1, bits), _samples(frame, 2, bits))
-    return Picture(planes, PlaneFormat(height, width, subsampling, bits, is_rgb=form.is_rgb), form.name)
+    return PlaneFormat(height, width, subsampling, bits, is_rgb=form.is_rgb)
 
 
-def _samples(frame: VideoFrame, number: int, bits: int) -> Any:
-    plane: Any = frame.planes[number]
+def _samples(plane: Any, bits: int) -> Any:
     lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
     return (lines if bits == 8 else lines.view(np.uint16))[:, : plane.width]

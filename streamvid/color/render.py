@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,18 +128,17 @@ class _Axis(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Plane(ctypes.Structure):
+class _Settings(ctypes.Structure):
+    """What of pixels.c's `sv_picture` is the same for all of a clip; `_PICTURE` packs it with the planes before it and
+    the output behind it, faster than ctypes fills a structure in."""
+
     _fields_ = (
-        ("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("step", ctypes.c_int32), ("wide", ctypes.c_int32),
+        ("rows", _Axis * 2), ("columns", _Axis * 2), ("matrix", ctypes.c_float * 12), ("mean", ctypes.c_float * 3),
+        ("scale", ctypes.c_float * 3),
     )  # fmt: skip
 
 
-class _Picture(ctypes.Structure):
-    _fields_ = (
-        ("planes", _Plane * 3), ("rows", _Axis * 2), ("columns", _Axis * 2), ("matrix", ctypes.c_float * 12),
-        ("mean", ctypes.c_float * 3), ("scale", ctypes.c_float * 3), ("out", ctypes.c_void_p),
-        ("strides", ctypes.c_int64 * 3), ("type", ctypes.c_int32),
-    )  # fmt: skip
+_PICTURE: Final = struct.Struct(f"@{3 * 'Pqii'}{ctypes.sizeof(_Settings)}sPqqqi4x")
 
 
 @cache
@@ -197,10 +197,12 @@ class PlaneRenderer:
                 zip((planes.height, planes.width), planes.chroma, planes.subsampling, (down, across), strict=True)
             )
         )
-        self._picture = _Picture(
-            rows=tuple(map(_axis, self._rows)), columns=tuple(map(_axis, self._columns)),
-            matrix=tuple(self._matrix.ravel().tolist()), mean=tuple(self._mean.tolist()),
-            scale=tuple(self._scale.tolist()), type=_TYPES[dtype],
+        self._settings = bytes(
+            _Settings(
+                rows=tuple(map(_axis, self._rows)), columns=tuple(map(_axis, self._columns)),
+                matrix=tuple(self._matrix.ravel().tolist()), mean=tuple(self._mean.tolist()),
+                scale=tuple(self._scale.tolist()),
+            )
         )  # fmt: skip
         longest = max(_BLOCK * -(-_span(one, len(one.first)) // _BLOCK) for one in self._columns)
         tallest = max(_span(one, _FEW) for one in self._rows)
@@ -218,11 +220,12 @@ class PlaneRenderer:
             self._by_numpy(planes, out)
             return
         scratch = np.empty(self._floats, dtype=np.float32)
-        picture = _Picture.from_buffer_copy(self._picture)
-        picture.planes[:] = [_plane(one) for one in planes]
-        picture.out = _address(out)
-        picture.strides[:] = [stride // out.itemsize for stride in out.strides]
-        call(ctypes.byref(picture), _address(scratch))
+        y, u, v = map(_plane, planes)
+        strides = [stride // out.itemsize for stride in out.strides]
+        call(
+            _PICTURE.pack(*y, *u, *v, self._settings, out.ctypes.data, *strides, _TYPES[self._dtype]),
+            scratch.ctypes.data,
+        )
 
     def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]
@@ -236,13 +239,8 @@ class PlaneRenderer:
         _store(levels, out, self._dtype)
 
 
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 def _axis(of: Taps) -> _Axis:
-    return _Axis(len(of.first), len(of.weights), _address(of.first), _address(of.weights))
+    return _Axis(len(of.first), len(of.weights), of.first.ctypes.data, of.weights.ctypes.data)
 
 
 def _span(of: Taps, count: int) -> int:
@@ -252,8 +250,9 @@ def _span(of: Taps, count: int) -> int:
     return int((steps[count - 1 :] - steps[: len(steps) - count + 1]).max()) + len(of.weights)
 
 
-def _plane(samples: Samples) -> _Plane:
-    return _Plane(_address(samples), samples.strides[0], samples.strides[1] // samples.itemsize, samples.itemsize > 1)
+def _plane(samples: Samples) -> tuple[int, int, int, bool]:
+    (stride, step), size = samples.strides, samples.itemsize
+    return samples.ctypes.data, stride, step // size, size > 1
 
 
 def _mixed(plane: Samples, rows: Taps, columns: Taps) -> Float32:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Taps:
     weights: Float32
 
 
+@lru_cache(maxsize=256)
 def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 1, siting: int = 0) -> Taps:
     """The part from `start` to `end` of an axis becomes `out` samples.
 
@@ -47,9 +49,9 @@ def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 
     low = np.where(shares > 0, inside, source).min(axis=1)
     count = int((np.where(shares > 0, inside, 0).max(axis=1) - low).max()) + 1
     first = np.minimum(low, source - count)
-    weights = np.zeros((out, count))
-    np.add.at(weights, (np.arange(out)[:, None], np.clip(inside - first[:, None], 0, count - 1)), shares)
-    return Taps(first.astype(np.int32), np.ascontiguousarray(weights.T, dtype=np.float32))
+    place = np.clip(inside - first[:, None], 0, count - 1) * out + np.arange(out)[:, None]
+    weights = np.bincount(place.ravel(), shares.ravel(), count * out).astype(np.float32)
+    return Taps(first.astype(np.int32), weights.reshape(count, out))
 
 
 def dense(of: Taps, source: int) -> Float32:

@@ -22,7 +22,7 @@ Pixels = npt.NDArray[Any]
 def as_written(out: Pixels, box: CropBox) -> Pixels:
     """A picture [3, height, width] as frames are decoded: what is written is turned back, rather than what is read
     turned."""
-    lying = np.rot90(out, box.turns, axes=(1, 2))
+    lying = np.rot90(out, box.turns, axes=(1, 2)) if box.turns else out
     return lying[:, :, ::-1] if box.mirrored else lying
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import is_image_entry
-from streamvid.mp4.sample_entry import coded_size, visual_sample_description
+from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.image_decoder import decode_images
 
@@ -37,7 +37,8 @@ _MAX_INTRA_PIXELS: Final = 1 << 28
 
 
 class _Kept(NamedTuple):
-    """An open codec context, the sample description it was opened for, and the reordering and size it was told of."""
+    """An open codec context, the sample description it was opened for but for the bit rate, and the reordering and size
+    that it was told of."""
 
     stsd: bytes
     reorder: int
@@ -46,8 +47,8 @@ class _Kept(NamedTuple):
 
 
 class ReusableCodecContext(threading.local):
-    """A codec context per thread, kept open for the next stream with the same sample description: opening one and
-    allocating its frames takes as long as decoding three of them.
+    """A codec context per thread, kept open for the next stream with the same sample description, whatever bit rate it
+    names: opening one and allocating its frames takes as long as decoding three of them.
 
     Args:
         strict: raise for any error in a NAL unit, see `open_context`.
@@ -80,11 +81,11 @@ class ReusableCodecContext(threading.local):
             yield from decode_images(stsd, packets)
             return
         # Taken out while it is in use, so that one that fails is not kept.
-        kept, self._kept = self._kept, None
-        if kept is None or kept.stsd != stsd or kept.reorder < reorder or kept.pixels != pixels:
+        kept, self._kept, same = self._kept, None, without_bit_rate(stsd)
+        if kept is None or kept.stsd != same or kept.reorder < reorder or kept.pixels != pixels:
             context = open_context(stsd, reorder, strict=self._strict)
             limit_pixels(context, pixels)
-            kept = _Kept(stsd, reorder, pixels, context)
+            kept = _Kept(same, reorder, pixels, context)
         # A caller that has all the frames it wants closes this generator early; the context is still good.
         with suppress(GeneratorExit):
             yield from _decode(kept.context, packets, self._taken)

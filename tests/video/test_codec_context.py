@@ -18,7 +18,8 @@ from streamvid.decode.cpu import decode_frames, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.pack import pack
-from streamvid.video.codec_context import ReusableCodecContext, reorder_depth
+from streamvid.video import codec_context
+from streamvid.video.codec_context import ReusableCodecContext, open_context, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
@@ -162,6 +163,28 @@ def test_a_context_is_kept_for_streams_that_reorder_no_further(tmp_path: Path) -
     clip, context = store_clip(source, tmp_path), ReusableCodecContext()
     for numbers in ([0], [1], [0], [1, 2, 3]):
         assert len(dict(decode_frames(slice_of(clip, numbers), context=context))) == len(numbers)
+
+
+def test_a_context_is_kept_for_clips_of_other_bit_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg writes a file's bit rate into its sample description: clips of one encoder differ by that alone."""
+    opened: list[bytes] = []
+
+    def counted(stsd: bytes, reorder: int, *, strict: bool = False) -> av.VideoCodecContext:
+        opened.append(stsd)
+        return open_context(stsd, reorder, strict=strict)
+
+    monkeypatch.setattr(codec_context, "open_context", counted)
+    context, stsds = ReusableCodecContext(), set[bytes]()
+    for seed in range(3):
+        path = write(replace(SMALL, seed=seed), tmp_path / f"{seed}.mp4")
+        with av.open(str(path)) as container:
+            expected = [frame.to_ndarray() for frame in container.decode(video=0)]
+        whole = slice_of(store_clip(path, tmp_path), range(len(expected)))
+        stsds.add(whole.stsd)
+        decoded = {row: frame.to_ndarray() for row, frame in decode_frames(whole, context=context)}
+        np.testing.assert_array_equal([decoded[row] for row in range(len(expected))], expected)
+    assert len(stsds) == 3
+    assert len(opened) == 1
 
 
 def test_a_cut_that_depends_on_a_damaged_frame_is_not_encoded(tmp_path: Path) -> None:
