@@ -15,54 +15,77 @@ def _inside(at, count):
 
 
 @triton.jit
-def _luma(base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, mask, shift, SAMPLE: tl.constexpr):  # noqa: N803
-    """The weighted mean of luma about (cy, cx), for a row of output pixels."""
+def _columns(start, scale, x, last_x, reach, taps, width):
+    """The samples of a line that pixels from x to last_x are made of, and one more at both ends, as a pixel's centre
+    may be rounded another way elsewhere: the first and the last."""
+    first = tl.floor(start + (x.to(tl.float32) + 0.5) * scale - reach) - 1.0
+    last = tl.floor(start + (last_x.to(tl.float32) + 0.5) * scale - reach) + taps.to(tl.float32)
+    return _inside(first, width), _inside(last, width)
+
+
+@triton.jit
+def _sum(at, centre, reach, taps):
+    total = tl.zeros_like(centre)
+    for n in range(taps):
+        total += _share(at + n, centre, reach)
+    return total
+
+
+@triton.jit
+def _picked(line, at, begin, SPAN: tl.constexpr):  # noqa: N803
+    """Of a piece of a line, the samples at those places: 0 for those beyond it."""
+    place = at - begin
+    there = (place >= 0) & (place < SPAN)
+    return tl.where(there, tl.gather(line, tl.where(there, place, 0), 0), 0.0)
+
+
+@triton.jit
+def _luma(
+    base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
+    SAMPLE: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """The weighted mean of luma about (cy, cx), for pixels of a line: down the columns from `first` to `last`, SPAN of
+    them at a time, then along them."""
     y0, x0 = tl.floor(cy - ry), tl.floor(cx - rx)
     base = base.to(tl.pointer_type(SAMPLE))
-    sum_y = 0.0
-    for i in range(taps_y):
-        sum_y += _share(y0 + i, cy, ry)
-    sum_x = tl.zeros_like(cx)
     total = tl.zeros_like(cx)
-    for j in range(taps_x):
-        wx = _share(x0 + j, cx, rx)
-        sum_x += wx
-        column = base + _inside(x0 + j, width)
-        line = tl.zeros_like(cx)
+    for begin in range(first, last + 1, SPAN):
+        columns = begin + tl.arange(0, SPAN)
+        line = tl.zeros([SPAN], tl.float32)
         for i in range(taps_y):
-            sample = tl.load(column + _inside(y0 + i, height) * pitch, mask=mask, other=0).to(tl.int32) >> shift
+            samples = base + _inside(y0 + i, height) * pitch + columns
+            sample = tl.load(samples, mask=columns <= last, other=0).to(tl.int32) >> shift
             line += _share(y0 + i, cy, ry) * sample.to(tl.float32)
-        total += wx * line
-    return total / (sum_y * sum_x)
+        for j in range(taps_x):
+            total += _share(x0 + j, cx, rx) * _picked(line, _inside(x0 + j, width), begin, SPAN)
+    return total / (_sum(y0, cy, ry, taps_y) * _sum(x0, cx, rx, taps_x))
 
 
 @triton.jit
 def _chroma(
-    base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, mask, shift, PAIR: tl.constexpr, BITS: tl.constexpr,  # noqa: N803
+    base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
+    PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """The same of interleaved U and V, which one load reads together."""
     y0, x0 = tl.floor(cy - ry), tl.floor(cx - rx)
     base = base.to(tl.pointer_type(PAIR))
-    sum_y = 0.0
-    for i in range(taps_y):
-        sum_y += _share(y0 + i, cy, ry)
-    sum_x = tl.zeros_like(cx)
     total_u = tl.zeros_like(cx)
     total_v = tl.zeros_like(cx)
-    for j in range(taps_x):
-        wx = _share(x0 + j, cx, rx)
-        sum_x += wx
-        column = base + _inside(x0 + j, width)
-        line_u = tl.zeros_like(cx)
-        line_v = tl.zeros_like(cx)
+    for begin in range(first, last + 1, SPAN):
+        columns = begin + tl.arange(0, SPAN)
+        line_u = tl.zeros([SPAN], tl.float32)
+        line_v = tl.zeros([SPAN], tl.float32)
         for i in range(taps_y):
-            both = tl.load(column + _inside(y0 + i, height) * pitch, mask=mask, other=0)
+            both = tl.load(base + _inside(y0 + i, height) * pitch + columns, mask=columns <= last, other=0)
             wy = _share(y0 + i, cy, ry)
             line_u += wy * ((both & ((1 << BITS) - 1)).to(tl.int32) >> shift).to(tl.float32)
             line_v += wy * ((both >> BITS).to(tl.int32) >> shift).to(tl.float32)
-        total_u += wx * line_u
-        total_v += wx * line_v
-    return total_u / (sum_y * sum_x), total_v / (sum_y * sum_x)
+        for j in range(taps_x):
+            wx, at = _share(x0 + j, cx, rx), _inside(x0 + j, width)
+            total_u += wx * _picked(line_u, at, begin, SPAN)
+            total_v += wx * _picked(line_v, at, begin, SPAN)
+    total = _sum(y0, cy, ry, taps_y) * _sum(x0, cx, rx, taps_x)
+    return total_u / total, total_v / total
 
 
 @triton.jit
@@ -81,7 +104,7 @@ def _store(out, step, p, of, level, mask, OUT: tl.constexpr):  # noqa: N803
 @triton.jit
 def render(
     table, SAMPLE: tl.constexpr, PAIR: tl.constexpr, BITS: tl.constexpr, OUT: tl.constexpr,  # noqa: N803
-    RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
+    RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Rows of `table`, as `streamvid.color.surfaces` lays them out: one program writes BLOCK pixels of one line."""
     row = table + tl.program_id(2) * ROW
@@ -90,23 +113,28 @@ def render(
     p = (ints + FLOATS).to(tl.pointer_type(tl.float32))
     height, width = tl.load(ints).to(tl.float32), tl.load(ints + 1).to(tl.float32)
     out_height, out_width = tl.load(ints + 2), tl.load(ints + 3)
-    y = tl.program_id(1)
-    x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if y < out_height:
-        mask = x < out_width
+    y, x_first = tl.program_id(1), tl.program_id(0) * BLOCK
+    if (y < out_height) & (x_first < out_width):
+        x = x_first + tl.arange(0, BLOCK)
+        x_last = tl.minimum(x_first + BLOCK, out_width.to(tl.int32)) - 1
+        mask = x <= x_last
         shift = tl.load(ints + 7).to(tl.int32)
-        scale_y, scale_x = tl.load(p + 1), tl.load(p + 3)
-        cy = tl.load(p) + (y.to(tl.float32) + 0.5) * scale_y
-        cx = tl.load(p + 2) + (x.to(tl.float32) + 0.5) * scale_x
+        start_y, scale_y, start_x, scale_x = tl.load(p), tl.load(p + 1), tl.load(p + 2), tl.load(p + 3)
+        cy = start_y + (y.to(tl.float32) + 0.5) * scale_y
+        cx = start_x + (x.to(tl.float32) + 0.5) * scale_x
+        reach, taps = tl.maximum(scale_x, 1.0), tl.load(p + 7).to(tl.int32)
+        first, last = _columns(start_x, scale_x, x_first, x_last, reach, taps, width)
         luma = _luma(
             surface, pitch, height, width, cy, tl.maximum(scale_y, 1.0), tl.load(p + 6).to(tl.int32),
-            cx, tl.maximum(scale_x, 1.0), tl.load(p + 7).to(tl.int32), mask, shift, SAMPLE,
+            cx, reach, taps, first, last, shift, SAMPLE, SPAN,
         )  # fmt: skip
+        start, reach, taps = tl.load(p + 4), tl.maximum(scale_x * 0.5, 1.0), tl.load(p + 9).to(tl.int32)
+        half = tl.floor((width + 1.0) * 0.5)
+        first, last = _columns(start_x * 0.5 + start, scale_x * 0.5, x_first, x_last, reach, taps, half)
         u, v = _chroma(
-            surface + chroma_at, pitch // 2, tl.floor((height + 1.0) * 0.5), tl.floor((width + 1.0) * 0.5),
+            surface + chroma_at, pitch // 2, tl.floor((height + 1.0) * 0.5), half,
             cy * 0.5 + tl.load(p + 5), tl.maximum(scale_y * 0.5, 1.0), tl.load(p + 8).to(tl.int32),
-            cx * 0.5 + tl.load(p + 4), tl.maximum(scale_x * 0.5, 1.0), tl.load(p + 9).to(tl.int32), mask, shift,
-            PAIR, BITS,
+            cx * 0.5 + start, reach, taps, first, last, shift, PAIR, BITS, SPAN // 2,
         )  # fmt: skip
         r, g, b = _level(p, 10, luma, u, v), _level(p, 14, luma, u, v), _level(p, 18, luma, u, v)
         if RECOLOURS:

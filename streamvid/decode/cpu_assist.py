@@ -41,20 +41,18 @@ class CpuAssistWorker:
     """Decodes jobs with FFmpeg and has the GPU make pixels of them. To be used by one thread.
 
     Args:
-        device_id: the GPU's number.
+        stream: takes frames to the GPU, where they become pixels; shared by the workers of a pool. The GPU has few
+            queues for streams, and those of the engines must not wait for one another.
         queue: where jobs come from.
         first: shared by the workers of a pool.
     """
 
-    def __init__(self, device_id: int, queue: DecodeQueue, first: FirstLaunches) -> None:
-        import torch
-
-        self._device_id, self._queue = device_id, queue
+    def __init__(self, stream: torch.cuda.Stream, queue: DecodeQueue, first: FirstLaunches) -> None:
+        self._stream, self._queue = stream, queue
         self.doing: tuple[GopJob, ...] = ()
         self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
-        self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
         self._key: SessionKey | None = None
         self._context = ReusableCodecContext(taken=self._count)
         self._first = first
@@ -67,7 +65,7 @@ class CpuAssistWorker:
         """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
-        with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
             self._surfaces = SurfaceQueue(self._stream, self._first)
             while not self._abandoned and (jobs := self._queue.take_for_cpu()):
                 self.doing = tuple(jobs)

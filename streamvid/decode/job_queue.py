@@ -28,6 +28,9 @@ CPU_MIN_PIXELS: Final = 20_000_000
 less, the cost per job in Python outweighs the decoding, and holds the GIL against the engines."""
 _CPU_MIN_FRAME_PIXELS: Final = 500_000
 """Smaller frames are left to the engines, for the same reason."""
+ENOUGH: Final = 2
+"""Decoded batches that wait for the loop, from which on cores leave all jobs to the engines: what they decode has to be
+copied to the GPU, and the engines keep up."""
 _OPEN_DELAY: Final = 0.05
 """Seconds that an engine leaves jobs to others with a matching session before it opens one of its own."""
 
@@ -47,6 +50,7 @@ class DecodeQueue:
         self._batches: deque[dict[SessionKey, deque[GopJob]]] = deque()
         self._retries: deque[GopJob] = deque()
         self._packets = 0
+        self._waiting = 0
         self._closed = False
         # Of each configuration: engines with an open session, and packets that ever came.
         self._holders: Counter[SessionKey] = Counter()
@@ -103,14 +107,20 @@ class DecodeQueue:
                 # Engines that have sessions for the queued jobs may be busy for long: after the delay, open another.
                 may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
 
+    def waiting(self, change: int) -> None:
+        """Decoded batches wait for the loop, more or fewer than before."""
+        with self._changed:
+            self._waiting += change
+            self._changed.notify_all()
+
     def take_for_cpu(self) -> list[GopJob]:
         """The next jobs for a CPU core, of one batch and configuration, and enough of them to be worth it.
 
-        Blocks until `CPU_BACKLOG` allows some. Empty if the queue is closed and allows none.
+        Blocks until `CPU_BACKLOG` and `ENOUGH` allow some. Empty if the queue is closed and they allow none.
         """
         with self._changed:
             while True:
-                for batch in self._batches:
+                for batch in self._batches if self._waiting < ENOUGH or not self._engines else ():
                     # The configuration with most pixels left takes longest.
                     for key in sorted(batch, key=lambda key: -len(batch[key]) * key.width * key.height):
                         jobs = batch[key]

@@ -25,7 +25,7 @@ from streamvid.decode.decode_job import SessionKey, split_at_idr, surface_form
 from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_worker import NvdecWorker
-from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
+from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.decode.surface_target import SurfaceTarget, Write, full_size, make_targets
 from streamvid.errors import InputError
 from streamvid.video.packet_selection import EncodedSlice
@@ -113,12 +113,12 @@ class NvdecSessionPool:
     def __init__(self, *, device_id: int, engines: int, cpu_workers: int = 0) -> None:
         import torch
 
-        self.stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
+        self.stream = loader_stream(device_id)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
         limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
         engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit)
-        core = partial(CpuAssistWorker, device_id, self._queue, self._first)
+        core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, self._first)
         makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)
@@ -182,6 +182,10 @@ class NvdecSessionPool:
             return frames
 
         return Pending(result)
+
+    def waiting(self, change: int) -> None:
+        """See `streamvid.decode.job_queue.DecodeQueue.waiting`."""
+        self._queue.waiting(change)
 
     def close(self) -> None:
         """Decode what was submitted, then close the sessions and end the threads."""

@@ -17,7 +17,7 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
 from streamvid.decode.job_queue import DecodeQueue
-from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
+from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.errors import VideoError
 
 if TYPE_CHECKING:
@@ -79,14 +79,13 @@ class NvdecWorker:
     def __init__(
         self, device_id: int, queue: DecodeQueue, pace: Pace, first: FirstLaunches, *, memory_limit: int
     ) -> None:
-        import torch
 
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
         self.doing: tuple[GopJob, ...] = ()
         self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
-        self._stream = torch.cuda.Stream(device_id)  # type: ignore[no-untyped-call]
+        self._stream = loader_stream(device_id)
         self._surfaces = SurfaceQueue(self._stream, first)
         self._packet = _PacketFactory()
         # Least recently used first.

@@ -20,6 +20,19 @@ _DITHERED: Final = 32
 """The same where a launch needs memory for all its surfaces in 8 bits."""
 _TABLES: Final = 16
 """Launches queued on the GPU before the thread waits for the first."""
+_PRIORITY: Final = -5
+"""The highest that CUDA has; PyTorch takes its own highest for it."""
+
+
+def loader_stream(device_id: int) -> torch.cuda.Stream:
+    """A stream whose work goes before the model's.
+
+    A decode session waits for its small kernels and copies picture by picture. At the model's own priority each would
+    wait until the blocks of the model's kernels before it have all begun, and the engines for them.
+    """
+    import torch
+
+    return torch.cuda.Stream(device_id, priority=_PRIORITY)  # type: ignore[no-untyped-call]
 
 
 class FirstLaunches:

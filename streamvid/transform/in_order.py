@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -34,7 +34,7 @@ def decoded_in_order(
     submit: Callable[[EncodedBatch], Pending[T]],
     rescue: Rescue | None = None,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None = None,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """The results of batches, in order.
 
     The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of

@@ -6,7 +6,8 @@ on either device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -164,7 +165,8 @@ class GpuRenderer:
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
-        for rendered in run_ahead(decoded_in_order(batches, self._submit, rescue, partial(self._submit, on_cpu=True))):
+        made = decoded_in_order(batches, self._submit, rescue, partial(self._submit, on_cpu=True))
+        for rendered in _counted(made, run_ahead, self._decoder):
             self._hand_over(rendered.tensors)
             yield rendered
 
@@ -249,7 +251,7 @@ class DaliRenderer:
         """See `Renderer`."""
         by_cpu = partial(self._submit, on_cpu=True) if isinstance(self._decoder, GpuDecoder) else None
         decoded = decoded_in_order(batches, self._submit, rescue, by_cpu)
-        for encoded, tensors in self._pipeline.run(run_ahead(decoded)):
+        for encoded, tensors in self._pipeline.run(_counted(decoded, run_ahead, self._decoder)):
             yield RenderedBatch(encoded, tensors)
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
@@ -313,6 +315,24 @@ class DaliRenderer:
             return DecodedBatch(batch, params, pictures.frames)
 
         return Pending(decoded)
+
+
+def _counted(made: Generator[T, None, None], run_ahead: RunAhead, decoder: CpuDecoder | GpuDecoder) -> Iterator[T]:
+    """`run_ahead(made)`, of which a GPU's decode sessions know how many wait to be taken."""
+    sessions = decoder.sessions if isinstance(decoder, GpuDecoder) else None
+    if sessions is None:
+        yield from run_ahead(made)
+        return
+
+    def counted() -> Iterator[T]:
+        with closing(made):
+            for one in made:
+                sessions.waiting(1)
+                yield one
+
+    for one in run_ahead(counted()):
+        sessions.waiting(-1)
+        yield one
 
 
 def _left_to_cpu(batch: EncodedBatch, on_cpu: Bool | None, every: bool) -> list[bool]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
-from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, SESSION_OPEN_PACKETS, DecodeQueue
+from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
@@ -159,6 +159,24 @@ def test_cores_leave_the_last_jobs_to_the_engines() -> None:
     left = [queue.take(current=None, opened=[key(0)], block=True) for _ in range(kept + 1)]
     assert None not in left[:kept]
     assert left[kept] is None
+
+
+@pytest.mark.parametrize("engines", [1, 0])
+def test_cores_idle_while_enough_batches_wait_for_the_loop(engines: int) -> None:
+    """Unless there is nobody else."""
+    queue = DecodeQueue(engines=engines)
+    for _ in range(ENOUGH):
+        queue.waiting(1)
+    queue.put(jobs(*((0, 40) for _ in range(20))))
+    core = Worker(queue, cpu=True)
+    time.sleep(0.05)
+    assert bool(core.taken) == (not engines)
+    queue.waiting(-1)
+    deadline = time.monotonic() + 5
+    while not core.taken and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert core.taken
+    queue.close()
 
 
 def test_a_job_is_tried_twice() -> None:

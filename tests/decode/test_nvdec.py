@@ -89,6 +89,20 @@ def test_frames_are_those_of_the_sequential_decode(
     }  # fmt: skip
 
 
+def test_all_streams_go_before_the_models(clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each engine, one for all cores, and one that allocates: PyTorch has 32 in all."""
+    made = []
+
+    class Stream(torch.cuda.Stream):  # type: ignore[misc]
+        def __init__(self, device_id: int, priority: int = 0) -> None:
+            made.append(priority)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    agree(NvdecSessionPool(device_id=0, engines=3, cpu_workers=4), clips, rounds=1)
+    assert len(made) == 5
+    assert max(made) < 0
+
+
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
 WITHOUT_NAL_UNITS = {
     "vp8": Recipe(codec="vp8", container="webm", frames=40, gop=10),

@@ -187,6 +187,43 @@ def test_linear_changes_of_colours_are_dalis(decoder: GpuDecoder, batch: Encoded
     assert_same(rendered(transform, decoder, batch, np.ones(8, dtype=bool)), expected, transform, most=4)
 
 
+@pytest.mark.parametrize("decoder", ["engine"], indirect=True)
+@pytest.mark.parametrize("final", [True, False])
+def test_the_queue_knows_how_many_batches_wait_for_the_loop(
+    final: bool, decoder: GpuDecoder, batch: EncodedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform, told, waits = Transform(resize=40, crop=32), [0], []
+    assert decoder.sessions is not None
+    monkeypatch.setattr(decoder.sessions, "waiting", lambda change: told.append(told[-1] + change))
+    renderer: Any = GpuRenderer(transform, decoder, on_cpu=None)
+    if not final:
+        renderer = DaliRenderer(
+            ClipTransform(transform, rotates=True, has_black_frames=True), decoder, threads=1, max_batch=8
+        )
+        monkeypatch.setattr(renderer._pipeline, "run", lambda made: ((one.encoded, {}) for one in made))
+
+    def all_ahead(items: Iterator[Any]) -> Iterator[Any]:
+        return iter(list(items))
+
+    for _ in renderer.run(Ready([batch] * 3), all_ahead):
+        waits.append(told[-1])
+    assert max(told) == 3
+    assert waits == [2, 1, 0]
+
+
+class Ready:
+    """Batches that are there at once."""
+
+    def __init__(self, batches: list[EncodedBatch]) -> None:
+        self._batches = iter(batches)
+
+    def __next__(self) -> EncodedBatch:
+        return next(self._batches)
+
+    def ready(self) -> bool:
+        return True
+
+
 def test_what_is_left_to_dali_gets_frames_of_the_crops_size(decoder: GpuDecoder, batch: EncodedBatch) -> None:
     transform = Transform(random_short_side=(64, 90), crop=56, horizontal_flip=0.5, blur=0.5, rotate=20)
     spec = ClipTransform(transform, rotates=True, has_black_frames=True, mirrors=True)
