@@ -178,13 +178,12 @@ def videos_of(loader: sv.StreamLoader) -> Iterator[Any]:
         yield batch["video"]
 
 
-def kernels(loader: sv.StreamLoader, batches: int, step: float) -> list[tuple[str, float, float]]:
+def kernels(videos: Iterator[Any], batches: int, step: float) -> list[tuple[str, float, float]]:
     """What the GPU does for a batch of the loader, of which a loop takes one every `step` seconds: name, ms and calls,
     longest first."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    videos = videos_of(loader)
 
     def run(count: int) -> None:
         for _ in range(count):
@@ -247,7 +246,7 @@ def measure(folder: Path, kind: str, size: Size, only: str) -> tuple[list[dict[s
         )  # fmt: skip
         print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, file=sys.stderr)
         del step
-    table = kernels(loader, 8, alone / MOST_OF_STEP)
+    table = kernels(fed, 8, alone / MOST_OF_STEP)
     total = sum(ms for _, ms, _ in table)
     for row in rows:
         row["GPU ms"] = total
