@@ -184,7 +184,6 @@ def kernels(videos: Iterator[Any], batches: int, step: float) -> list[tuple[str,
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-
     def run(count: int) -> None:
         for _ in range(count):
             began = time.perf_counter()
