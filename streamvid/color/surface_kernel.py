@@ -24,41 +24,55 @@ def _columns(start, scale, x, last_x, reach, taps, width):
 
 
 @triton.jit
-def _sum(at, centre, reach, taps):
-    total = tl.zeros_like(centre)
-    for n in range(taps):
-        total += _share(at + n, centre, reach)
-    return total
+def _down(
+    base, pitch, height, cy, ry, taps, begin, last, shift,
+    PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """The weighted sums down SPAN columns of pairs of samples from `begin` on, of which one load reads two, and the sum
+    of the weights. Behind `last` there is anything."""
+    y0 = tl.floor(cy - ry)
+    pairs = tl.arange(0, SPAN)
+    there = pairs <= last - begin
+    base = base.to(tl.pointer_type(PAIR)) + begin
+    first, second = tl.zeros([SPAN], tl.float32), tl.zeros([SPAN], tl.float32)
+    weights = 0.0
+    for i in range(taps):
+        both = tl.load(base + _inside(y0 + i, height) * pitch + pairs, mask=there)
+        low, high = (both & ((1 << BITS) - 1)).to(tl.int32), (both >> BITS).to(tl.int32)
+        if BITS > 8:
+            low, high = low >> shift, high >> shift
+        weight = _share(y0 + i, cy, ry)
+        weights += weight
+        first += weight * low.to(tl.float32)
+        second += weight * high.to(tl.float32)
+    return first, second, weights
 
 
 @triton.jit
-def _picked(line, at, begin, SPAN: tl.constexpr):  # noqa: N803
+def _picked(line, place, COUNT: tl.constexpr):  # noqa: N803
     """Of a piece of a line, the samples at those places: 0 for those beyond it."""
-    place = at - begin
-    there = (place >= 0) & (place < SPAN)
+    there = (place >= 0) & (place < COUNT)
     return tl.where(there, tl.gather(line, tl.where(there, place, 0), 0), 0.0)
 
 
 @triton.jit
 def _luma(
     base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
-    SAMPLE: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+    PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The weighted mean of luma about (cy, cx), for pixels of a line: down the columns from `first` to `last`, SPAN of
-    them at a time, then along them."""
-    y0, x0 = tl.floor(cy - ry), tl.floor(cx - rx)
-    base = base.to(tl.pointer_type(SAMPLE))
-    total = tl.zeros_like(cx)
-    for begin in range(first, last + 1, SPAN):
-        columns = begin + tl.arange(0, SPAN)
-        line = tl.zeros([SPAN], tl.float32)
-        for i in range(taps_y):
-            samples = base + _inside(y0 + i, height) * pitch + columns
-            sample = tl.load(samples, mask=columns <= last, other=0).to(tl.int32) >> shift
-            line += _share(y0 + i, cy, ry) * sample.to(tl.float32)
+    """The weighted mean of luma about (cy, cx), for pixels of a line: down the columns from `first` to `last`, a piece
+    of the line at a time, then along it."""
+    x0 = tl.floor(cx - rx)
+    total, weights, down = tl.zeros_like(cx), tl.zeros_like(cx), 0.0
+    for begin in range(first // 2, last // 2 + 1, SPAN):
+        even, odd, down = _down(base, pitch, height, cy, ry, taps_y, begin, last // 2, shift, PAIR, BITS, SPAN)
+        line = tl.interleave(even, odd)
+        weights = tl.zeros_like(cx)
         for j in range(taps_x):
-            total += _share(x0 + j, cx, rx) * _picked(line, _inside(x0 + j, width), begin, SPAN)
-    return total / (_sum(y0, cy, ry, taps_y) * _sum(x0, cx, rx, taps_x))
+            weight = _share(x0 + j, cx, rx)
+            weights += weight
+            total += weight * _picked(line, _inside(x0 + j, width) - 2 * begin, 2 * SPAN)
+    return total / (down * weights)
 
 
 @triton.jit
@@ -66,26 +80,19 @@ def _chroma(
     base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
     PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The same of interleaved U and V, which one load reads together."""
-    y0, x0 = tl.floor(cy - ry), tl.floor(cx - rx)
-    base = base.to(tl.pointer_type(PAIR))
-    total_u = tl.zeros_like(cx)
-    total_v = tl.zeros_like(cx)
+    """The same of interleaved U and V."""
+    x0 = tl.floor(cx - rx)
+    total_u, total_v = tl.zeros_like(cx), tl.zeros_like(cx)
+    weights, down = tl.zeros_like(cx), 0.0
     for begin in range(first, last + 1, SPAN):
-        columns = begin + tl.arange(0, SPAN)
-        line_u = tl.zeros([SPAN], tl.float32)
-        line_v = tl.zeros([SPAN], tl.float32)
-        for i in range(taps_y):
-            both = tl.load(base + _inside(y0 + i, height) * pitch + columns, mask=columns <= last, other=0)
-            wy = _share(y0 + i, cy, ry)
-            line_u += wy * ((both & ((1 << BITS) - 1)).to(tl.int32) >> shift).to(tl.float32)
-            line_v += wy * ((both >> BITS).to(tl.int32) >> shift).to(tl.float32)
+        line_u, line_v, down = _down(base, pitch, height, cy, ry, taps_y, begin, last, shift, PAIR, BITS, SPAN)
+        weights = tl.zeros_like(cx)
         for j in range(taps_x):
-            wx, at = _share(x0 + j, cx, rx), _inside(x0 + j, width)
-            total_u += wx * _picked(line_u, at, begin, SPAN)
-            total_v += wx * _picked(line_v, at, begin, SPAN)
-    total = _sum(y0, cy, ry, taps_y) * _sum(x0, cx, rx, taps_x)
-    return total_u / total, total_v / total
+            weight, place = _share(x0 + j, cx, rx), _inside(x0 + j, width) - begin
+            weights += weight
+            total_u += weight * _picked(line_u, place, SPAN)
+            total_v += weight * _picked(line_v, place, SPAN)
+    return total_u / (down * weights), total_v / (down * weights)
 
 
 @triton.jit
@@ -103,7 +110,7 @@ def _store(out, step, p, of, level, mask, OUT: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def render(
-    table, SAMPLE: tl.constexpr, PAIR: tl.constexpr, BITS: tl.constexpr, OUT: tl.constexpr,  # noqa: N803
+    table, PAIR: tl.constexpr, BITS: tl.constexpr, OUT: tl.constexpr,  # noqa: N803
     RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Rows of `table`, as `streamvid.color.surfaces` lays them out: one program writes BLOCK pixels of one line."""
@@ -125,8 +132,8 @@ def render(
         reach, taps = tl.maximum(scale_x, 1.0), tl.load(p + 7).to(tl.int32)
         first, last = _columns(start_x, scale_x, x_first, x_last, reach, taps, width)
         luma = _luma(
-            surface, pitch, height, width, cy, tl.maximum(scale_y, 1.0), tl.load(p + 6).to(tl.int32),
-            cx, reach, taps, first, last, shift, SAMPLE, SPAN,
+            surface, pitch // 2, height, width, cy, tl.maximum(scale_y, 1.0), tl.load(p + 6).to(tl.int32),
+            cx, reach, taps, first, last, shift, PAIR, BITS, SPAN,
         )  # fmt: skip
         start, reach, taps = tl.load(p + 4), tl.maximum(scale_x * 0.5, 1.0), tl.load(p + 9).to(tl.int32)
         half = tl.floor((width + 1.0) * 0.5)
@@ -134,7 +141,7 @@ def render(
         u, v = _chroma(
             surface + chroma_at, pitch // 2, tl.floor((height + 1.0) * 0.5), half,
             cy * 0.5 + tl.load(p + 5), tl.maximum(scale_y * 0.5, 1.0), tl.load(p + 8).to(tl.int32),
-            cx * 0.5 + start, reach, taps, first, last, shift, PAIR, BITS, SPAN // 2,
+            cx * 0.5 + start, reach, taps, first, last, shift, PAIR, BITS, SPAN,
         )  # fmt: skip
         r, g, b = _level(p, 10, luma, u, v), _level(p, 14, luma, u, v), _level(p, 18, luma, u, v)
         if RECOLOURS:

@@ -30,9 +30,9 @@ FLOATS: Final = 8
 picture, elements of the output from a channel, a line and a pixel to the next, bits that samples are shifted by."""
 PARAMS: Final = FLOATS + 20
 """Numbers that the parameters of a clip and view have, 8 bytes each."""
-_BLOCK, _SPAN, _WARPS = 64, 512, 2
+_BLOCK, _SPAN, _WARPS = 256, 512, 4
 _DALI_BLOCK: Final = 512
-"""Pixels of a line that one program of a kernel writes at most; samples of a line that it works on at a time."""
+"""Pixels of a line that one program of a kernel writes at most; pairs of samples of a line that it works on at a time."""
 
 
 class Window(NamedTuple):
@@ -161,8 +161,8 @@ def launch(
         return
     from streamvid.color.surface_kernel import render
 
-    sample, pair, bits = (tl.uint16, tl.uint32, 16) if kernel.wide else (tl.uint8, tl.uint16, 8)
+    pair, bits = (tl.uint32, 16) if kernel.wide else (tl.uint16, 8)
     render[(-(-size[1] // _BLOCK), size[0], count)](
-        table, SAMPLE=sample, PAIR=pair, BITS=bits, OUT=getattr(tl, kernel.dtype), RECOLOURS=kernel.recolours,
+        table, PAIR=pair, BITS=bits, OUT=getattr(tl, kernel.dtype), RECOLOURS=kernel.recolours,
         BLOCK=_BLOCK, SPAN=_SPAN, ROW=ROW, FLOATS=FLOATS, num_warps=_WARPS,
     )  # fmt: skip
