@@ -32,7 +32,7 @@ PARAMS: Final = FLOATS + 20
 """Numbers that the parameters of a clip and view have, 8 bytes each."""
 _BLOCK, _SPAN, _WARPS = 256, 512, 4
 _DALI_BLOCK: Final = 512
-"""Pixels of a line that one program of a kernel writes at most; pairs of samples of a line that it works on at a time."""
+"""Pixels of a line that one program of a kernel writes at most; pairs of samples that it works on at a time."""
 
 
 class Window(NamedTuple):
