@@ -119,6 +119,7 @@ class Step:
             with torch.cuda.graph(captured):
                 one()
             self._pass = captured.replay
+            self._captured_of = one  # whose model and target the graph works on
 
     def __call__(self, video: Any = None) -> None:
         """Queue a step on a batch, [batch, 3, frames, height, width] float16; default: the synthetic one."""
