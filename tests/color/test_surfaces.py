@@ -85,6 +85,18 @@ def test_the_pixels_are_those_of_the_renderer_of_planes(case: str, dtype: str) -
         )  # where half a level rounds the other way
 
 
+def test_lines_longer_than_the_kernel_works_on_at_a_time() -> None:
+    form, color, size = PlaneFormat(8, 1500, (2, 2), 8), Color("bt709", False, (1, 0)), (4, 30)
+    planes, surface = surface_of(form, 7, gap=2)
+    out = torch.zeros((3, *size), dtype=torch.float32, device=DEVICE)
+    part: dict[str, Any] = {"start": (0.0, 3.5), "end": (8.0, 1497.25), "size": size}
+    params = torch.from_numpy(clip_params(form, color, strides=out.stride(), **part)).to(DEVICE)
+    launch(Kernel("float32", False), rows_of([surface], 1502, 1502 * 8, [out.data_ptr()], [params.data_ptr()]), 1, size)
+    expected = np.zeros((3, *size), dtype=np.float32)
+    PlaneRenderer(form, color, **part, dtype="float32")(planes, expected)
+    assert np.abs(out.cpu().numpy() - expected).max() <= 1
+
+
 def test_pictures_of_several_sizes_flipped_and_turned_share_a_launch() -> None:
     form, color = PlaneFormat(90, 160, (2, 2), 8), Color("bt709", False, (1, 0))
     planes, surface = surface_of(form, 3)
