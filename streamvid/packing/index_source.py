@@ -67,10 +67,10 @@ def _clips(
             raise VideoError(str(damage))
     else:
         spans, rejected = source_spans(source, whole, options)
-        clips = [
-            *rejected,
-            *(_cut(source, whole, number, span, options, readable) for number, span in enumerate(spans)),
-        ]
+        clips = [*rejected]
+        for number, span in enumerate(spans):
+            clip = cut_clip(whole, span.first, span.end, readable=readable)
+            clips.append(prepare_cut(source, whole, number, span, clip, options, readable))
         if not any(isinstance(one, PreparedClip) for one in clips):
             raise no_clip([one for one in clips if isinstance(one, RejectedCut)])
     _check_unchanged(source)
@@ -101,12 +101,17 @@ def _by_tables(source: SourceVideo) -> StoredClip | None:
         return None
 
 
-def _cut(
-    source: SourceVideo, whole: StoredClip, number: int, span: FrameSpan, options: PackOptions, readable: bool
+def prepare_cut(
+    source: SourceVideo,
+    whole: StoredClip,
+    number: int,
+    span: FrameSpan,
+    clip: StoredClip,
+    options: PackOptions,
+    look: bool,
 ) -> PreparedClip | RejectedCut:
-    """One clip of a source that is cut."""
-    clip = cut_clip(whole, span.first, span.end, readable=readable)
-    if readable and (damage := find_clip_damage(clip, options.decode)):
+    """One clip of a source that is cut, or why it is none; `look` at its frames."""
+    if look and (damage := find_clip_damage(clip, options.decode)):
         return RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}")
     rows, label = source.rows, source.label
     if span.cut is not None:

@@ -15,10 +15,10 @@ from typing import Final
 from streamvid.dataset.schema import MAX_FILE_BYTES
 from streamvid.errors import StreamvidError, VideoError
 from streamvid.packing.accept import find_clip_damage
-from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
+from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans
 from streamvid.packing.image_files import image_source, read_image
 from streamvid.packing.images import is_sequence
-from streamvid.packing.index_source import index_source
+from streamvid.packing.index_source import index_source, prepare_cut
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
@@ -132,15 +132,13 @@ def _cut(
         with as_video_error():
             trimmed = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
             clip = transcode_if_needed(trimmed, folder / f"clip-{number:06d}", options, reencode=reencode)
-        if clip is trimmed and (damage := find_clip_damage(clip, options.decode)):
+        made = prepare_cut(source, video, number, span, clip, options, look=clip is trimmed)
+        if isinstance(made, RejectedCut):
             _discard(clip.mp4, folder)
-            damaged.append(RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}"))
-            continue
-        rows, label = source.rows, source.label
-        if span.cut is not None:
-            rows += span.cut.rows
-            label = label if span.cut.label is None else span.cut.label
-        clips.append(PreparedClip(_check_size(clip), f"_{number:06d}", rows, span_columns(video, span), label))
+            damaged.append(made)
+        else:
+            _check_size(clip)
+            clips.append(made)
     _discard(whole.mp4, folder)
     if not clips:
         raise no_clip(damaged)

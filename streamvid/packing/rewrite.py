@@ -36,9 +36,10 @@ from streamvid.packing.pack import JobRun, run_job
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import root_name
 from streamvid.packing.report import PackReport
-from streamvid.packing.run_local import MOST_INDEXED
+from streamvid.packing.row_writer import MOST_INDEXED, place_of_clip
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
+from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
 _RUN_CLIPS: Final = 32
@@ -182,30 +183,15 @@ class Rewrite:
         """The columns that say where a clip stays."""
         source, clips, s = self.source, self._clips, int(self._clips.shard[row])
         files, version = source.shard_files[s], source.version(row)
+        root: str = files.dataset
+        file: str = files.entry.file("tar")
         if version is None:
-            root, file, size, mark = (
-                files.dataset,
-                files.entry.file("tar"),
-                files.entry.bytes,
-                self._marks[files.path("tar")],
-            )
+            version = FileVersion(files.entry.bytes, self._marks[files.path("tar")])
         else:
             assert clips.files is not None
             root, file = files.roots[int(clips.files.root[row])], clips.files.file[row]
-            size, mark = version.size, version.mark
-        local = is_local(root)
-        return {
-            "mp4_offset": int(clips.mp4_offset[row]),
-            "mp4_size": int(clips.mp4_size[row]),
-            "json_offset": 0,
-            "json_size": 0,
-            "sha256": sha256,
-            "root": self.roots[_plain(root)],
-            "file": file,
-            "file_size": size,
-            "file_mtime_ns": int(mark) if local else None,
-            "file_etag": None if local else mark,
-        }
+        part = int(clips.mp4_offset[row]), int(clips.mp4_size[row])
+        return place_of_clip(part, self.roots[_plain(root)], file, version, local=is_local(root), sha256=sha256)
 
 
 @dataclass(frozen=True)

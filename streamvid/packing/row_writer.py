@@ -17,8 +17,9 @@ from streamvid.dataset.manifest import SHARD_FOLDER, ShardEntry
 from streamvid.dataset.schema import PLACE_SCHEMA, SCHEMA
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
-from streamvid.packing.options import PreparedClip
+from streamvid.packing.options import Place, PreparedClip
 from streamvid.storage import filesystem
+from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import is_local, join
 from streamvid.video.frame_index import RANDOM_ACCESS
@@ -35,6 +36,8 @@ Row = dict[str, int | str | bytes | None]
 StartUpload = Callable[[str], Upload]
 
 _CHUNK: Final = 1 << 20
+MOST_INDEXED: Final = 4096
+"""Clips of a shard that holds none of their bytes."""
 
 
 class RowWriter:
@@ -127,32 +130,18 @@ class RowWriter:
 
 
 class PlaceWriter(RowWriter):
-    """Writes a shard of clips that stay where they are.
-
-    Args:
-        number, folder, metadata, upload: as of `RowWriter`.
-    """
+    """Writes a shard of clips that stay where they are; arguments as of `RowWriter`."""
 
     schema = pa.schema([*SCHEMA, *PLACE_SCHEMA])
 
-    def __init__(
-        self,
-        number: int,
-        folder: Path,
-        *,
-        metadata: Metadata,
-        roots: Sequence[str],
-        upload: StartUpload | None = None,
-    ) -> None:
-        super().__init__(number, folder, metadata=metadata, upload=upload)
-        self._roots = {root: number for number, root in enumerate(roots)}
+    def is_full(self, key: str, source: str, prepared: PreparedClip, shard_size: int) -> bool:
+        """Whether this clip is for the next shard."""
+        return self.clips >= MOST_INDEXED
 
-    def add(self, key: str, source: SourceVideo, prepared: PreparedClip) -> None:
-        """Append a clip of a source that has a place."""
-        if prepared.place is not None:
-            self._add_row(key, prepared.source, prepared, dict(prepared.place))
-            return
-        self._add_row(key, source.name, prepared, place_columns(source, self._roots[source.root]))
+    def add(self, key: str, source: str, prepared: PreparedClip) -> None:
+        """Append a clip that has a place."""
+        assert prepared.place is not None
+        self._add_row(key, source, prepared, dict(prepared.place))
 
     def commit(self, destination: str) -> ShardEntry:
         """Finish the shard and move its files to `destination`; errors as of `streamvid.storage.filesystem`."""
@@ -174,21 +163,35 @@ def clip_columns(clip: StoredClip, index: EncodedIndex) -> Row:
     }
 
 
-def place_columns(source: SourceVideo, root: int) -> Row:
+def place_columns(source: SourceVideo, root: int) -> Place:
     """The columns of a row that say where a video stays; `root` is the number of its root."""
-    offset, size = source.part or (0, source.size)
-    local = is_local(source.path)
+    version = FileVersion(source.file_bytes or source.size, source.mark)
+    return place_of_clip(source.part or (0, source.size), root, source.file, version, local=is_local(source.path))
+
+
+def place_of_clip(
+    part: tuple[int, int], root: int, file: str, version: FileVersion, *, local: bool, sha256: str = ""
+) -> Place:
+    """The columns of a row that say where a clip stays.
+
+    Args:
+        part: offset and size in bytes, of its MP4 or of the file that it is cut out of.
+        root, file: number of the root, and the path below it.
+        version: of the file.
+        local: whether that is a local one.
+        sha256: of the clip's MP4, if it is known.
+    """
     return {
-        "mp4_offset": offset,
-        "mp4_size": size,
+        "mp4_offset": part[0],
+        "mp4_size": part[1],
         "json_offset": 0,
         "json_size": 0,
-        "sha256": "",
+        "sha256": sha256,
         "root": root,
-        "file": source.file,
-        "file_size": source.file_bytes or source.size,
-        "file_mtime_ns": int(source.mark) if local else None,
-        "file_etag": None if local else source.mark,
+        "file": file,
+        "file_size": version.size,
+        "file_mtime_ns": int(version.mark) if local else None,
+        "file_etag": None if local else version.mark,
     }
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import Outcome, process_source, process_sources
-from streamvid.packing.row_writer import PlaceWriter
+from streamvid.packing.row_writer import PlaceWriter, place_columns
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
@@ -36,8 +36,6 @@ _AHEAD: Final = 2
 """Videos per worker that are in progress or wait to be written; bounds the space of temporary files."""
 _SIDE_BY_SIDE: Final = 16
 """Videos that a worker takes at once, where it does little but wait for a storage."""
-MOST_INDEXED: Final = 4096
-"""Clips of a shard that holds none of their bytes."""
 _LEAST_LIMIT_S: Final = 6 * 3600.0
 _BYTES_PER_S: Final = 10_000
 """Time limit of a video: six hours and a second for every 10 kB, longer than any encoder takes."""
@@ -80,6 +78,7 @@ class _GroupWriter:
         self._job, self._task, self._journal = job, task, journal
         self._destination, self._folder = destination, folder
         self._part = task.cursor.part
+        self._roots = {root: number for number, root in enumerate(job.roots)}
         self._writer: ShardWriter | PlaceWriter | None = None
         self._seconds = 0.0
         self._rejected: list[Rejected] = []
@@ -102,32 +101,22 @@ class _GroupWriter:
                 continue
             key, name = prepared.key or clip_key(source.key, prepared.suffix), prepared.source or source.name
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
-            if self._is_full(key, name, prepared):
+            if self._job.options.in_place and prepared.place is None:
+                prepared = replace(prepared, place=place_columns(source, self._roots[source.root]))
+            last = self._part + 1 == self._task.group.names
+            if self._writer and not last and self._writer.is_full(key, name, prepared, self._job.shard_size):
                 yield self.commit((number, clip))
             if self._writer is None:
-                shard = self._task.group.first + self._part
-                self._writer = self._begin(shard)
-            if isinstance(self._writer, PlaceWriter):
-                self._writer.add(key, source, prepared)
-            else:
-                self._writer.add(key, name, prepared)
+                self._writer = self._begin(self._task.group.first + self._part)
+            self._writer.add(key, name, prepared)
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def _begin(self, number: int) -> ShardWriter | PlaceWriter:
         upload = partial(self._journal.upload, number) if in_s3(self._destination) else None
-        if self._job.options.in_place:
-            metadata, roots = self._task.metadata, self._job.roots
-            return PlaceWriter(number, self._folder, metadata=metadata, roots=roots, upload=upload)
-        return ShardWriter(number, self._folder, metadata=self._task.metadata, upload=upload)
-
-    def _is_full(self, key: str, source: str, prepared: PreparedClip) -> bool:
-        if self._writer is None or self._part + 1 == self._task.group.names:
-            return False
-        if isinstance(self._writer, PlaceWriter):
-            return self._writer.clips >= MOST_INDEXED
-        return self._writer.size_with(key, source, prepared) > self._job.shard_size
+        writer = PlaceWriter if self._job.options.in_place else ShardWriter
+        return writer(number, self._folder, metadata=self._task.metadata, upload=upload)
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
         """Finish the shard, if it has a clip; returns its record.

@@ -79,6 +79,10 @@ class ShardWriter(RowWriter):
         self._hashed = HashingFile(self._tar)
         self._content = 0
 
+    def is_full(self, key: str, source: str, prepared: PreparedClip, shard_size: int) -> bool:
+        """Whether this clip is for the next shard, as the tar would be larger with it."""
+        return self.size_with(key, source, prepared) > shard_size
+
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
         """Bytes of the tar if it ended with this clip; arguments as of `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
