@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -39,7 +39,8 @@ from tests.support.bad_clips import decode_here
 from tests.support.clips import write
 from tests.support.packed import replace_packets
 from tests.support.profile import by_profile
-from tools.clips import Recipe, read_frame_number
+from tests.support.shown import Packed, shown
+from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -69,14 +70,6 @@ RECIPES: dict[str, Recipe] = {
 RAW = sv.Transform(layout="THWC", dtype="uint8", color="bt601")
 """Of whose colours DALI makes the same pixels."""
 WINDOW = sv.Window(6, fps=15)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The dataset, and the recipe of each of its rows."""
-
-    path: Path
-    recipes: list[Recipe]
 
 
 def make(folder: Path, recipes: dict[str, Recipe]) -> Packed:
@@ -136,25 +129,6 @@ def assert_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) ->
                 assert torch.equal(value, b[name]), name
             else:
                 assert value == b[name], name
-
-
-def shown(packed: Packed, batch: dict[str, Any], i: int) -> tuple[int, tuple[int, ...]]:
-    """The clip, and the frames that its pictures show; -1 for black ones. Checks times and mask on the way."""
-    row = int(batch["clip"][i])
-    recipe = packed.recipes[row]
-    at = [float(t) for t in recipe.shown_at()]
-    frames = []
-    for slot, seconds in enumerate(batch["pts"][i].tolist()):
-        picture = batch["video"][i, slot].numpy()
-        if seconds == -1:
-            assert not batch["mask"][i, slot]
-            assert not picture.any()
-            frames.append(-1)
-            continue
-        frame = recipe.shown().index(read_frame_number(picture))
-        assert abs(seconds - at[frame]) < 0.0011
-        frames.append(frame)
-    return row, tuple(frames)
 
 
 def streamvid_threads() -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from tests.support.clips import write
 from tests.support.sampling import padded, select
-from tools.clips import Recipe, read_frame_number
+from tests.support.shown import Packed, shown
+from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -34,14 +34,6 @@ RECIPES: dict[str, Recipe] = {
     "one.mp4": replace(BASE, frames=1, seed=5),
 }
 RAW = sv.Transform(layout="THWC", dtype="uint8")
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The dataset, and the recipe of each of its rows."""
-
-    path: Path
-    recipes: list[Recipe]
 
 
 @pytest.fixture(scope="module")
@@ -82,25 +74,6 @@ def selections(packed: Packed, sampling: FrameSampler, pad: Any) -> Counter[tupl
             got = select(sampling, times, np.empty(0), pad, sample=sample)
             wanted[row, tuple(got.frames.tolist())] += 1
     return wanted
-
-
-def shown(packed: Packed, batch: dict[str, Any], i: int) -> tuple[int, tuple[int, ...]]:
-    """The clip, and the frames in its pictures; -1 for black ones. Checks times and mask on the way."""
-    row = int(batch["clip"][i])
-    recipe = packed.recipes[row]
-    at = [float(t) for t in recipe.shown_at()]
-    frames = []
-    for slot, seconds in enumerate(batch["pts"][i].tolist()):
-        picture = batch["video"][i, slot].numpy()
-        if seconds == -1:
-            assert not batch["mask"][i, slot]
-            assert not picture.any()
-            frames.append(-1)
-            continue
-        frame = recipe.shown().index(read_frame_number(picture))
-        assert abs(seconds - at[frame]) < 0.0011
-        frames.append(frame)
-    return row, tuple(frames)
 
 
 def keyframe_every_third(clip: sv.ClipTimes) -> list[int]:

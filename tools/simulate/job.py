@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,6 @@ from tools.simulate.kernel import Failure, Kernel, Killed, Process
 _RESIZED = Transform(resize=(64, 64))
 Sample = tuple[int, int, int]
 """Row, sample of the clip, pass."""
-
-
-class Node(Protocol):
-    """Where ranks run: what the loaders of a node are given beside their part of the plan."""
-
-    def options(self, node: int) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
