@@ -8,7 +8,17 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from streamvid.cli.output import FAILED, Commands, add_command, add_common, call, console, open_dataset, print_some
+from streamvid.cli.output import (
+    FAILED,
+    Commands,
+    add_command,
+    add_common,
+    add_options,
+    call,
+    console,
+    open_dataset,
+    print_some,
+)
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -26,42 +36,37 @@ def add_parser(commands: Commands) -> None:
 def _add_ls(commands: Commands) -> None:
     description = "List the clips of a dataset, a line each, with tabs between the columns."
     command = add_command(commands, "ls", _ls, "list the clips of a dataset", description)
-    add_common(command, "dataset", "--where", "--keys")
-    command.add_argument(
-        "--columns",
-        metavar="NAME,…",
-        help="default: key, mp4_size (bytes), seconds, frames, fps, width, height, codec, and class or label",
-    )
-    command.add_argument("--limit", type=int, metavar="N", help="at most N clips")
-    command.add_argument("--json", action="store_true", help="a JSON object per line")
-    add_common(command, "--roots", "--revision")
+    add_common(command, "dataset where keys roots revision")
+    columns = "key, mp4_size (bytes), seconds, frames, fps, width, height, codec, and class or label"
+    add_options(command, {
+        "--columns NAME,…": f"default: {columns}",
+        "--limit N": "at most N clips",
+        "--json": "a JSON object per line",
+    })  # fmt: skip
 
 
 def _add_extract(commands: Commands) -> None:
-    command = add_command(
-        commands, "extract", _extract, "write clips as MP4 files, with their metadata as JSON beside them"
-    )
-    add_common(command, "dataset")
-    command.add_argument("folder", metavar="FOLDER", help="for KEY.mp4 and KEY.json")
-    command.add_argument("key", nargs="*", default=(), metavar="KEY", help="of a clip; default: all clips")
-    command.add_argument("--overwrite", action="store_true", help="replace files of these names")
-    command.add_argument("--workers", type=int, metavar="N", help="clips read at the same time; default 8")
-    add_common(command, "--where", "--keys", "--roots", "--revision")
+    what = "write clips as MP4 files, with their metadata as JSON beside them"
+    command = add_command(commands, "extract", _extract, what)
+    add_common(command, "dataset where keys roots revision")
+    options = {
+        "folder FOLDER": "for KEY.mp4 and KEY.json",
+        "key KEY": "of a clip; default: all clips",
+        "--overwrite": "replace files of these names",
+        "--workers N": "clips read at the same time; default 8",
+    }
+    add_options(command, options, key={"nargs": "*", "default": ()})
 
 
 def _add_diff(commands: Commands) -> None:
     command = add_command(commands, "diff", _diff, "compare two datasets by key; exit code 1 if they differ")
-    command.add_argument("first", metavar="DATASET", help="folder or URL")
-    command.add_argument("second", nargs="?", metavar="OTHER", help="folder or URL; default: the same, other revisions")
-    command.add_argument(
-        "--revision",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="of the first, then of the second; default: the newest",
-    )
-    add_common(command, "--json", "--roots")
+    options = {
+        "first DATASET": "folder or URL",
+        "second OTHER": "folder or URL; default: the same, other revisions",
+        "--revision N...": "of the first, then of the second; default: the newest",
+    }
+    add_options(command, options, second={"nargs": "?"})
+    add_common(command, "json roots")
 
 
 def _ls(arguments: argparse.Namespace) -> int:

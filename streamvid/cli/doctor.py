@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, Commands, add_command, add_common, console
+from streamvid.cli.output import FAILED, Commands, add_command, add_common, add_options, console
 from streamvid.text import format_count, printable
 
 if TYPE_CHECKING:
@@ -24,9 +24,12 @@ def add_parser(commands: Commands) -> None:
     text = "look at what a training run needs of this machine"
     description = f"{text.capitalize()}; exit code 1 if something is missing."
     command = add_command(commands, "doctor", _run, text, description)
-    command.add_argument("dataset", metavar="DATASET", nargs="?", help="folder or URL to read as well")
-    command.add_argument("--cache-dir", metavar="DIR", help="as the loader's; default: the user's cache")
-    add_common(command, "--json")
+    options = {
+        "dataset DATASET": "folder or URL to read as well",
+        "--cache-dir DIR": "as the loader's; default: the user's cache",
+    }
+    add_options(command, options, dataset={"nargs": "?"})
+    add_common(command, "json")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.output import Commands, add_command, call
+from streamvid.cli.output import Commands, add_command, add_options, call
 from streamvid.cli.pack import add_shared_options, cutting_rule, print_summary
 from streamvid.errors import InputError
 
@@ -12,28 +12,16 @@ from streamvid.errors import InputError
 def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     command = add_command(commands, "index", _run, "index videos where they lie, and copy none")
-    command.add_argument(
-        "places",
-        nargs="+",
-        metavar="PLACE",
-        help="folder, file, 'glob' or list of videos or of tars that hold them, or a LeRobot dataset",
-    )
-    command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix for the dataset")
-    command.add_argument(
-        "--fast", action="store_true", help="take what is known of an MP4 or MOV from its tables, with a few reads"
-    )
-    command.add_argument(
-        "--camera", action="append", default=[], metavar="NAME", help="of a LeRobot dataset; repeatable; default: all"
-    )
-    command.add_argument(
-        "--roots",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help="a folder or URL to which links and lists may lead, too; repeatable",
-    )
-    command.add_argument("--update", action="store_true", help="look at what is new or changed in PLACE, and add it")
-    command.add_argument("--copy-others", action="store_true", help="pack what cannot be read where it lies")
+    options = {
+        "places PLACE": "folder, file, 'glob' or list of videos or of tars that hold them, or a LeRobot dataset",
+        "destination DATASET": "folder or s3://bucket/prefix for the dataset",
+        "--fast": "take what is known of an MP4 or MOV from its tables, with a few reads",
+        "--camera NAME...": "of a LeRobot dataset; repeatable; default: all",
+        "--roots PLACE...": "a folder or URL to which links and lists may lead, too; repeatable",
+        "--update": "look at what is new or changed in PLACE, and add it",
+        "--copy-others": "pack what cannot be read where it lies",
+    }
+    add_options(command, options, places={"nargs": "+"})
     add_shared_options(command)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import SHOWN, Commands, add_command, add_common, console, open_dataset
+from streamvid.cli.output import SHOWN, Commands, add_command, add_common, add_options, console, open_dataset
 from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of
 from streamvid.storage.url import redact
@@ -38,22 +38,17 @@ def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     command = add_command(commands, "info", _run, "show what is in a dataset")
     add_common(command, "dataset")
-    command.add_argument(
-        "--sampling", metavar="SAMPLER", help="estimate the cost of a sampling, such as 'Window(16, fps=8)'"
-    )
-    command.add_argument(
-        "--cost",
-        type=float,
-        nargs="*",
-        metavar="PRICE",
-        help="with --sampling or --frames: what an epoch asks of a bucket; with two prices, of a gigabyte and of a "
-        "thousand requests, what that costs",
-    )
-    command.add_argument("--frames", type=int, metavar="N", help="estimate the cost of sampling windows of N frames")
-    command.add_argument("--stride", type=int, metavar="N", help="with --frames: take every N-th frame")
-    command.add_argument("--fps", type=float, metavar="RATE", help="with --frames: take RATE frames per second")
-    command.add_argument("--duplicates", action="store_true", help="find clips that hold the same video")
-    add_common(command, "--json", "--roots", "--revision")
+    options = {
+        "--sampling SAMPLER": "estimate the cost of a sampling, such as 'Window(16, fps=8)'",
+        "--cost PRICE": "with --sampling or --frames: what an epoch asks of a bucket; with two prices, of a gigabyte "
+        "and of a thousand requests, what that costs",
+        "--frames N": "estimate the cost of sampling windows of N frames",
+        "--stride N": "with --frames: take every N-th frame",
+        "--fps RATE": "with --frames: take RATE frames per second",
+        "--duplicates": "find clips that hold the same video",
+    }
+    add_options(command, options, cost={"nargs": "*"}, fps={"type": float})
+    add_common(command, "json roots revision")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

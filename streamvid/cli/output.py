@@ -60,20 +60,22 @@ def fail(text: str, code: int) -> int:
     return code
 
 
-_COMMON: Final[Mapping[str, Mapping[str, Any]]] = {
-    "dataset": {"metavar": "DATASET", "help": "folder or URL"},
-    "--where": {"metavar": "CONDITION", "help": "such as 'seconds >= 2 and \"dog\" in caption'"},
-    "--keys": {"metavar": "FILE", "help": "of keys: .csv or .parquet with a column key, else one per line"},
-    "--workers": {"type": int, "metavar": "N", "help": "processes; default: one per core"},
-    "--overwrite": {"action": "store_true", "help": "replace an existing dataset"},
-    "--json": {"action": "store_true", "help": "print JSON, for scripts"},
-    "--revision": {"type": int, "metavar": "N", "help": "of the dataset; default: the newest"},
-    "--roots": {
-        "action": "append",
-        "default": [],
-        "metavar": "PLACE",
-        "help": "a folder or URL, other than its own, of which the dataset may read files; repeatable",
-    },
+_TYPES: Final[Mapping[str, Callable[[str], object]]] = {
+    "N": int, "PIXELS": int, "FRAMES": int, "PRICE": float, "SECONDS": float, "SIZE": parse_size,
+}  # fmt: skip
+"""What values are, by their names in usage lines; all others are text."""
+_COMMON: Final = {
+    "dataset": ("dataset DATASET", "folder or URL"),
+    "where": ("--where CONDITION", "such as 'seconds >= 2 and \"dog\" in caption'"),
+    "keys": ("--keys FILE", "of keys: .csv or .parquet with a column key, else one per line"),
+    "workers": ("--workers N", "processes; default: one per core"),
+    "overwrite": ("--overwrite", "replace an existing dataset"),
+    "json": ("--json", "print JSON, for scripts"),
+    "revision": ("--revision N", "of the dataset; default: the newest"),
+    "roots": (
+        "--roots PLACE...",
+        "a folder or URL, other than its own, of which the dataset may read files; repeatable",
+    ),
 }
 """Arguments that several commands have."""
 
@@ -87,10 +89,35 @@ def add_command(
     return command
 
 
-def add_common(command: argparse.ArgumentParser, *names: str) -> None:
+def add_common(command: argparse.ArgumentParser, names: str) -> None:
     """Add arguments that several commands have."""
-    for name in names:
-        command.add_argument(name, **_COMMON[name])
+    add_options(command, dict(_COMMON[name] for name in names.split()))
+
+
+def add_options(command: argparse._ActionsContainer, options: Mapping[str, str], **details: Mapping[str, Any]) -> None:
+    """Add arguments, each as a usage line has it, with its help.
+
+    ``--flag`` takes no value, ``--name VALUE`` one, ``--name VALUE=8`` has a default, ``--name VALUE...`` is
+    repeatable, ``--name this|that`` is one of these words, and ``name VALUE`` is positional.
+
+    Args:
+        options: help by usage.
+        details: further arguments of argparse's `add_argument`, by the name of the option.
+    """
+    for usage, text in options.items():
+        name, _, form = usage.partition(" ")
+        form, _, default = form.partition("=")
+        value = form.removesuffix("...")
+        more: dict[str, Any] = {"metavar": value, "type": _TYPES.get(value, str)}
+        if not form:
+            more = {"action": "store_true"}
+        elif "|" in form:
+            more = {"choices": tuple(form.split("|"))}
+        elif value != form:
+            more |= {"action": "append", "default": []}
+        if default:
+            more["default"] = default
+        command.add_argument(name, help=text, **more | dict(details.get(name.lstrip("-").replace("-", "_"), {})))
 
 
 def call(function: Callable[..., T], arguments: argparse.Namespace, **others: object) -> T:

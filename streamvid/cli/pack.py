@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from streamvid.checks import fraction
-from streamvid.cli.output import Commands, add_command, add_common, call, console, parse_size, print_some
+from streamvid.cli.output import Commands, add_command, add_common, add_options, call, console, print_some
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -30,129 +30,60 @@ _TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     command = add_command(commands, "pack", _run, "pack videos into a dataset")
-    command.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="file, folder, 'glob', or list (.csv, .jsonl, .parquet)"
-    )
-    command.add_argument("destination", metavar="DATASET", help="folder or s3://bucket/prefix to pack into")
-    command.add_argument("--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="default 256MiB")
-    command.add_argument("--append", action="store_true", help="add new videos to an existing dataset")
+    options = {
+        "inputs INPUT": "file, folder, 'glob', or list (.csv, .jsonl, .parquet)",
+        "destination DATASET": "folder or s3://bucket/prefix to pack into",
+        "--shard-size SIZE=256MiB": "default 256MiB",
+        "--append": "add new videos to an existing dataset",
+    }
+    add_options(command, options, inputs={"nargs": "+"})
     add_shared_options(command)
-    _add_exact_cuts(command)
-    _add_transcode_options(command)
+    options = {
+        "--exact-cuts hidden|reencode=hidden": "if a clip does not begin at a key frame: store the packets that it "
+        "depends on, not displayed (hidden, the default), or re-encode",
+        "--for gpu|gpu-no-av1|any=gpu": "gpu (default): transcode what NVDEC behind DALI does not decode, and nothing "
+        "else; gpu-no-av1: also AV1, which A100, H100 and H200 do not decode; any: transcode nothing",
+        "--codec h264|hevc|vp9|av1|mjpeg": "transcode all videos; h264 if one of the next four options is given",
+        "--short-side PIXELS": "downscale larger frames",
+        "--max-fps RATE": "drop frames above this rate",
+        "--gop FRAMES": "frames from one key frame to the next; default 30",
+        "--crf N": "quality, smaller is better; the default depends on codec",
+        "--fps RATE": "frame rate of image folders without a file of timestamps, and of raw streams without one in "
+        "their header",
+        "--track N": "pack this video track of each file, counted from 0; default: the one that FFmpeg takes",
+    }
+    rate = {"type": parse_rate}
+    add_options(command, options, max_fps=rate, fps=rate, **{"for": {"dest": "compatible_with"}})
 
 
 def add_shared_options(command: argparse.ArgumentParser) -> None:
     """Add the options that `pack` and `index` have in common."""
-    command.add_argument(
-        "--images", action="store_true", help="each image is a clip, beside videos and in numbered folders, too"
-    )
-    command.add_argument(
-        "--labels",
-        metavar="LIST",
-        help="a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
-    )
-    command.add_argument(
-        "--metadata",
-        metavar="LIST",
-        action="append",
-        default=[],
-        help="a list with a column path and any others; repeatable",
-    )
-    command.add_argument("--name", help="name of the dataset; default: its folder's")
-    command.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="processes on this machine (local, the default) or tasks on a Ray cluster",
-    )
-    command.add_argument(
-        "--address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine"
-    )
-    command.add_argument(
-        "--retry-for",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long a bucket that does not answer is asked again; default 600",
-    )
-    add_common(command, "--workers", "--overwrite")
-    command.add_argument(
-        "--decode",
-        choices=("none", "first", "all"),
-        default="first",
-        help="frames that must decode for a clip to be accepted: the first 64 and the middle 64 (first, the default), "
-        "all, or none",
-    )
-    _add_cut_options(command)
-
-
-def _add_cut_options(command: argparse.ArgumentParser) -> None:
+    add_options(command, {
+        "--images": "each image is a clip, beside videos and in numbered folders, too",
+        "--labels LIST":
+            "a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
+        "--metadata LIST...": "a list with a column path and any others; repeatable",
+        "--name NAME": "name of the dataset; default: its folder's",
+        "--engine local|ray=local": "processes on this machine (local, the default) or tasks on a Ray cluster",
+        "--address HOST:PORT": "of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
+        "--retry-for SECONDS=600": "how long a bucket that does not answer is asked again; default 600",
+        "--decode none|first|all=first": "frames that must decode for a clip to be accepted: the first 64 and the "
+        "middle 64 (first, the default), all, or none",
+    })  # fmt: skip
+    add_common(command, "workers overwrite")
     how = command.add_mutually_exclusive_group()
-    how.add_argument(
-        "--clip", type=parse_length, metavar="LENGTH", help="cut videos into clips: 10s, 500ms, 2m, or 64f (frames)"
-    )
-    how.add_argument("--scenes", action="store_true", help="cut videos at scene changes")
-    how.add_argument(
-        "--cuts",
-        metavar="LIST",
-        help="a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame and end_frame",
-    )
-    command.add_argument(
-        "--tail",
-        choices=("keep", "drop", "merge"),
-        default="keep",
-        help="with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
-    )
-    command.add_argument(
-        "--shortest-scene",
-        type=parse_length,
-        metavar="LENGTH",
-        help="with --scenes: length of the shortest scene; default 0.6s",
-    )
-
-
-def _add_exact_cuts(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--exact-cuts",
-        choices=("hidden", "reencode"),
-        default="hidden",
-        help="if a clip does not begin at a key frame: store the packets that it depends on, not displayed (hidden, "
-        "the default), or re-encode",
-    )
-
-
-def _add_transcode_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--for",
-        dest="compatible_with",
-        choices=("gpu", "gpu-no-av1", "any"),
-        default="gpu",
-        help="gpu (default): transcode what NVDEC behind DALI does not decode, and nothing else; gpu-no-av1: also AV1, "
-        "which A100, H100 and H200 do not decode; any: transcode nothing",
-    )
-    command.add_argument(
-        "--codec",
-        choices=("h264", "hevc", "vp9", "av1", "mjpeg"),
-        help="transcode all videos; h264 if one of the next four options is given",
-    )
-    command.add_argument("--short-side", type=int, metavar="PIXELS", help="downscale larger frames")
-    command.add_argument("--max-fps", type=parse_rate, metavar="RATE", help="drop frames above this rate")
-    command.add_argument("--gop", type=int, metavar="FRAMES", help="frames from one key frame to the next; default 30")
-    command.add_argument(
-        "--crf", type=int, metavar="N", help="quality, smaller is better; the default depends on codec"
-    )
-    command.add_argument(
-        "--fps",
-        type=parse_rate,
-        metavar="RATE",
-        help="frame rate of image folders without a file of timestamps, and of raw streams without one in their header",
-    )
-    command.add_argument(
-        "--track",
-        type=int,
-        metavar="N",
-        help="pack this video track of each file, counted from 0; default: the one that FFmpeg takes",
-    )
+    length = {"type": parse_length}
+    add_options(how, {
+        "--clip LENGTH": "cut videos into clips: 10s, 500ms, 2m, or 64f (frames)",
+        "--scenes": "cut videos at scene changes",
+        "--cuts LIST":
+            "a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame and end_frame",
+    }, clip=length)  # fmt: skip
+    add_options(command, {
+        "--tail keep|drop|merge=keep":
+            "with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
+        "--shortest-scene LENGTH": "with --scenes: length of the shortest scene; default 0.6s",
+    }, shortest_scene=length)  # fmt: skip
 
 
 def parse_length(text: str) -> tuple[float, str]:

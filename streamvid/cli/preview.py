@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from streamvid.cli.output import Commands, add_command, add_common, call, console, open_dataset
+from streamvid.cli.output import Commands, add_command, add_common, add_options, call, console, open_dataset
 from streamvid.loader.calls import sampler_of, transform_of
 from streamvid.text import format_bytes, format_count, printable
 
@@ -13,22 +13,15 @@ def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     description = "Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter."
     command = add_command(commands, "preview", _run, "show a dataset as a web page", description)
-    add_common(command, "dataset", "--where", "--keys")
-    command.add_argument("--out", default="preview.html", metavar="FILE", help="default: %(default)s")
-    command.add_argument("--clips", type=int, default=48, metavar="N", help="clips whose frames are shown; default 48")
-    command.add_argument(
-        "--sampling",
-        default="Uniform(8)",
-        metavar="SAMPLER",
-        help="which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
-    )
-    command.add_argument(
-        "--transform", metavar="TRANSFORM", help="what is done to them, likewise: 'Transform(resize=256, crop=224)'"
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the choice of clips, frames and augmentation"
-    )
-    add_common(command, "--revision", "--roots")
+    add_common(command, "dataset where keys revision roots")
+    add_options(command, {
+        "--out FILE=preview.html": "default: %(default)s",
+        "--clips N=48": "clips whose frames are shown; default 48",
+        "--sampling SAMPLER=Uniform(8)":
+            "which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
+        "--transform TRANSFORM": "what is done to them, likewise: 'Transform(resize=256, crop=224)'",
+        "--seed N=0": "of the choice of clips, frames and augmentation",
+    })  # fmt: skip
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

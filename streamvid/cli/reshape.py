@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from streamvid.cli.output import Commands, add_command, add_common, call, console, open_dataset, parse_size
+from streamvid.cli.output import Commands, add_command, add_common, add_options, call, console, open_dataset
 from streamvid.cli.pack import print_summary
 from streamvid.errors import InputError
 from streamvid.storage.url import redact
@@ -17,60 +17,50 @@ if TYPE_CHECKING:
     from streamvid.packing.report import PackReport
 
 
+_COPY: Final = {"--copy": "copy the videos into shards of the new dataset"}
+_SHARED: Final = {"--shard-size SIZE=256MiB": "of what is copied; default 256MiB"}
+
+
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     merge = add_command(commands, "merge", _merge, "make one dataset of several, whose videos stay where they are")
-    merge.add_argument("datasets", nargs="+", metavar="DATASET", help="folder or URL")
-    merge.add_argument("destination", metavar="NEW", help="folder or s3://bucket/prefix for the dataset")
-    merge.add_argument("--prefix", action="store_true", help="put the name of its dataset before each key")
-    merge.add_argument("--name", help="name of the dataset; default: its folder's")
-    _add_copy(merge)
-    _add_shared(merge)
+    options = {
+        "datasets DATASET": "folder or URL",
+        "destination NEW": "folder or s3://bucket/prefix for the dataset",
+        "--prefix": "put the name of its dataset before each key",
+        "--name NAME": "name of the dataset; default: its folder's",
+    }
+    add_options(merge, options | _COPY | _SHARED, datasets={"nargs": "+"})
 
     split = add_command(commands, "split", _split, "make several datasets of one, whose videos stay where they are")
-    add_common(split, "dataset")
-    split.add_argument("destination", metavar="FOLDER", help="or s3://bucket/prefix; a part is a dataset FOLDER/NAME")
+    add_common(split, "dataset revision")
     by = split.add_mutually_exclusive_group(required=True)
-    by.add_argument("--shares", metavar="NAME=SHARE,…", help="by chance, such as train=0.9,test=0.1")
-    by.add_argument(
-        "--keys",
-        action="append",
-        metavar="NAME=FILE",
-        help="by key: a file of keys for each part (.csv or .parquet with a column key, else one per line); repeatable",
-    )
-    by.add_argument("--column", metavar="NAME", help="a part for each value of a column")
-    split.add_argument("--seed", type=int, default=0, metavar="N", help="of a split by share; default 0")
-    split.add_argument(
-        "--group",
-        default="source",
-        metavar="COLUMN",
-        help="by share: clips with one value of it come into one part; default source, the video; key for none",
-    )
-    _add_copy(split)
-    _add_shared(split)
-    add_common(split, "--revision")
+    add_options(by, {
+        "--shares SHARES": "by chance, such as train=0.9,test=0.1",
+        "--keys FILES...":
+            "by key: a file of keys for each part (.csv or .parquet with a column key, else one per line); repeatable",
+        "--column NAME": "a part for each value of a column",
+    }, shares={"metavar": "NAME=SHARE,…"}, keys={"metavar": "NAME=FILE", "default": None})  # fmt: skip
+    options = {
+        "destination FOLDER": "or s3://bucket/prefix; a part is a dataset FOLDER/NAME",
+        "--seed N=0": "of a split by share; default 0",
+        "--group COLUMN=source":
+            "by share: clips with one value of it come into one part; default source, the video; key for none",
+    }  # fmt: skip
+    add_options(split, options | _COPY | _SHARED)
 
-    reshard = add_command(
-        commands, "reshard", _reshard, "copy a dataset into shards of another size, or one in place into shards"
-    )
-    add_common(reshard, "dataset")
-    reshard.add_argument("destination", metavar="NEW", help="folder or s3://bucket/prefix for the dataset")
-    reshard.add_argument("--shuffle", action="store_true", help="put the clips into another order, by --seed")
-    reshard.add_argument("--seed", type=int, default=0, metavar="N", help="of that order; default 0")
-    reshard.add_argument("--name", help="name of the dataset; default: the one that it has")
-    _add_shared(reshard)
-    add_common(reshard, "--revision")
-
-
-def _add_copy(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--copy", action="store_true", help="copy the videos into shards of the new dataset")
-
-
-def _add_shared(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--shard-size", type=parse_size, default="256MiB", metavar="SIZE", help="of what is copied; default 256MiB"
-    )
-    add_common(command, "--workers", "--overwrite", "--roots")
+    what = "copy a dataset into shards of another size, or one in place into shards"
+    reshard = add_command(commands, "reshard", _reshard, what)
+    add_common(reshard, "dataset revision")
+    options = {
+        "destination NEW": "folder or s3://bucket/prefix for the dataset",
+        "--shuffle": "put the clips into another order, by --seed",
+        "--seed N=0": "of that order; default 0",
+        "--name NAME": "name of the dataset; default: the one that it has",
+    }
+    add_options(reshard, options | _SHARED)
+    for command in (merge, split, reshard):
+        add_common(command, "workers overwrite roots")
 
 
 def _open(path: str, arguments: argparse.Namespace) -> Dataset:

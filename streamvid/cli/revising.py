@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, call, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, add_options, call, console
 from streamvid.text import format_count, printable
 
 
@@ -19,45 +19,39 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_forget(commands: Commands) -> None:
-    command = add_command(
-        commands, "forget", _forget, "let no run be given some clips any more, and remove their bytes on request"
-    )
-    add_common(command, "dataset", "--keys", "--roots")
-    command.add_argument(
-        "--purge",
-        action="store_true",
-        help="remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
-    )
-    command.add_argument(
-        "--cache-dir", metavar="FOLDER", help="where loaders on this machine keep shards, if not in theirs"
-    )
+    what = "let no run be given some clips any more, and remove their bytes on request"
+    command = add_command(commands, "forget", _forget, what)
+    add_common(command, "dataset keys roots")
+    add_options(command, {
+        "--purge": "remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
+        "--cache-dir FOLDER": "where loaders on this machine keep shards, if not in theirs",
+    })  # fmt: skip
 
 
 def _add_annotate(commands: Commands) -> None:
     command = add_command(commands, "annotate", _annotate, "add columns to a dataset, or replace their values, by key")
-    add_common(command, "dataset", "--roots")
-    command.add_argument("table", metavar="TABLE", help=".parquet, .csv or .jsonl with a column key, and others")
+    add_common(command, "dataset roots")
+    add_options(command, {"table TABLE": ".parquet, .csv or .jsonl with a column key, and others"})
 
 
 def _add_repair(commands: Commands) -> None:
     command = add_command(commands, "repair", _repair, "put sound clips in the place of bad ones")
-    add_common(command, "dataset", "--workers", "--roots")
-    command.add_argument(
-        "sources",
-        nargs="+",
-        metavar="SOURCE",
-        help="folder, file, 'glob' or list of the videos it was packed from",
-    )
-    command.add_argument(
-        "--quarantine", required=True, metavar="FILE", help="of a run, or its folder: which clips are bad"
-    )
+    add_common(command, "dataset workers roots")
+    options = {
+        "sources SOURCE": "folder, file, 'glob' or list of the videos it was packed from",
+        "--quarantine FILE": "of a run, or its folder: which clips are bad",
+    }
+    add_options(command, options, sources={"nargs": "+"}, quarantine={"required": True})
 
 
 def _add_ledger(commands: Commands) -> None:
     command = add_command(commands, "ledger", _ledger, "say in which steps of a run a clip was seen")
-    command.add_argument("state", metavar="RUN", help="a file with a StreamLoader's state: JSON, or of torch.save")
-    command.add_argument("key", metavar="KEY", help="of the clip")
-    add_common(command, "--json", "--roots")
+    options = {
+        "state RUN": "a file with a StreamLoader's state: JSON, or of torch.save",
+        "key KEY": "of the clip",
+    }
+    add_options(command, options)
+    add_common(command, "json roots")
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

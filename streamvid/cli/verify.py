@@ -8,7 +8,7 @@ from collections import Counter
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, call, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, add_options, call, console
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
 
@@ -16,18 +16,14 @@ def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
     description = "Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums."
     command = add_command(commands, "verify", _run, "check a dataset", description)
-    add_common(command, "dataset")
-    command.add_argument("--decode", action="store_true", help="decode every frame as well")
-    command.add_argument(
-        "--sample", type=parse_share, metavar="SHARE", help="check a random share of the clips, such as 1%%"
-    )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the random sample; default 0")
-    command.add_argument(
-        "--quarantine",
-        metavar="FILE",
-        help="decode just the clips that a run has noted there",
-    )
-    add_common(command, "--workers", "--roots", "--revision")
+    add_common(command, "dataset workers roots revision")
+    options = {
+        "--decode": "decode every frame as well",
+        "--sample SHARE": "check a random share of the clips, such as 1%%",
+        "--seed N=0": "of the random sample; default 0",
+        "--quarantine FILE": "decode just the clips that a run has noted there",
+    }
+    add_options(command, options, sample={"type": parse_share})
 
 
 def parse_share(text: str) -> float:
