@@ -1,19 +1,24 @@
-"""The consolidated rows of a dataset: the per-clip columns of all shards as Arrow IPC streams, one after another.
+"""The consolidated rows of a dataset: the per-clip columns of all shards in one file, which is mapped into memory.
 
-They are written block by block, so that memory holds a few blocks and the numbers. The streams of texts and metadata
-have a record batch for each block; a new one begins where the metadata columns change. The last stream has the numbers
-of all clips in one record batch, as NumPy needs them. Read back, all arrays are views of the bytes.
+At its beginning are the numbers of all clips, column by column, as NumPy needs them; behind them an Arrow IPC stream
+for each block, with its texts and metadata; at the end JSON that says where all that is, and 8 bytes with its length.
+Where each block lies is known when it comes, so threads write several at a time, and memory holds a few blocks and no
+column of numbers. Read back, all arrays are views of the bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from typing import Any, Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,13 +30,17 @@ from streamvid.dataset.shard_rows import RowBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import DatasetError
 
-_LAYOUT: Final = b"streamvid rows 5\n"
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_LAYOUT: Final = b"streamvid rows 6\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
 _METADATA_KEY: Final = b"streamvid"
 _STSD: Final = "stsd"
 _FILE_NUMBERS: Final = {"root": "int32", "file_size": "int64", "file_mtime_ns": "int64"}
 _FILE_TEXTS: Final = ("file", "file_etag")
 """Columns of clips outside of shards, which only datasets with such clips have."""
+_WRITERS: Final = 4
 _KNOWN: Final = 4096
 """Sample descriptions that are recognised wherever they come again; others only within a block."""
 
@@ -61,114 +70,159 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
         DatasetError: two clips have the same key, or what reading the blocks raises.
         OSError: the file cannot be written.
     """
-    joined = _Joined(sum(entry.clips for entry in entries))
-    with pa.OSFile(path, "wb") as sink, ExitStack() as streams:
-        writer: pa.RecordBatchStreamWriter | None = None
-        schema = pa.schema([])
+    joined = _Joined(entries)
+    streams = [joined.end]
+    pending: deque[Future[None]] = deque()
+    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(_WRITERS) as pool:
+        os.ftruncate(file.fileno(), joined.end)
         for block in blocks:
-            batch = joined.add(block)
-            if writer is None or not batch.schema.equals(schema, check_metadata=True):
-                streams.close()
-                schema = batch.schema
-                writer = streams.enter_context(pa.ipc.new_stream(sink, schema))
-            writer.write_batch(batch)
-        streams.close()
-        numbers = joined.numbers()
-        with pa.ipc.new_stream(sink, numbers.schema) as last:
-            last.write_batch(numbers)
-    with pa.memory_map(path) as file:
-        key = read_rows(file.read_buffer(), entries)[0].key
+            numbers, texts = joined.add(block)
+            size = pa.MockOutputStream()
+            _write_stream(size, texts)
+            pending.append(pool.submit(_write, file.fileno(), numbers, texts, streams[-1]))
+            streams.append(streams[-1] + size.size())
+            if len(pending) > _WRITERS:
+                pending.popleft().result()
+        for one in pending:
+            one.result()
+        about = json.dumps({"numbers": joined.places, "names": joined.names(), "streams": streams}).encode()
+        about += b" " * (-len(about) % 8)
+        _write_at(file.fileno(), about + len(about).to_bytes(8, "little"), streams[-1])
+    with pa.memory_map(path) as mapped:
+        key = read_rows(mapped.read_buffer(), entries)[0].key
     for twice in repeated(key, joined.key_hashes):
         raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
 
 
 def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
     """The rows and metadata columns that `write_rows` wrote; arrays are views of `content`."""
-    reader = pa.BufferReader(content)
-    tables: list[pa.Table] = []
-    while reader.tell() < content.size:
-        tables.append(pa.ipc.open_stream(reader).read_all())
-    *texts, last = tables
+    length = int.from_bytes(content[content.size - 8 :], "little")
+    about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())
     columns: dict[str, Any] = {"shard": shard_numbers(entries)}
-    for name in last.column_names:
-        column = last[name].chunk(0)
-        if pa.types.is_dictionary(column.type):
-            columns[name] = Categories(column.indices.to_numpy(), tuple(column.dictionary.to_pylist()))
-        else:
-            columns[name] = column.to_numpy()
+    for name, (dtype, start) in about["numbers"].items():
+        columns[name] = np.frombuffer(content, dtype, len(columns["shard"]), start)
+    columns |= {name: Categories(columns[name], tuple(texts)) for name, texts in about["names"].items()}
+    streams = [pa.ipc.open_stream(content[start:end]).read_all() for start, end in pairwise(about["streams"])]
+    some = groupby(streams, key=lambda table: (str(table.schema), table.schema.metadata))
+    tables = [pa.concat_tables(same) for _, same in some]
     for name in TEXTS:
-        columns[name] = StringColumn(_chunks(texts, name, pa.large_string()))
-    columns["stsds"] = BinaryColumn(_chunks(texts, _STSD, pa.large_binary()))
+        columns[name] = StringColumn(_chunks(tables, name, pa.large_string()))
+    columns["stsds"] = BinaryColumn(_chunks(tables, _STSD, pa.large_binary()))
     if "root" in columns:
         numbers = [columns.pop(name) for name in _FILE_NUMBERS]
-        file, etag = (StringColumn(_chunks(texts, name, pa.large_string())) for name in _FILE_TEXTS)
+        file, etag = (StringColumn(_chunks(tables, name, pa.large_string())) for name in _FILE_TEXTS)
         columns["files"] = FileColumns(numbers[0], file, numbers[1], numbers[2], etag)
-    return ClipTable(**columns), _metadata(texts, entries)
+    return ClipTable(**columns), _metadata(tables, entries)
+
+
+def _write(descriptor: int, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch, at: int) -> None:
+    """Write a block: arrays, each at its place, and a stream."""
+    for values, place in numbers:
+        _write_at(descriptor, np.ascontiguousarray(values).view(np.uint8).data, place)
+    _write_stream(_Sink(descriptor, at), texts)
+
+
+def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:
+    with pa.ipc.new_stream(sink, texts.schema) as stream:
+        stream.write_batch(texts)
+
+
+def _write_at(descriptor: int, data: ReadableBuffer, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        done = os.pwrite(descriptor, left, at)
+        left, at = left[done:], at + done
+
+
+class _Sink:
+    """A file to write to from a place on, for Arrow. It may be open at other places in other threads."""
+
+    def __init__(self, descriptor: int, at: int) -> None:
+        self._descriptor, self._at, self.closed = descriptor, at, False
+
+    def write(self, data: ReadableBuffer) -> int:
+        _write_at(self._descriptor, data, self._at)
+        size = memoryview(data).nbytes
+        self._at += size
+        return size
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class _Joined:
-    """Joins blocks: their numbers in memory, renumbered where they refer to others.
+    """Joins blocks: says where their numbers belong, renumbered where they refer to others.
 
-    A clip's `stsd_id` is the row of the first clip that has its sample description, and only there it is written.
+    A clip's `stsd_id` is the row of the first clip that is known to have its sample description, and only there it is
+    written.
+
+    Attributes:
+        places: dtype of each column of numbers, and where in the file it begins.
+        end: where they end.
+        key_hashes: uint64 [clips], of the keys.
     """
 
-    def __init__(self, clips: int) -> None:
-        self._numbers = {name: np.empty(clips, dtype=dtype) for name, dtype in NUMBERS.items()}
-        self._codes = {name: np.empty(clips, dtype=np.int32) for name in CATEGORIES}
+    def __init__(self, entries: Sequence[ShardEntry]) -> None:
+        clips = sum(entry.clips for entry in entries)
+        kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id"), "int32")
+        kinds |= {} if all(entry.has_tar for entry in entries) else _FILE_NUMBERS
+        self.places: dict[str, tuple[str, int]] = {}
+        self.end = 0
+        for name, dtype in kinds.items():
+            self.places[name] = dtype, self.end
+            self.end += -(-clips * np.dtype(dtype).itemsize // 8) * 8
         self._names: dict[str, dict[str, int]] = {name: {} for name in CATEGORIES}
-        self._stsd_id = np.empty(clips, dtype=np.int32)
         self._known = pa.array([], type=pa.large_binary())
         self._known_rows = np.empty(0, dtype=np.int32)
         self.key_hashes = np.empty(clips, dtype=np.uint64)
         self._done = 0
 
-    def add(self, block: RowBlock) -> pa.RecordBatch:
-        """Take a block's numbers; gives its texts and metadata."""
+    def names(self) -> dict[str, list[str]]:
+        """The strings that codes stand for, by column."""
+        return {name: list(numbers) for name, numbers in self._names.items()}
+
+    def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch]:
+        """Take a block: its numbers, with their places in the file, and its texts and metadata."""
         rows = slice(self._done, self._done + len(block))
-        for name, values in block.numbers.items():
-            self._numbers[name][rows] = values
+        numbers = dict(block.numbers)
         for name, category in block.categories.items():
-            numbers = self._names[name]
-            renumbered = [numbers.setdefault(text, len(numbers)) for text in category.names]
-            self._codes[name][rows] = np.array(renumbered, dtype=np.int32)[category.codes]
+            known = self._names[name]
+            renumbered = [known.setdefault(text, len(known)) for text in category.names]
+            numbers[name] = np.array(renumbered, dtype=np.int32)[category.codes]
         self.key_hashes[rows] = block.key_hashes
         self._done = rows.stop
         meta = block.meta
-        columns = {**block.texts, _STSD: self._sample_descriptions(block, rows)}
+        stsd, numbers["stsd_id"] = self._sample_descriptions(block, rows)
+        columns = {**block.texts, _STSD: stsd}
         columns |= {FIELD_PREFIX + name: array for name, array in meta.arrays.items()}
         if block.files is not None:
-            columns |= self._files(block.files, rows)
+            numbers |= {name: pc.fill_null(block.files[name], -1).to_numpy() for name in _FILE_NUMBERS}
+            texts = {name: pc.fill_null(block.files[name], "").cast(pa.large_string()) for name in _FILE_TEXTS}
+            columns |= {name: column.combine_chunks() for name, column in texts.items()}
         about = {"errors": dict(meta.errors), "parquet_types": dict(meta.parquet_types)}
-        return pa.record_batch(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
+        batch = pa.record_batch(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
+        placed = []
+        for name, (dtype, start) in self.places.items():
+            values = numbers[name] if name in numbers else np.full(len(block), -1)
+            placed.append((values.astype(dtype, copy=False), start + rows.start * np.dtype(dtype).itemsize))
+        return placed, batch
 
-    def _files(self, files: pa.Table, rows: slice) -> dict[str, pa.Array]:
-        """The texts of clips outside of shards; their numbers are kept, -1 for all other clips."""
-        for name, dtype in _FILE_NUMBERS.items():
-            every = self._numbers.setdefault(name, np.full(len(self._stsd_id), -1, dtype=dtype))
-            every[rows] = pc.fill_null(files[name], -1).to_numpy()
-        return {name: pc.fill_null(files[name], "").cast(pa.large_string()).combine_chunks() for name in _FILE_TEXTS}
-
-    def numbers(self) -> pa.RecordBatch:
-        """The numbers of all clips."""
-        columns: dict[str, pa.Array] = {name: pa.array(values) for name, values in self._numbers.items()}
-        for name, codes in self._codes.items():
-            names = pa.array(list(self._names[name]), type=pa.large_string())
-            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes), names)
-        columns["stsd_id"] = pa.array(self._stsd_id)
-        return pa.record_batch(columns)
-
-    def _sample_descriptions(self, block: RowBlock, rows: slice) -> pa.Array:
-        """large_binary [rows]: sample descriptions, null where an earlier clip has the same."""
+    def _sample_descriptions(self, block: RowBlock, rows: slice) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+        """large_binary [rows]: sample descriptions, null where an earlier clip has the same; and which clip has each
+        clip's, int32 [rows]."""
         at = pc.index_in(block.stsd, value_set=self._known)
         known = np.asarray(pc.is_valid(at))
         row_of = np.arange(rows.start, rows.stop, dtype=np.int32)
         row_of[known] = self._known_rows[at.filter(pa.array(known)).to_numpy()]
-        self._stsd_id[rows] = row_of[block.stsd_row]
         new = np.flatnonzero((block.stsd_row == np.arange(len(block))) & ~known)[: _KNOWN - len(self._known)]
         if len(new):
             self._known = pa.concat_arrays([self._known, block.stsd.take(pa.array(new))])
             self._known_rows = np.concatenate([self._known_rows, row_of[new]])
-        return pc.if_else(pa.array(known), pa.scalar(None, block.stsd.type), block.stsd) if known.any() else block.stsd
+        stsd = pc.if_else(pa.array(known), pa.scalar(None, block.stsd.type), block.stsd) if known.any() else block.stsd
+        return stsd, row_of[block.stsd_row]
 
 
 def _chunks(tables: Sequence[pa.Table], name: str, kind: pa.DataType) -> pa.ChunkedArray:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,8 +26,8 @@ from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.overlays import check_overlays, read_labels, with_overlays
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
-from streamvid.dataset.shard_files import ShardFiles, read_table
-from streamvid.dataset.shard_rows import RowBlock, row_blocks
+from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
+from streamvid.dataset.shard_rows import ENCODED, REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
+_MANY_SHARDS: Final = 64
+"""From so many on, a local dataset is opened by its consolidated tables, too."""
 _BLOCK_CLIPS: Final = 16_384
 """Rows that are validated together: of few, Python's overhead dominates."""
 
@@ -120,9 +123,9 @@ class Dataset(ClipSource):
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
-        def build(file: str) -> None:
+        def build(file: str, tables_cache: ShardCache | None = cache) -> None:
             try:
-                blocks = _read_blocks(path, manifest, cache, check_sha256=cached, retry=retry)
+                blocks = _read_blocks(path, manifest, cache, tables_cache, check_sha256=cached, retry=retry)
                 consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
@@ -131,8 +134,13 @@ class Dataset(ClipSource):
                 ) from error
 
         if cached:
-            key = consolidated.cache_key(manifest.shards, [shard.signature() for shard in shards])
-            content = table_cache.open_or_build(key, build)
+            signatures = [shard.signature() for shard in shards]
+            if is_local(path) and (0, 0) in signatures:
+                name = manifest.shards[signatures.index((0, 0))].name
+                raise DatasetError(f"shard {name}.parquet is missing: {REMEDY}")
+            key = consolidated.cache_key(manifest.shards, signatures)
+            # Rows that are kept need no copies of the tables that they are from.
+            content = table_cache.open_or_build(key, partial(build, tables_cache=None), build)
         else:
             content = table_cache.in_memory(build)
         clips, meta = consolidated.read_rows(content, manifest.shards)
@@ -183,33 +191,41 @@ class Dataset(ClipSource):
 
 
 def _read_blocks(
-    path: str, manifest: Manifest, cache: ShardCache | None, *, check_sha256: bool, retry: Retry
+    path: str,
+    manifest: Manifest,
+    cache: ShardCache | None,
+    tables_cache: ShardCache | None,
+    *,
+    check_sha256: bool,
+    retry: Retry,
 ) -> Iterator[RowBlock]:
-    """The rows of all shards in order, read by threads a little ahead of whoever takes them: of a remote dataset from
-    its consolidated tables, as far as there are some, else from the shards' own."""
+    """The rows of all shards in order, read by threads a little ahead of whoever takes them: from consolidated tables,
+    as far as there are some, and a local dataset has many shards; else from the shards' own."""
     shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
-    local = is_local(path)
-    threads = max(1, min(len(shards), len(os.sched_getaffinity(0)) if local else _THREADS, _THREADS))
-
+    local, cores = is_local(path), len(os.sched_getaffinity(0))
+    tables = () if local and len(shards) < _MANY_SHARDS else manifest.tables
+    threads = max(1, min(len(shards), cores if local else _THREADS, _THREADS))
     stop, joint = threading.Event(), JointLimit()
+    decoding = threading.Semaphore(cores)
 
     def read(some: Sequence[ShardFiles], table: TableEntry | None) -> list[RowBlock]:
         entries = [shard.entry for shard in some]
         if table is not None:
             try:
-                rows = read_table(path, table, entries, cache=cache, retry=retry, stop=stop, joint=joint)
-                return row_blocks(rows, entries)
+                data = fetch_table(path, table, cache=tables_cache, retry=retry, stop=stop)
+                with decoding:  # more at once than cores would take more memory, and longer
+                    return [row_block(read_table(data, table, entries, joint=joint, encoded=ENCODED), entries)]
             except (StorageUnavailable, AccessRefused):
                 raise
             except DatasetError as error:
                 log.warning("%s; the Parquet files of its %d shards are read instead", error, len(some))
-        tables = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop, joint=joint) for shard in some]
-        return row_blocks(tables, entries)
+        found = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop, joint=joint) for shard in some]
+        return row_blocks(found, entries)
 
     with ThreadPoolExecutor(threads) as pool:
         ahead: deque[Future[list[RowBlock]]] = deque()
         try:
-            for some, table in _parts(shards, () if local else manifest.tables, most=-(-len(shards) // threads)):
+            for some, table in _parts(shards, tables, most=-(-len(shards) // threads)):
                 ahead.append(pool.submit(read, some, table))
                 if len(ahead) > threads + 2:
                     yield from ahead.popleft().result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import threading
 from collections.abc import Sequence
@@ -103,41 +102,55 @@ class ShardFiles:
         return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
 
 
-def read_table(
-    dataset: str,
-    table: TableEntry,
-    entries: Sequence[ShardEntry],
-    *,
-    cache: ShardCache | None,
-    retry: Retry,
-    stop: threading.Event,
-    joint: JointLimit | None = None,
-) -> list[pa.Table]:
-    """The rows of a table, for each of its shards what `shard_rows.read_scalars` gives.
+def fetch_table(
+    dataset: str, table: TableEntry, *, cache: ShardCache | None, retry: Retry, stop: threading.Event
+) -> bytes:
+    """The file of a table.
 
     Args:
         dataset: folder or URL.
-        table: of these shards.
-        entries: the shards.
+        table: which one.
         cache: keeps a copy of the file, if there is one.
         retry, stop: for how long a storage that does not answer is asked again.
-        joint: counts what the tables take together.
 
     Raises:
-        DatasetError: it cannot be read, is not what dataset.json says, or is too large together with others.
+        DatasetError: it cannot be read, or is not what dataset.json says.
     """
     path = join(dataset, table.file)
     if cache is not None:
-        data = cache.read_through(path, size=None, sha256=table.sha256, stop=stop)
-    else:
-        data = filesystem.read_bytes(path, retry=retry.until(stop))
-        if hashlib.sha256(data).hexdigest() != table.sha256:
-            raise DatasetError(f"{redact(path)} is not the one in dataset.json, by its SHA-256: {REMEDY}")
+        return cache.read_through(path, size=None, sha256=table.sha256, stop=stop)
+    # Its size saves a request; if that is wrong, its storage is asked.
+    for length in dict.fromkeys((table.bytes, 0)):
+        data = filesystem.read_bytes(path, retry=retry.until(stop), length=length)
+        if hashlib.sha256(data).hexdigest() == table.sha256:
+            return data
+    raise DatasetError(f"{redact(path)} is not the one in dataset.json, by its SHA-256: {REMEDY}")
+
+
+def read_table(
+    data: bytes,
+    table: TableEntry,
+    entries: Sequence[ShardEntry],
+    *,
+    joint: JointLimit | None = None,
+    encoded: Sequence[str] = (),
+) -> pa.Table:
+    """The rows of a table, one shard after the other: of each what `shard_rows.read_scalars` gives.
+
+    Args:
+        data: its file.
+        table: of these shards.
+        entries: the shards.
+        joint: counts what the tables take together.
+        encoded: as of `streamvid.storage.parquet.read_parquet`.
+
+    Raises:
+        DatasetError: it is no table of these shards, or is too large together with others.
+    """
     schema = TABLE_COLUMNS if entries[0].has_tar else pa.schema([*TABLE_COLUMNS, *PLACE_SCHEMA])
-    clips = [entry.clips for entry in entries]
-    rows = read_columns(pa.py_buffer(data), table.file, sum(clips), schema, FIELD_PREFIX)
-    _counted(rows, len(data), table.file, joint)
-    return [rows.slice(end - count, count) for end, count in zip(itertools.accumulate(clips), clips, strict=True)]
+    clips = sum(entry.clips for entry in entries)
+    rows = read_columns(pa.py_buffer(data), table.file, clips, schema, FIELD_PREFIX, encoded=encoded)
+    return _counted(rows, len(data), table.file, joint)
 
 
 def _counted(table: pa.Table, size: int, name: str, joint: JointLimit | None) -> pa.Table:

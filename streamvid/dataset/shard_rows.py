@@ -34,6 +34,9 @@ _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
 _FILE_PATTERN: Final = r"\A[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*\z"
 _DOTS_PATTERN: Final = r"(\A|/)\.\.?(/|\z)"
 _MAX_FILE_NAME: Final = 4096
+ENCODED: Final = (*CATEGORIES, "stsd")
+"""Columns of which many rows may have the same strings."""
+_SAMPLE: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class RowBlock:
         categories: the strings that many clips share, by name.
         texts: large_string [clips], by name.
         key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
-        stsd: large_binary [clips], the sample description of each clip, null where an earlier one of the block has the
-            same.
-        stsd_row: int32 [clips], the number in the block of the first clip that has the clip's sample description.
+        stsd: large_binary [clips], the sample description of each clip, null where an earlier one of the block is
+            known to have the same.
+        stsd_row: int32 [clips], the number in the block of the clip that its sample description is at.
         meta: the metadata columns.
         files: columns of `PLACE_SCHEMA`, of shards without tars; None: they have tars.
     """
@@ -89,9 +92,10 @@ def read_columns(
     schema: pa.Schema,
     prefix: str = "",
     leave_out: Sequence[str] = (),
+    encoded: Sequence[str] = (),
 ) -> pa.Table:
     """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out, of a
-    file that should have so many rows; otherwise as `read_scalars`."""
+    file that should have so many rows, those `encoded` as of `read_parquet`; otherwise as `read_scalars`."""
 
     def choose(found: pa.Schema, rows: int) -> list[str]:
         if rows != clips:
@@ -107,7 +111,7 @@ def read_columns(
         return [name for name in schema.names if name not in leave_out] + typed
 
     try:
-        table = read_parquet(source, choose)
+        table = read_parquet(source, choose, encoded=encoded)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {REMEDY}") from error
     except (NotAFileError, TooLargeError) as error:
@@ -133,7 +137,11 @@ def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> lis
     """
     # Shards differ in their metadata columns only where videos were appended.
     groups = groupby(zip(tables, entries, strict=True), key=lambda item: (item[1].has_tar, _meta_schema(item[0])))
-    return [_block(*zip(*group, strict=True)) for _, group in groups]
+    blocks = []
+    for _, group in groups:
+        some, its = zip(*group, strict=True)
+        blocks.append(row_block(pa.concat_tables(some), its))
+    return blocks
 
 
 def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
@@ -146,23 +154,20 @@ def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
     return DatasetError(f"shard {entry.name}.parquet is damaged: clip {key[:100]!r}: {what}; {REMEDY}")
 
 
-def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBlock:
-    table = pa.concat_tables(tables).combine_chunks()
+def row_block(table: pa.Table, entries: Sequence[ShardEntry]) -> RowBlock:
+    """The rows of consecutive shards that are in one table; otherwise as `row_blocks`."""
     numbers = {name: _numbers(table[name], dtype) for name, dtype in NUMBERS.items()}
     try:
         texts = {name: _text(table[name]) for name in TEXTS}
         categories = {}
         for name in CATEGORIES:
-            codes, distinct = _dictionary(table[name])
+            codes, distinct, _ = _dictionary(table[name])
             categories[name] = Categories(codes, tuple(distinct.to_pylist()))
+        stsd, stsd_row, stsd_sizes = _sample_descriptions(table["stsd"])
     except ValueError as error:  # ArrowInvalid is a ValueError
         where = f"shards {entries[0].name} to {entries[-1].name}"
         raise DatasetError(f"text in {where} is not UTF-8 ({str(error).splitlines()[0]}): {REMEDY}") from error
-    stsd_codes, stsds = _dictionary(table["stsd"])
-    _check(numbers, table, np.asarray(pc.binary_length(stsds))[stsd_codes], entries)
-    first = np.empty(len(stsds), dtype=np.int32)
-    first[stsd_codes[::-1]] = np.arange(len(table) - 1, -1, -1)
-    stsd_row = first[stsd_codes]
+    _check(numbers, table, texts["key"], stsd_sizes, entries)
     meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
     names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
     return RowBlock(
@@ -170,11 +175,28 @@ def _block(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> RowBloc
         categories=categories,
         texts=texts,
         key_hashes=hashes(texts["key"]),
-        stsd=stsds.cast(pa.large_binary()).take(pa.array(stsd_codes, mask=stsd_row != np.arange(len(table)))),
+        stsd=stsd,
         stsd_row=stsd_row,
         meta=from_parquet(meta.rename_columns(names)),
         files=None if entries[0].has_tar else table.select(PLACE_SCHEMA.names),
     )
+
+
+def _sample_descriptions(column: pa.ChunkedArray) -> tuple[pa.Array, Int32, npt.NDArray[Any]]:
+    """`RowBlock.stsd` and `stsd_row`, and the bytes of each clip's description, int [clips]. The same ones are not
+    looked for where most clips have their own, by a sample of them."""
+    if (
+        not pa.types.is_dictionary(column.type)
+        and len(column) > _SAMPLE
+        and pc.count_distinct(column.slice(0, _SAMPLE)).as_py() > _SAMPLE // 2
+    ):
+        own = column.cast(pa.large_binary()).combine_chunks()
+        return own, np.arange(len(own), dtype=np.int32), np.asarray(pc.binary_length(own))
+    codes, distinct, first = _dictionary(column)
+    row = first[codes]
+    again = row != np.arange(len(codes))
+    sizes = np.asarray(pc.binary_length(distinct))[codes]
+    return distinct.cast(pa.large_binary()).take(pa.array(codes, mask=again)), row, sizes
 
 
 def _numbers(column: pa.ChunkedArray, dtype: str) -> npt.NDArray[Any]:
@@ -187,22 +209,36 @@ def _text(column: pa.ChunkedArray) -> pa.Array:
     return text
 
 
-def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array]:
-    """The code of each value, int32 [rows], and the distinct values in order of first appearance."""
-    encoded: Any = column.combine_chunks().dictionary_encode()
-    encoded.dictionary.validate(full=True)
-    return encoded.indices.to_numpy(), encoded.dictionary
+def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
+    """The code of each value, int32 [rows]; the distinct values in order of first appearance, whatever dictionary the
+    file has; and the row in which each comes first, int32 [distinct]."""
+    column.validate(full=True)
+    encoded: Any = column.combine_chunks()
+    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
+    codes, distinct = encoded.indices.to_numpy(), encoded.dictionary
+    first = np.full(len(distinct), len(codes), dtype=np.int32)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    order = np.argsort(first)[: int((first < len(codes)).sum())]
+    if len(order) < len(first) or (np.diff(order) < 0).any():
+        number = np.empty(len(first), dtype=np.int32)
+        number[order] = np.arange(len(order))
+        codes, distinct, first = number[codes], distinct.take(pa.array(order)), first[order]
+    return codes, distinct, first
 
 
 def _check(
-    numbers: dict[str, npt.NDArray[Any]], table: pa.Table, stsd_sizes: npt.NDArray[Any], entries: Sequence[ShardEntry]
+    numbers: dict[str, npt.NDArray[Any]],
+    table: pa.Table,
+    key: pa.Array,
+    stsd_sizes: npt.NDArray[Any],
+    entries: Sequence[ShardEntry],
 ) -> None:
     shard = shard_numbers(entries)
     packets_bytes = np.array([entry.packets_bytes for entry in entries], dtype=np.int64)[shard]
     width, height, frames, packets = (numbers[name] for name in ("width", "height", "frames", "packets"))
-    keys = pc.match_substring_regex(table["key"], _KEY_PATTERN).to_numpy()
+    keys = pc.match_substring_regex(key, _KEY_PATTERN).to_numpy(zero_copy_only=False)
     rules = {
-        "its key is not of letters, digits, '_' and '-'": keys.astype(bool),
+        "its key is not of letters, digits, '_' and '-'": keys,
         f"its frames are not 1 to {MAX_SIDE} pixels wide and high": (
             (width >= 1) & (width <= MAX_SIDE) & (height >= 1) & (height <= MAX_SIDE)
         ),
@@ -240,7 +276,7 @@ def _check(
     for what, good in rules.items():
         if not good.all():
             row = int(np.argmin(good))
-            raise damaged(entries[shard[row]], str(table["key"][row].as_py()), what)
+            raise damaged(entries[shard[row]], str(key[row].as_py()), what)
     counts = np.bincount(shard, weights=frames, minlength=len(entries)).astype(np.int64)
     for entry, count in zip(entries, counts.tolist(), strict=True):
         if count != entry.frames:

@@ -4,6 +4,7 @@ ignore."""
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
 from streamvid.dataset.overlays import local_table
 from streamvid.dataset.revisions import kept_manifests
-from streamvid.dataset.shard_files import ShardFiles, read_table
+from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.tables import usable
 from streamvid.errors import DatasetError, StreamvidError
 from streamvid.storage import filesystem
@@ -70,11 +71,12 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
             continue
         entries = manifest.shards[good[table]]
         try:
-            tables = read_table(path, table, entries, cache=None, retry=retry, stop=stop)
+            rows = read_table(fetch_table(path, table, cache=None, retry=retry, stop=stop), table, entries)
         except DatasetError as error:
             yield str(error)
             continue
-        for entry, found in zip(entries, tables, strict=True):
+        for entry, end in zip(entries, itertools.accumulate(entry.clips for entry in entries), strict=True):
+            found = rows.slice(end - entry.clips, entry.clips)
             try:
                 own = ShardFiles(path, entry, None).read_scalars(check_sha256=True, retry=retry, stop=stop)
             except DatasetError:

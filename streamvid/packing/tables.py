@@ -10,19 +10,22 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
+from streamvid.dataset.shard_rows import ENCODED
 from streamvid.dataset.tables import TableEntry, digest, usable
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import join
 
-_CLIPS: Final = 100_000
-_BYTES: Final = 128 << 20
-"""What a table holds at most, in memory, unless a shard holds more: tables are read side by side."""
+_CLIPS: Final = 1 << 15
+_BYTES: Final = 32 << 20
+"""What a table holds at most, in memory, unless a shard holds more: tables are read side by side, and one of usual
+clips takes one request of `streamvid.storage.byte_range.PART_BYTES`."""
 _AT_ONCE: Final = 64
 """Parquet files that are read at once."""
 
@@ -53,15 +56,30 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
     for table, part in [*kept, (None, slice(len(shards), None))]:
         for entries, rows in _runs(destination, shards[end : part.start] if part.start - end > 1 else ()):
             if len(entries) > 1:
-                buffer = io.BytesIO()
-                pq.write_table(rows, buffer, compression="zstd", row_group_size=max(1, len(rows)))
-                data = buffer.getvalue()
-                made = TableEntry(entries[0].name, len(entries), hashlib.sha256(data).hexdigest(), digest(entries))
+                data = _parquet(rows)
+                sha256 = hashlib.sha256(data).hexdigest()
+                made = TableEntry(entries[0].name, len(entries), sha256, digest(entries), len(data))
                 filesystem.write_bytes(join(destination, made.file), data)
                 tables.append(made)
         tables += [] if table is None else [table]
         end = part.stop
     return tuple(tables)
+
+
+def _parquet(rows: pa.Table) -> bytes:
+    """The file of a table. Only columns whose strings come again have a dictionary: of others it takes longer to decode
+    them by one, and what they may stand for is many times what they do."""
+    again = [name for name in ENCODED if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
+    buffer = io.BytesIO()
+    pq.write_table(
+        rows,
+        buffer,
+        compression="zstd",
+        row_group_size=max(1, len(rows)),
+        use_dictionary=again,
+        dictionary_pagesize_limit=_BYTES,
+    )
+    return buffer.getvalue()
 
 
 def _runs(destination: str, shards: Sequence[ShardEntry]) -> Iterator[tuple[list[ShardEntry], pa.Table]]:

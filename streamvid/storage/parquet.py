@@ -10,7 +10,7 @@ The limit is `memory_limit`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
@@ -42,13 +42,17 @@ _NOTHING: Final[_Spec] = {}
 _PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
 
 
-def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None, *, least: int = 0) -> pa.Table:
+def read_parquet(
+    source: str | bytes | pa.Buffer, choose: Choose | None = None, *, least: int = 0, encoded: Collection[str] = ()
+) -> pa.Table:
     """Columns of a Parquet file.
 
     Args:
         source: path of a local file, or its bytes.
         choose: the names of the columns to read, in their order, by the file's schema and number of rows; default: all.
         least: bytes of memory that they may take however small the file is.
+        encoded: columns of strings that stay references to a dictionary if the file has them so, in all row groups.
+            Whether these are within it is for the caller to validate.
 
     Raises:
         TooLargeError: see there.
@@ -85,13 +89,17 @@ def read_parquet(source: str | bytes | pa.Buffer, choose: Choose | None = None, 
         total = sum(need.encoded for need in needs.values())
         if total > limit:
             raise _too_large(f"{len(needs)} columns stand", total, limit)
-        if total + sum(need.strings for need in needs.values()) <= limit:
+        paths = {n: parquet.schema.column(n).path for n in leaves}
+        kept = [n for n in leaves if paths[n] in encoded and all(chunks[n].dictionary_at for _, chunks in groups)]
+        expands = total + sum(need.strings for n, need in needs.items() if n not in kept) > limit
+        references = [paths[n] for n, need in needs.items() if n in kept or (expands and need.strings)]
+        if references:
+            if not isinstance(file, str):
+                file = pa.BufferReader(source)
+            parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
+        if not expands:
             table = parquet.read(columns=names, use_threads=False)
             return table if choose is None else table.select(names)
-        references = [parquet.schema.column(n).path for n, need in needs.items() if need.strings]
-        if not isinstance(file, str):
-            file = pa.BufferReader(source)
-        parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
         found = list(schema) if choose is None else [schema.field(name) for name in names]
         target = pa.schema([field.with_type(_without_view(field.type)) for field in found])
         tables = []

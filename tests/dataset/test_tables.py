@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamvid.dataset import dataset as dataset_module
+from streamvid.dataset import shard_files, table_cache
+from streamvid.dataset.clip_table import CATEGORIES
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.schema import FIELD_PREFIX
@@ -89,6 +92,7 @@ def test_a_bucket_is_opened_without_its_shards(packed: Path, site: FaultyS3, tmp
     dataset = Dataset.open(url)
     assert asked(site) == {"dataset.json", f"{table['sha256']}.parquet"}
     assert not any("list-type" in key for _, key, _ in site.requests)
+    assert [method for method, key, _ in site.requests if key.endswith(".parquet")] == ["GET"]
     gets = sum(method == "GET" for method, _, _ in site.requests)
     assert gets == 2
     same(dataset, Dataset.open(packed))
@@ -174,12 +178,82 @@ def test_a_table_that_stands_for_too_much_with_others_is_not_used(
     assert "read instead" in caplog.text
 
 
+@pytest.mark.parametrize("wrong", [-1000, None, 1000, 10 << 20])
+def test_what_dataset_json_says_of_its_size_is_a_hint(
+    packed: Path, site: FaultyS3, tmp_path: Path, wrong: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table of another size is read all the same: by what its storage says."""
+    copy = Path(shutil.copytree(packed, tmp_path / "set"))
+    (table,) = manifest_of(copy)["tables"]
+    assert table["bytes"] == (copy / "tables" / f"{table['sha256']}.parquet").stat().st_size
+    _edit(bytes=0 if wrong is None else table["bytes"] + wrong)(copy)
+    with caplog.at_level(logging.WARNING):
+        same(Dataset.open(site.add_folder(copy, "bucket/set"), retry_for=0), Dataset.open(packed))
+    assert "read instead" not in caplog.text
+
+
+def test_a_local_dataset_of_many_shards_is_opened_by_its_tables(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Dataset.open(packed)
+    monkeypatch.setattr(dataset_module, "_MANY_SHARDS", 5)
+    read: list[str] = []
+    read_scalars = shard_files.read_scalars
+    monkeypatch.setattr(
+        shard_files, "read_scalars", lambda source, entry: read.append(entry.name) or read_scalars(source, entry)
+    )
+    for least in (100, 1):
+        monkeypatch.setattr(table_cache, "MIN_CLIPS", least)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        same(Dataset.open(packed), own)
+        assert read == []
+    copy = Path(shutil.copytree(packed, tmp_path / "set"))
+    _damage(copy)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    with caplog.at_level(logging.WARNING):
+        same(Dataset.open(copy), own)
+    assert len(read) == 5
+    assert "read instead" in caplog.text
+    # A shard's file that is gone is told, although no row is read of it.
+    name = Manifest.from_json((copy / "dataset.json").read_bytes(), path="").shards[3].name
+    (copy / f"shards/{name}.parquet").unlink()
+    with pytest.raises(DatasetError, match=rf"{name}\.parquet is missing"):
+        Dataset.open(copy)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_rows_are_the_same_whatever_their_encoding(packed: Path, site: FaultyS3, tmp_path: Path, many: bool) -> None:
+    """Codes and descriptions: with dictionaries in another order, of values that no row has, in several row groups,
+    and with none at all."""
+    want = Dataset.open(packed)
+    (path,) = (packed / "tables").iterdir()
+    rows = pq.read_table(path)
+    assert all("PLAIN" in pq.ParquetFile(path).metadata.row_group(0).column(n).encodings for n in range(4))
+    for number, options in enumerate([{"use_dictionary": True}, {"use_dictionary": False}]):
+        copy = Path(shutil.copytree(packed, tmp_path / f"set{number}"))
+        _rewrite(copy, lambda table: table)
+        (file,) = (copy / "tables").iterdir()
+        pq.write_table(rows, file, row_group_size=2 if many else 100, **options)
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        file.rename(file.with_name(f"{sha256}.parquet"))
+        _edit(sha256=sha256)(copy)
+        found = Dataset.open(site.add_folder(copy, f"bucket/set{number}"), retry_for=0)
+        same(found, want)
+        for name in CATEGORIES:
+            one, other = getattr(found.clips, name), getattr(want.clips, name)
+            assert one.names == other.names
+            np.testing.assert_array_equal(one.codes, other.codes)
+        np.testing.assert_array_equal(found.clips.stsd_id, want.clips.stsd_id)
+
+
 @pytest.mark.parametrize(
     "tables",
     [{}, [1], [{}], [{"first": "00000000", "shards": 1, "sha256": "../" * 20, "of": "0" * 64}],
      [{"first": "00000000", "shards": True, "sha256": "0" * 64, "of": "0" * 64}],
      [{"first": "00000000", "shards": 0, "sha256": "0" * 64, "of": "0" * 64}],
-     [{"first": 0, "shards": 1, "sha256": "0" * 63, "of": "0" * 65}]],
+     [{"first": 0, "shards": 1, "sha256": "0" * 63, "of": "0" * 65}],
+     [{"first": "00000000", "shards": 1, "sha256": "0" * 64, "of": "0" * 64, "bytes": -1}],
+     [{"first": "00000000", "shards": 1, "sha256": "0" * 64, "of": "0" * 64, "bytes": "1"}]],
 )  # fmt: skip
 def test_what_is_no_table(packed: Path, tables: object, tmp_path: Path) -> None:
     found = manifest_of(packed) | {"tables": tables}

@@ -1,6 +1,6 @@
 """The first batch of a dataset of millions of clips in a bucket, from nothing: no listing, no request for each shard.
 
-    python -m tools.bench.first_batch [--quick] [--json FILE] [--clips N] [--latency MS]
+    python -m tools.bench.first_batch [--quick] [--json FILE] [--clips N] [--latency MS] [--data DIR]
 
 It writes rows, frame indexes and consolidated tables as docs/format.md has them, with tars that are holes, and serves
 them by S3's requests, behind the proxy of `tools.bench.object_store` (50 ms, 100 MB/s a connection). A process of its
@@ -24,12 +24,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
-from streamvid.packing.tables import write_tables
 from tools.bench.plan_rows import write_rows
 from tools.bench.report import Check, Report, arguments, finish
 from tools.bench.store_server import ROOT, compile_link, slow_link
@@ -119,8 +117,8 @@ def fetch_tables(names: list[str]) -> dict[str, float]:
 
     begin, total = time.perf_counter(), 0
     reader = RemoteRanges()
-    for first in range(0, len(names), 8):
-        some = [name.split(":") for name in names[first : first + 8]]
+    for first in range(0, len(names), 32):
+        some = [name.split(":") for name in names[first : first + 32]]
         parts = [
             (f"s3://bucket/rows/{name}", start, min(start + PART_BYTES, int(size)))
             for name, size in some
@@ -147,6 +145,7 @@ def main() -> int:
     """See the module."""
     parser = arguments(__doc__)
     parser.add_argument("--clips", type=int, help="a multiple of 1,000 (10,000,000)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where the dataset is, or is to be kept")
     parser.add_argument("--latency", type=float, default=50.0, metavar="MS", help="of a request (50)")
     parser.add_argument("--call", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -158,13 +157,14 @@ def main() -> int:
     clips = options.clips or (100_000 if options.quick else 10_000_000)
     with tempfile.TemporaryDirectory(prefix="sv-first-") as name:
         folder = Path(name)
-        rows = write_rows(folder / "rows", clips, with_indexes=True)
+        rows = write_rows((options.data or folder) / "rows", clips, with_indexes=True)
         manifest = Manifest.from_json((rows / FILE_NAME).read_bytes(), path=str(rows))
-        manifest = replace(manifest, tables=write_tables(str(rows), manifest))
-        (rows / FILE_NAME).write_bytes(manifest.to_json())
         files = [FILE_NAME, *(table.file for table in manifest.tables)]
         program = compile_link(folder)
-        with served(folder) as (server, asked), slow_link(program, port := server + 1, server, options.latency, RATE):
+        with (
+            served(rows.parent) as (server, asked),
+            slow_link(program, port := server + 1, server, options.latency, RATE),
+        ):
             found = apart("first_batch", str(folder / "cache"), port, folder / "home")
             requests = dict(asked)
             bare = apart("fetch_tables", [f"{one}:{(rows / one).stat().st_size}" for one in files], port, folder)

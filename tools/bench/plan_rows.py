@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.manifest import FILE_NAME, SHARD_FOLDER, Manifest, ShardEntry
 from streamvid.dataset.schema import SCHEMA
+from streamvid.packing.tables import write_tables
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import encode_index
 
@@ -39,14 +41,17 @@ def write_rows(folder: Path, clips: int, *, packets: int = 2, with_indexes: bool
         with_indexes: write the frame indexes, too; otherwise their files hold zeros.
 
     Returns:
-        The folder.
+        The folder. One that holds a dataset is left as it is.
     """
+    if (folder / FILE_NAME).exists():
+        return folder
     (folder / SHARD_FOLDER).mkdir(parents=True)
     workers = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         write = partial(_shard, folder, packets, with_indexes)
         entries = tuple(pool.map(write, range(clips // PER_SHARD), chunksize=50))
     manifest = Manifest("rows", clips * 10.0, tuple(f"class{n}" for n in range(400)), entries)
+    manifest = replace(manifest, tables=write_tables(str(folder), manifest))
     (folder / FILE_NAME).write_bytes(manifest.to_json())
     return folder
 
