@@ -23,8 +23,13 @@ from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
-from streamvid.video.packet_check import contradiction
-from streamvid.video.packet_selection import EncodedSlice, PacketSelection, damaged_packet, extract_packets
+from streamvid.video.packet_selection import (
+    EncodedSlice,
+    PacketSelection,
+    contradiction,
+    damaged_packet,
+    extract_packets,
+)
 from streamvid.video.stored_clip import UNORDERED
 
 BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {

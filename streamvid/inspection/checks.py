@@ -1,4 +1,5 @@
-"""The checks of `verify`. Each yields the problems that it finds, in words; none raises for a damaged file."""
+"""The checks of `verify`. Each yields the problems that it finds, in words; none raises for a damaged file. Of clips
+outside of shards every packet is read as a loader reads it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import math
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +21,23 @@ import pyarrow as pa
 
 from streamvid.arrays import Int64
 from streamvid.checksum import crc32c
+from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import parse_index
+from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.roots import Bounds
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
+from streamvid.dataset.shard_files import ShardFiles
 from streamvid.decode.damage import find_damage
-from streamvid.fetch.encoded_batch import encoded_slice
+from streamvid.errors import ClipError, DatasetError
+from streamvid.fetch.encoded_batch import encoded_slice, read_slices
+from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json, json_value
+from streamvid.sampling.base import Selection
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import encode_index
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
@@ -256,3 +268,46 @@ def _encode(data: bytes, clips: ClipTable, row: int, index: FrameIndex, frames: 
     spans = byte_ranges(packets)
     mp4 = np.frombuffer(data, dtype=np.uint8)
     return encoded_slice(clips, row, packets, extract_packets(packets, spans, [mp4[a:b] for a, b in spans.tolist()]))
+
+
+def source_of_shard(
+    path: str, entry: ShardEntry, clips: ClipTable, roots: tuple[str, ...], bounds: Bounds
+) -> ClipSource:
+    """The clips of one shard, as a loader reads them.
+
+    Args:
+        roots: the dataset's, resolved.
+        bounds: out of which files must not lead.
+    """
+    files = ShardFiles(path, entry, None, roots, bounds)
+    return ClipSource(path, clips, Columns(clips, None, meta=MetaColumns), None, [files], Retry(COMMAND_SECONDS))
+
+
+def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool) -> tuple[list[str], FrameIndex]:
+    """Read every packet of a clip, with all that a loader checks, and decode every frame if asked for.
+
+    Returns:
+        what is wrong, and the index with the checksums of the packets that were read.
+    """
+    frames = np.arange(len(index.visible))
+    crcs = index.crc32c.copy()
+
+    def encode(frames: Int64) -> EncodedSlice:
+        packets = select_packets(index, frames)
+        chosen = Selection(frames, np.ones(len(frames), dtype=bool), np.zeros(len(frames)))
+        sample = SamplePlan(row, 0, True, chosen, np.empty(0), packets, byte_ranges(packets))
+        read = read_slices(source, [sample], source.reader, source.shard_path)[0]
+        if (packets.crc32c < 0).any():
+            ends = np.cumsum(packets.sizes)
+            parts = (read.data[a:b] for a, b in zip((ends - packets.sizes).tolist(), ends.tolist(), strict=True))
+            crcs[packets.numbers] = [*map(crc32c, parts)]
+        return read
+
+    try:
+        encode(frames)
+        damage = find_damage(index, frames, encode) if decode else None
+    except ClipError as error:
+        return [error.reason], index
+    except (DatasetError, av.error.FFmpegError, ValueError) as error:
+        return [f"it cannot be read ({error})"], index
+    return [] if damage is None else [str(damage)], replace(index, crc32c=crcs)

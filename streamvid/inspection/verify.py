@@ -34,10 +34,11 @@ from streamvid.inspection.checks import (
     check_idx,
     check_index,
     check_packets_file,
+    check_place,
     check_tar,
+    source_of_shard,
 )
 from streamvid.inspection.chosen import quarantined, sampled
-from streamvid.inspection.places import check_place, source_of_shard
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
 from streamvid.progress import Progress
 from streamvid.storage import filesystem

@@ -112,7 +112,7 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
 
     What tables do not tell is taken as it is in sound files: sync samples are random access packets, and of those some
     are looked at; pictures are output in the order of their times. Nothing is known to be disposable. Whoever decodes
-    checks it: `streamvid.video.packet_check`.
+    checks it: `streamvid.video.packet_selection`.
 
     Args:
         file: it, open for reading.

@@ -1,4 +1,5 @@
-"""The fewest packets that decode to given frames of a clip, and the byte ranges to read for them.
+"""The fewest packets that decode to given frames of a clip, the byte ranges to read for them, and whether what was read
+is what the index says.
 
 docs/format.md specifies the packets that a frame needs; this is the same rule for any number of frames at once, on
 arrays.
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.bitstream import packet_info
 from streamvid.checksum import crc32c
 from streamvid.color.tags import Color
 from streamvid.mp4.sample_entry import coded_size
@@ -286,4 +288,28 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
         if wanted >= 0 and crc32c(view[start : start + size]) != wanted:
             return number
         start += size
+    return None
+
+
+def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8) -> tuple[int, str] | None:
+    """The first packet of a selection that is not what the index takes it for, and what is wrong; None if all are.
+
+    Args:
+        data: uint8 [bytes], the packets one after another.
+    """
+    of = packet_info.classifier(codec, stsd)
+    ends = np.cumsum(packets.sizes)
+    kinds = [of(data.data[end - size : end]) for end, size in zip(ends.tolist(), packets.sizes.tolist(), strict=True)]
+    for number, kind in enumerate(kinds):
+        if kind.broken:
+            return number, "its NAL units do not fit"
+        if kind.hidden:
+            return number, "it is not displayed, and its container displays it"
+    for number in packets.starts.tolist():
+        if packets.numbers[number] and not kinds[number].random_access:
+            return number, "its container calls it a key frame, and decoding cannot start there"
+    shown = [kinds[number] for number in np.argsort(packets.display_order).tolist()]
+    order = [kind.order for kind in shown if kind.order is not None]
+    if len(order) < len(kinds) or (codec in ("h264", "hevc") and (np.diff(order) <= 0).any()):
+        return 0, "a decoder outputs its pictures in another order than that of their times"
     return None

@@ -391,9 +391,9 @@ def test_update_looks_at_what_is_new_or_changed(tmp_path: Path, videos: Path, mo
 def test_a_place_that_changes_while_it_is_indexed(
     tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamvid.packing import index_source
+    from streamvid.packing import process_source
 
-    look = index_source.index_where_it_lies
+    look = process_source.index_where_it_lies
 
     def change_first(video: Any, folder: Path) -> Any:
         if video.path.name == "slow.mp4":
@@ -402,7 +402,7 @@ def test_a_place_that_changes_while_it_is_indexed(
             video.path.unlink()
         return look(video, folder)
 
-    monkeypatch.setattr(index_source, "index_where_it_lies", change_first)
+    monkeypatch.setattr(process_source, "index_where_it_lies", change_first)
     report = index(videos, tmp_path / "indexed", progress=False)
     assert sorted(one.source for one in report.rejected) == ["a/one.mp4", "slow.mp4"]
     assert report.clips == 4

@@ -15,7 +15,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, InputError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
-from streamvid.packing import index_source, run_local
+from streamvid.packing import process_source, run_local
 from streamvid.packing.index import index
 from streamvid.sampling.windows import Window
 from streamvid.storage import filesystem
@@ -189,14 +189,14 @@ def test_servers_that_fail_cost_their_videos_alone(tmp_path: Path, site: Site, m
     site.files["/b.mp4"] = encoded(replace(CLIP, frames=7), tmp_path)
     table = listed(site, tmp_path, "/a.mp4", "/gone.mp4", "/b.mp4")
     table.write_text(table.read_text() + "http://127.0.0.1:9/silent.mp4,none\n")
-    look = index_source.index_by_tables
+    look = process_source.index_by_tables
 
     def change(name: Path, file: Any, read: Any) -> Any:
         if name.name == "b.mp4":
             site.files["/b.mp4"] += b"more"
         return look(name, file, read)
 
-    monkeypatch.setattr(index_source, "index_by_tables", change)
+    monkeypatch.setattr(process_source, "index_by_tables", change)
     report = index(table, tmp_path / "indexed", fast=True, roots=site.url, progress=False)
     assert report.clips == 1
     reasons = {one.source.rpartition("/")[2]: one.reason for one in report.rejected}

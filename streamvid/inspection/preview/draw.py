@@ -12,8 +12,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError, StreamvidError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, make_sample, plan_samples
-from streamvid.inspection.preview.pictures import Strip, make_picture, shown_positions
-from streamvid.inspection.preview.tensors import frame_of, scale_of
+from streamvid.inspection.preview.pictures import Strip, frame_of, make_picture, scale_of, shown_positions
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import Step

@@ -11,8 +11,16 @@ from streamvid.checks import integer, suggest_keywords
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import NO_LABEL
 from streamvid.inspection.preview.page import asset, check_target, lines_html, page, strip_html, write_page
-from streamvid.inspection.preview.pictures import Strip, make_picture, shown_positions
-from streamvid.inspection.preview.tensors import Scale, frame_of, guess_layout, guess_scale, scale_of
+from streamvid.inspection.preview.pictures import (
+    Scale,
+    Strip,
+    frame_of,
+    guess_layout,
+    guess_scale,
+    make_picture,
+    scale_of,
+    shown_positions,
+)
 from streamvid.text import displayable
 from streamvid.transform.spec import ONLY_VIEW, TAKEN, Layout, Transform, Views, by_view
 
