@@ -32,6 +32,7 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
+from streamvid.storage.explain import MissingFile
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
@@ -79,9 +80,11 @@ def read_manifest(path: str, *, revision: int | None = None, retry_for: float | 
             f"revision {newest.oldest} or a later one"
         )
     file = join(path, revision_file(revision))
-    if (found := filesystem.details(file, retry=retry)) is None:
-        raise DatasetError(f"revision {revision} of {shown} is not kept: there is no {revision_file(revision)}")
-    manifest = _parsed(_read(file, retry, found.size), file)
+    try:
+        manifest = _parsed(filesystem.read_bytes(file, most=MAX_BYTES, retry=retry), file)
+    except MissingFile:
+        missing = f"revision {revision} of {shown} is not kept: there is no {revision_file(revision)}"
+        raise DatasetError(missing) from None
     if manifest.revision != revision:
         raise DatasetError(f"{redact(file)} is of revision {manifest.revision}: copy it again")
     return manifest
@@ -267,17 +270,12 @@ def _read_newest(path: str, retry: Retry) -> bytes:
     file = join(path, FILE_NAME)
     if is_local(path) and os.path.isfile(local_path(path)):
         raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    if (found := filesystem.details(file, retry=retry)) is None:
+    try:
+        return filesystem.read_bytes(file, most=MAX_BYTES, retry=retry)
+    except MissingFile:
         if filesystem.exists(join(path, UNFINISHED_FILE), retry=retry):
-            raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again")
-        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}")
-    return _read(file, retry, found.size)
-
-
-def _read(file: str, retry: Retry, size: int) -> bytes:
-    if size > MAX_BYTES:
-        raise DatasetError(f"{redact(file)} has {size} bytes, more than any dataset needs: pack it again")
-    return filesystem.read_bytes(file, retry=retry, length=size)
+            raise DatasetError(f"packing to {shown} has not finished: wait for it or pack again") from None
+        raise DatasetError(f"no dataset at {shown}: {_what_is_there(path)}") from None
 
 
 _PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the dataset that this makes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.turn import Turn
 from streamvid.video.packet_selection import (
     EncodedSlice,
     PacketSelection,
@@ -98,7 +99,7 @@ def read_batches(
     spec: SampleSpec,
     access: ShardAccess,
     stop: threading.Event | None = None,
-    admit: Callable[[int], None] = lambda _: None,
+    turn: Turn | None = None,
 ) -> list[EncodedBatch]:
     """Read the frame indexes and then the packets of several steps together, by way of shards in the cache.
 
@@ -108,11 +109,12 @@ def read_batches(
         spec: how samples are drawn from clips.
         access: opens the dataset's shards, each once for both.
         stop: gives up waiting for a storage.
-        admit: is told how many bytes the packets take, before they are read, and may wait.
+        turn: the place among others who read: is told how many bytes the packets take, before they are read.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
     """
+    turn = turn or Turn(steps[0].number)
     names = ("sample_ids", "passes", "valid", "stands_for")
     ids, passes, valid, absent = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
     shards = dataset.clips.shard[rows_of(ids)]
@@ -122,12 +124,12 @@ def read_batches(
         members = np.flatnonzero(np.isin(shards, group))
         some = Step(ids[members], passes[members], valid[members], steps[0].number, absent=absent[members])
         try:
-            planned, read = _read_step(dataset, some, spec, access, group, stop, admit)
+            planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         except ClipError:
             # Once more, if it may have been the cache.
             if not access.distrust(group):
                 raise
-            planned, read = _read_step(dataset, some, spec, access, group, stop, admit)
+            planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
     encoded, first = [], 0
@@ -146,13 +148,13 @@ def _read_step(
     access: ShardAccess,
     shards: Sequence[int],
     stop: threading.Event | None,
-    admit: Callable[[int], None],
+    turn: Turn,
 ) -> tuple[list[SamplePlan], list[EncodedSlice]]:
     """The samples of a step, whose shards are open together."""
     with access.open(shards, stop, checked=spec.checksum is not None) as path_of:
-        reader = access.reader(shards, stop, step.number)
+        reader = access.reader(shards, stop, turn)
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
-        admit(bytes_of(planned))
+        turn.admit(bytes_of(planned))
         return planned, read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from streamvid.arrays import Int64
@@ -19,6 +19,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import FileTooShort
+from streamvid.storage.turn import OneAtATime, Turn
 
 _CHUNK_CLIPS: Final = 64
 """Clips whose packets are read together: enough for long reads, few enough for memory."""
@@ -27,7 +28,10 @@ _PREFETCHED_STEPS: Final = 64
 _CHUNKS_AHEAD: Final = 12
 """Chunks that are under way side by side by range, each in a thread, so that they wait for the storage together."""
 _PLANNED_AT_ONCE: Final = 4
-"""Of those, how many read frame indexes at a time: enough to keep up, few enough not to hold up packets."""
+"""Of those, how many of the longest may read frame indexes at a time, or as many steps in more: enough to keep up, few
+enough not to hold up packets."""
+_GROWTH: Final = 4
+"""A chunk has one step and one more for so many before it: a loop that takes 0.8 of what comes waits for none."""
 _AHEAD_BYTES: Final = 256 << 20
 """Bytes that they read ahead of the loop, unless a single step takes more."""
 _SHARES: Final = 8
@@ -86,8 +90,8 @@ def read_epoch(
 
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
-    def read_once(steps: range, admit: Callable[[int], None] = lambda _: None) -> list[EncodedBatch]:
-        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop, admit)
+    def read_once(steps: range, turn: Turn | None = None) -> list[EncodedBatch]:
+        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop, turn)
         access.have_read(steps)
         return batches
 
@@ -124,42 +128,46 @@ class _Chunks:
     a few chunks at a time, then its packets, as soon as the chunks before it leave room for their bytes. Chunks that
     wait for that know their ranges, and ask for them at once when it is their turn.
 
-    The first chunk is a single step, and the next ones are twice as long from one to the next, up to `longest` steps or
-    a share of `_AHEAD_BYTES`, by the bytes of their clips' MP4s and what part of these it has been so far.
+    The first chunk is a single step, and they grow with what is read, up to `longest` steps or a share of
+    `_AHEAD_BYTES`, by the bytes of their clips' MP4s and what part of these it has been so far.
+
+    Attributes:
+        computing: held by the one that computes.
     """
 
     def __init__(self, epoch: Epoch, sizes: Int64, longest: int) -> None:
         self._epoch, self._sizes, self._longest = epoch, sizes, longest
         self._changed = threading.Condition()
-        self._start, self._length, self._part = epoch.done, 1, 0.0
-        self._cut = self._planned = self._turn = 0
-        self._weights: dict[int, int] = {}
+        self.computing = OneAtATime()
+        self._start, self._part = epoch.done, 0.0
+        self._cut = self._turn = 0
+        self._planning: dict[int, tuple[int, int]] = {}
         self._inside: dict[int, int] = {}
         self._closed = False
 
     def cut(self, number: int) -> range:
         """The steps of a chunk, as soon as its frame indexes may be read; none behind the epoch's end."""
         with self._changed:
-            self._wait(lambda: number == self._cut and number < self._planned + _PLANNED_AT_ONCE)
+            most_steps = _PLANNED_AT_ONCE * self._longest
+            self._wait(lambda: number == self._cut and sum(n for n, _ in self._planning.values()) < most_steps)
             first = end = self._start
+            length = min(1 + (first - self._epoch.done) // _GROWTH, self._longest)
             weight, most = 0, _AHEAD_BYTES / _SHARES / (self._part or 1.0)
-            while end < min(first + self._length, self._epoch.steps):
+            while end < min(first + length, self._epoch.steps):
                 more = int(self._sizes[rows_of(self._epoch.step(end).sample_ids)].sum())
                 if weight and weight + more > most:
                     break
                 end, weight = end + 1, weight + more
-            self._weights[number], self._start, self._cut = weight, end, number + 1
-            self._length = min(2 * (end - first), self._longest) if number else 1
+            self._planning[number], self._start, self._cut = (end - first, weight), end, number + 1
             self._changed.notify_all()
             return range(first, end)
 
     def enter(self, number: int, size: int) -> None:
         """Wait until the packets of a chunk may be read, so many bytes; not a second time."""
         with self._changed:
-            if (weight := self._weights.pop(number, None)) is None:
+            if (planned := self._planning.pop(number, None)) is None:
                 return
-            self._planned += 1
-            self._part = max(self._part, size / max(weight, 1))
+            self._part = max(self._part, size / max(planned[1], 1))
             self._changed.notify_all()
             self._wait(
                 lambda: number == self._turn and sum(self._inside.values()) + size * bool(self._inside) <= _AHEAD_BYTES
@@ -185,8 +193,35 @@ class _Chunks:
             raise CancelledError
 
 
+class _ChunkTurn(Turn):
+    """The place of a chunk among others: those before it compute first, and have their packets read first."""
+
+    def __init__(self, chunks: _Chunks, chunk: int, step: int) -> None:
+        super().__init__(step)
+        self._chunks, self._chunk = chunks, chunk
+
+    def __enter__(self) -> Turn:
+        self._chunks.computing.acquire(self._chunk)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._chunks.computing.release()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def admit(self, size: int) -> None:
+        with self.waiting():
+            self._chunks.enter(self._chunk, size)
+
+
 def _read_ahead(
-    read: Callable[[range, Callable[[int], None]], list[EncodedBatch]],
+    read: Callable[[range, Turn], list[EncodedBatch]],
     read_again: Callable[[range], list[EncodedBatch]],
     chunks: _Chunks,
 ) -> Generator[EncodedBatch, None, None]:
@@ -196,7 +231,10 @@ def _read_ahead(
     def read_chunk(number: int) -> tuple[range, list[EncodedBatch] | None]:
         steps = chunks.cut(number)
         try:
-            return steps, read(steps, partial(chunks.enter, number)) if steps else []
+            if not steps:
+                return steps, []
+            with _ChunkTurn(chunks, number, steps.start) as turn:
+                return steps, read(steps, turn)
         except (ClipError, FileTooShort):
             return steps, None
         finally:

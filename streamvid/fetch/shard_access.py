@@ -13,6 +13,7 @@ from streamvid.plan.uses import Uses
 from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import WITHOUT, CacheUnusable, DamagedFile, ShardCache
+from streamvid.storage.turn import Turn
 from streamvid.storage.url import is_local
 
 _LEFT_NS: Final = 3600 * 10**9
@@ -134,14 +135,14 @@ class ShardAccess:
 
             yield path_of
 
-    def reader(self, shards: Sequence[int], stop: threading.Event | None = None, turn: int = 0) -> RangeReader:
+    def reader(self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None) -> RangeReader:
         """A new reader of shards. It keeps the files open that it reads, which take disk space even after the cache has
         evicted them: for one chunk.
 
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
-            turn: for which step of the loop they are read.
+            turn: its place among other readers.
         """
         like = self._dataset.reader
         cache = None

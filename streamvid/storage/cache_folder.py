@@ -144,7 +144,7 @@ class CacheFolder:
             self._verified.add((stat.st_ino, stat.st_mtime_ns))
         return True
 
-    def publish(self, file: FileIO, part: Path, size: int, sha256: str) -> Lease | None:
+    def publish(self, file: FileIO, part: Path, size: int | None, sha256: str) -> Lease | None:
         """Give a verified part, held by this process, its name: a lease on it, or on what another process has
         published meanwhile; None if that is evicted again, or the part is removed."""
         path = self.root / sha256

@@ -58,6 +58,10 @@ class AccessRefused(DatasetError):  # noqa: N818
     """The storage refuses the credentials: for a while, perhaps, as while they are renewed."""
 
 
+class MissingFile(DatasetError):  # noqa: N818
+    """There is no such file."""
+
+
 class FileChangedError(DatasetError):
     """A file is not the version that was asked for."""
 
@@ -159,7 +163,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
     if isinstance(exc, FileNotFoundError) or status == 404:
-        return DatasetError, "it does not exist; check the path"
+        return MissingFile, "it does not exist; check the path"
     if names & _NO_CREDENTIALS:
         return DatasetError, "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
     if "CredentialRetrievalError" in names:

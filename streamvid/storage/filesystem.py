@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+from fsspec.asyn import sync
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError
@@ -34,6 +35,7 @@ from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
+from streamvid.storage.link import Link
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
@@ -41,16 +43,20 @@ from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
-def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, length: int = 0) -> bytes:
-    """The whole file. Raises DatasetError or InputError, also if a local one is none, or it has more than `most` bytes
-    (of a remote one, where there is a `retry`). A `length` that is known need not be asked for."""
+def read_bytes(
+    path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None
+) -> bytes:
+    """The whole file. Raises DatasetError, of a missing one MissingFile, or InputError, also if a local one is none, or
+    it has more than `most` bytes (of a remote one, where there is a `retry`). A `link` measures the requests."""
+    if retry is not None and in_s3(path):
+        return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
-        length, mark = (length, "") if length else size_now(path, retry=retry)
+        length, mark = size_now(path, retry=retry)
         if length > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
         part = PART_BYTES if has_ranges(path) else max(1, length)
         parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
-        return b"".join(RemoteRanges(expected={path: mark} if mark else None).read(parts, retry=retry))
+        return b"".join(RemoteRanges(link, {path: mark} if mark else None).read(parts, retry=retry))
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
@@ -320,6 +326,8 @@ def remove_file(path: str) -> None:
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
     fs, name = locate(path, patient=patient)
     fs.invalidate_cache()
+    if patient and fs.async_impl:  # asked a second time, if the first is stuck
+        return cast(dict[str, Any], sync(fs.loop, Link().fetch, 0, lambda: fs._info(name)))
     return cast(dict[str, Any], fs.info(name))
 
 

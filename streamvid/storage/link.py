@@ -37,7 +37,7 @@ _FEWEST_TIMES: Final = 32
 """Requests of a size class whose times are known before these say when one is late."""
 _FEW_TIMES: Final = 4
 """Requests of any size whose times are known before one that takes four times as long is late."""
-_UNKNOWN_LATE: Final = 2.0
+_UNKNOWN_LATE: Final = 1.0
 """Seconds after which one is late until then, on top of what its bytes take."""
 _LOOK: Final = 0.25
 """Seconds after which it is looked again when one is late."""

@@ -20,6 +20,7 @@ from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
+from streamvid.storage.turn import Turn
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
@@ -43,7 +44,7 @@ class RangeReader:
         retry: for how long a remote storage that does not answer is asked again.
         like: another reader: what that knows of remote files is shared, but no open file.
         cache: keeps ranges of remote files on a local disk.
-        turn: for which step of the loop it reads: remote ranges of earlier ones go first.
+        turn: its place among other readers: remote ranges of earlier ones go first.
 
     Attributes:
         remote: reads remote files.
@@ -54,10 +55,10 @@ class RangeReader:
         retry: Retry | None = None,
         like: RangeReader | None = None,
         cache: RangeCache | None = None,
-        turn: int = 0,
+        turn: Turn | None = None,
     ) -> None:
         self.retry = retry or Retry()
-        self.cache, self.turn = cache, turn
+        self.cache, self.turn = cache, turn or Turn()
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
@@ -100,9 +101,9 @@ class RangeReader:
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
-            blocks = dict(
-                zip(remote, self._read_remote([ranges[n] for n in remote], versions, neighbours), strict=True)
-            )
+            with self.turn.waiting():
+                found = self._read_remote([ranges[n] for n in remote], versions, neighbours)
+            blocks = dict(zip(remote, found, strict=True))
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
@@ -133,7 +134,7 @@ class RangeReader:
         wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
         joined, places = join(wanted, gap=gap, waste=waste)
         parts = in_parts(joined)
-        asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn)
+        asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
         blocks = []
         for one in joined:

@@ -12,7 +12,7 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage import http_ranges
-from streamvid.storage.byte_range import FileVersion
+from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
@@ -45,7 +45,19 @@ class RemoteRanges:
         self.link = link or Link()
         given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
         self._etags: dict[str, str] = {locate(path, patient=True)[1]: mark for path, mark in given.items()}
+        self._sizes: dict[str, int] = {}
         self._s3 = S3Ranges()
+
+    def read_object(self, path: AnyPath, *, most: int, retry: Retry) -> bytes:
+        """A whole object in S3, whose size comes with its beginning: one request if it is short. Errors as of `read`,
+        and DatasetError if it has more than `most` bytes."""
+        (beginning,) = self.read([(path, 0, PART_BYTES)], retry=retry)
+        size = self._sizes.get(locate(path, patient=True)[1], len(beginning))
+        if size > most:
+            raise DatasetError(f"Cannot read {redact(path)}: it has {size} bytes, where {most} are the most.")
+        starts = range(PART_BYTES, size, PART_BYTES)
+        rest = self.read([(path, start, min(start + PART_BYTES, size)) for start in starts], retry=retry)
+        return b"".join([beginning, *rest])
 
     def read(
         self,
@@ -118,7 +130,7 @@ class RemoteRanges:
                     if isinstance(block, BaseException):
                         raise block
                     if len(block) != end - start:
-                        _check_length(path, len(block), start, end)
+                        self._check_length(path, len(block), start, end)
                 outcomes.append(bytes(block))
             except (StorageUnavailable, AccessRefused) as error:
                 outcomes.append(error)
@@ -138,17 +150,35 @@ class RemoteRanges:
         async def one(name: str, start: int, end: int) -> bytes:
             if end <= start:
                 return b""
-            data, etag = await self.link.fetch(
+            part = await self.link.fetch(
                 end - start, lambda: s3.read(fs, name, start, end, etags.get(name, ""), self.link), turn
             )
-            if (known := etags.setdefault(name, etag)) != etag:
-                raise changed(name, known, etag)
-            return data
+            if (known := etags.setdefault(name, part.etag)) != part.etag:
+                raise changed(name, known, part.etag)
+            if part.size is not None:
+                self._sizes[name] = part.size
+            return part.data
 
         async def every() -> list[bytes | BaseException]:
             return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+    def _check_length(self, path: AnyPath, found: int, start: int, end: int) -> None:
+        """Raise an error for a range of another length than asked for, unless the file ends there."""
+        shown = redact(path)
+        if found > end - start:
+            raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
+        fs, name = locate(path, patient=True)
+        if (size := self._sizes.get(name)) is None:
+            size = fs.info(name).get("size") or 0
+        if size >= min(end, start + found + 1):
+            error = StorageUnavailable(
+                f"Cannot read {shown}: the storage sent {found} of {end - start} bytes; check the network, then try "
+                "again."
+            )
+            error.path = shown
+            raise error
 
 
 def _of_version(
@@ -189,16 +219,3 @@ def mark_of_info(info: Mapping[str, Any]) -> str:
     names = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "Last-Modified", "created")
     return next((str(info[name]) for name in names if info.get(name) is not None), "")
 
-
-def _check_length(path: AnyPath, found: int, start: int, end: int) -> None:
-    """Raise an error for a range of another length than asked for, unless the file ends there."""
-    shown = redact(path)
-    if found > end - start:
-        raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
-    fs, name = locate(path, patient=True)
-    if (fs.info(name).get("size") or 0) >= min(end, start + found + 1):
-        error = StorageUnavailable(
-            f"Cannot read {shown}: the storage sent {found} of {end - start} bytes; check the network, then try again."
-        )
-        error.path = shown
-        raise error

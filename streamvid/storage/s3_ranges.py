@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import fsspec
 
@@ -29,6 +29,22 @@ _SIGNED_OBJECTS: Final = 16384
 _OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "PermanentRedirect", "TemporaryRedirect"}
 """Refusals of a signed URL that a request of botocore may not meet: another region, a policy that wants headers."""
 _BY_REQUEST_SECONDS: Final = 60.0
+_NO_SUCH_RANGE: Final = 416
+"""The answer to every range of an empty object."""
+
+
+class Part(NamedTuple):
+    """A part of an object, as its storage gave it.
+
+    Attributes:
+        data: its bytes.
+        etag: of the object.
+        size: of the object in bytes, if the answer says it.
+    """
+
+    data: bytes
+    etag: str
+    size: int | None
 
 
 class S3Ranges:
@@ -39,8 +55,8 @@ class S3Ranges:
         self._by_request: dict[str, float] = {}
         """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
 
-    async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
-        """Bytes [start, end) of an object, and its ETag.
+    async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> Part:
+        """Bytes [start, end) of an object, fewer where it ends.
 
         Args:
             fs: s3fs's file system.
@@ -106,7 +122,7 @@ def _signed(fs: Any, s3: Any, url: str) -> _Signed:
     return _Signed(URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
 
 
-async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link) -> tuple[bytes, str]:
+async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link) -> Part:
     """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
     from aiohttp import ClientResponseError
 
@@ -120,6 +136,8 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
             first = time.perf_counter() - begin
             if answer.status == 412:
                 raise changed(name, etag)
+            if answer.status == _NO_SUCH_RANGE and not start:
+                return Part(b"", answer.headers.get("ETag", ""), 0)
             if answer.status not in (200, 206):
                 raise await refusal(answer)
             if answer.status == 200 and (start or (answer.content_length or 0) > end):
@@ -128,12 +146,12 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
     except ClientResponseError as error:  # an answer that is not HTTP
         raise ConnectionError(error.message) from None
     link.measured(first, len(data), time.perf_counter() - begin - first)
-    return data, answer.headers.get("ETag", "")
+    return Part(data, answer.headers.get("ETag", ""), _size_of(answer.headers.get("Content-Range"), data))
 
 
 async def _get_object(
     s3: Any, wanted: Mapping[str, str], name: str, start: int, end: int, etag: str
-) -> tuple[bytes, str]:
+) -> Part:
     """The range by a request of botocore."""
     from botocore.exceptions import ClientError
 
@@ -143,11 +161,22 @@ async def _get_object(
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == 412:
             raise changed(name, etag) from None
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == _NO_SUCH_RANGE and not start:
+            return Part(b"", "", 0)
         raise
     try:
-        return await response["Body"].read(), str(response.get("ETag", ""))
+        data: bytes = await response["Body"].read()
+        return Part(data, str(response.get("ETag", "")), _size_of(response.get("ContentRange"), data))
     finally:
         response["Body"].close()
+
+
+def _size_of(content_range: str | None, data: bytes) -> int | None:
+    """The size of an object of which a part came, or all of it."""
+    if content_range is None:
+        return len(data)
+    size = content_range.rpartition("/")[2]
+    return int(size) if size.isdecimal() else None
 
 
 def changed(name: str, known: str, now: str = "") -> FileChangedError:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFETCH_THREADS = 4
 _RANGE_BYTES = 8 << 20
-_RANGES_AT_ONCE = 4
+_WINDOW_BYTES = 4 * _RANGE_BYTES
 _CORRUPT_ATTEMPTS = 2
 _POLL_SECONDS = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -111,7 +111,7 @@ class ShardCache:
         asked nothing.
 
         Args:
-            size: in bytes; None: as its storage says.
+            size: in bytes; None, of a small file: as its storage says, with its content.
             sha256: lower-case hexadecimal.
             stop: gives up waiting when it is set: the storage's last error is raised.
 
@@ -238,15 +238,12 @@ class ShardCache:
             except BusyError:
                 pass
             self.check_usable()
-            retry = self._retry.until(stop)
-            known = filesystem.size(url, retry=retry) if size is None else size
-            self._check(url, known, sha256)
-            return self._take_or_fetch(url, known, sha256, retry, stop)
+            return self._take_or_fetch(url, size, sha256, self._retry.until(stop), stop)
 
-    def _take_or_fetch(self, url: str, size: int, sha256: str, retry: Retry, stop: threading.Event) -> Lease:
+    def _take_or_fetch(self, url: str, size: int | None, sha256: str, retry: Retry, stop: threading.Event) -> Lease:
         """Fetch the file unless another process does; wait for that one as long as it goes on."""
         for number in itertools.count():
-            part = self.folder.part(sha256, size, number)
+            part = self.folder.part(sha256, size or 0, number)
             seen, since = -1, time.monotonic()
             while time.monotonic() - since < self._stalled_after:
                 busy = False
@@ -271,7 +268,7 @@ class ShardCache:
             )  # fmt: skip
         raise AssertionError
 
-    def _fetch(self, url: str, size: int, sha256: str, part: Path, file: FileIO, retry: Retry) -> Lease | None:
+    def _fetch(self, url: str, size: int | None, sha256: str, part: Path, file: FileIO, retry: Retry) -> Lease | None:
         """Download into the part, which is held; verify and publish. None if another process has published the file
         meanwhile and it is gone again, or the part is gone."""
         lease: Lease | None = None
@@ -287,11 +284,13 @@ class ShardCache:
                 return retry.sleep(seconds)
 
             patient = dataclasses.replace(retry, sleep=sleep)
-            actual, mark = filesystem.size_now(url, retry=patient)
-            self.link.count(1, 0)
-            # A file larger than the dataset says would fill the disk beyond its reservation.
-            if actual != size:
-                raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
+            mark = ""
+            if size is not None:
+                actual, mark = filesystem.size_now(url, retry=patient)
+                self.link.count(1, 0)
+                # A file larger than the dataset says would fill the disk beyond its reservation.
+                if actual != size:
+                    raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
             self._make_room()
             for attempt in range(_CORRUPT_ATTEMPTS):
                 self._download(url, file, size, mark, patient)
@@ -309,10 +308,14 @@ class ShardCache:
             if lease is None or not lease.is_of(file):
                 file.close()
 
-    def _download(self, url: str, file: FileIO, size: int, mark: str, retry: Retry) -> None:
+    def _download(self, url: str, file: FileIO, size: int | None, mark: str, retry: Retry) -> None:
         """Fetch `url` into the file, in ranges that are tried again one by one where its storage gives ranges."""
-        _log.info("Fetching %s (%d bytes).", redact(url), size)
+        _log.info("Fetching %s%s.", redact(url), "" if size is None else f" ({size} bytes)")
         os.truncate(file.fileno(), 0)
+        if size is None:  # a small one
+            content = filesystem.read_bytes(url, most=self._limit, retry=retry, link=self.link)
+            self._make_room(len(content))
+            return self.write(file, content, 0)
         if size > _RANGE_BYTES and not has_ranges(url):
             try:
                 filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry, length=size)
@@ -322,9 +325,8 @@ class ShardCache:
                 raise
             return
         remote = RemoteRanges(self.link, {url: mark})
-        window = _RANGE_BYTES * _RANGES_AT_ONCE
-        for first in range(0, size, window):
-            last = min(first + window, size)
+        for first in range(0, size, _WINDOW_BYTES):
+            last = min(first + _WINDOW_BYTES, size)
             ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
             for (_, start, _), block in zip(ranges, remote.read(ranges, retry=retry), strict=True):
                 self.write(file, block, start)

@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[Callable[[Path, str], object], str]] = {
     "a path": (lambda d, s: forget(d, [(s, 0)], file="../forgotten.parquet"), "no Parquet file beside dataset.json"),
     "an absolute path": (lambda d, s: forget(d, [(s, 0)], file="/etc/passwd"), "no Parquet file beside"),
     "no file": (lambda d, s: (forget(d, [(s, 0)]), (d / FILE).unlink()), FILE),
-    "too large": (lambda d, s: (forget(d, [(s, 0)]), (d / FILE).write_bytes(bytes(2 << 20))), "too large"),
+    "too large": (lambda d, s: (forget(d, [(s, 0)]), (d / FILE).write_bytes(bytes(2 << 20))), "are the most"),
     "no Parquet": (
         lambda d, s: (forget(d, [(s, 0)], sha256=hashlib.sha256(b"x").hexdigest()), (d / FILE).write_bytes(b"x")),
         "cannot be read as Parquet|not the table",

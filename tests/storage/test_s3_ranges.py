@@ -133,6 +133,7 @@ def use(name: str = "lab-bucket") -> None:
     (block,) = RangeReader(Retry(0)).read([ByteRange(f"s3://{name}/folder/object", 100, 300)])
     assert block.tobytes() == DATA[100:300]
     assert filesystem.read_bytes(f"s3://{name}/folder/object", retry=Retry(0)) == DATA
+    assert filesystem.size(f"s3://{name}/folder/object", retry=Retry(0)) == len(DATA)
     assert filesystem.list_files(f"s3://{name}/folder") == [f"s3://{name}/folder/object"]
     filesystem.write_bytes(f"s3://{name}/folder/new", b"new")
 

@@ -141,6 +141,7 @@ static int local(int port, int serve) {
 int main(int argc, char **argv) {
     if (argc < 5) { fprintf(stderr, "usage: slow_link PORT SERVER_PORT RTT_MS MBYTES_PER_S [STALL]\n"); return 2; }
     delay = atof(argv[3]) / 2000; rate = atof(argv[4]) * 1e6; stall = argc > 5 ? atof(argv[5]) : 0;
+    srand48(17);  /* else the first two requests stall, whatever the share */
     poll_fd = epoll_create1(0);
     int door = local(atoi(argv[1]), 1);
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = NULL}, ready[256];

@@ -275,7 +275,7 @@ def world() -> Iterator[Disks]:
         patches.enter_context(mock.patch.object(engine, "make_renderer", PacketRenderer))
         patches.enter_context(mock.patch.object(rescue, "decode_isolated", decoded))
         patches.enter_context(mock.patch.object(quarantine, "_now", return_value="2100"))
-        for name, value in (("_RANGE_BYTES", 8192), ("_RANGES_AT_ONCE", 2), ("_POLL_SECONDS", 2.0)):
+        for name, value in (("_RANGE_BYTES", 8192), ("_WINDOW_BYTES", 16384), ("_POLL_SECONDS", 2.0)):
             patches.enter_context(mock.patch.object(shard_cache, name, value))
         patches.enter_context(mock.patch.object(sys, "unraisablehook", unraisable))
         patches.enter_context(mock.patch.object(stream_loader, "bucket_keys", _bucket_keys))

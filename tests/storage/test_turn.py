@@ -1,0 +1,31 @@
+"""Threads that compute one at a time, the earliest first."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from streamvid.storage.turn import OneAtATime
+
+
+def test_the_lowest_number_of_those_that_wait_is_next() -> None:
+    lock, order = OneAtATime(), list[int]()
+    lock.acquire(0)
+
+    def compute(number: int) -> None:
+        lock.acquire(number)
+        order.append(number)
+        lock.release()
+
+    threads = [threading.Thread(target=compute, args=(number,)) for number in (7, 3, 9, 3, 1)]
+    for thread in threads:
+        thread.start()
+    while len(lock._queue) < len(threads):
+        time.sleep(0.001)
+    assert not order
+    lock.release()
+    for thread in threads:
+        thread.join(20)
+    assert order == [1, 3, 3, 7, 9]
+    lock.acquire(5)  # nobody holds it
+    lock.release()
