@@ -315,7 +315,8 @@ class ShardCache:
         if size is None:  # a small one
             content = filesystem.read_bytes(url, most=self._limit, retry=retry, link=self.link)
             self._make_room(len(content))
-            return self.write(file, content, 0)
+            self.write(file, content, 0)
+            return
         if size > _RANGE_BYTES and not has_ranges(url):
             try:
                 filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry, length=size)
