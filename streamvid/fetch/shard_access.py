@@ -135,7 +135,9 @@ class ShardAccess:
 
             yield path_of
 
-    def reader(self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None) -> RangeReader:
+    def reader(
+        self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None
+    ) -> RangeReader:
         """A new reader of shards. It keeps the files open that it reads, which take disk space even after the cache has
         evicted them: for one chunk.
 

@@ -43,9 +43,7 @@ from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
-def read_bytes(
-    path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None
-) -> bytes:
+def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None) -> bytes:
     """The whole file. Raises DatasetError, of a missing one MissingFile, or InputError, also if a local one is none, or
     it has more than `most` bytes (of a remote one, where there is a `retry`). A `link` measures the requests."""
     if retry is not None and in_s3(path):

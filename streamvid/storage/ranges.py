@@ -218,4 +218,3 @@ def mark_of_info(info: Mapping[str, Any]) -> str:
     """What tells a version of a file, of fsspec's details of it: each storage has its own name for that."""
     names = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "Last-Modified", "created")
     return next((str(info[name]) for name in names if info.get(name) is not None), "")
-

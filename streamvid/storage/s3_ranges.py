@@ -149,9 +149,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
     return Part(data, answer.headers.get("ETag", ""), _size_of(answer.headers.get("Content-Range"), data))
 
 
-async def _get_object(
-    s3: Any, wanted: Mapping[str, str], name: str, start: int, end: int, etag: str
-) -> Part:
+async def _get_object(s3: Any, wanted: Mapping[str, str], name: str, start: int, end: int, etag: str) -> Part:
     """The range by a request of botocore."""
     from botocore.exceptions import ClientError
 
