@@ -47,7 +47,8 @@ def read_bytes(
     path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, length: int = 0, link: Link | None = None
 ) -> bytes:
     """The whole file. Raises DatasetError, of a missing one MissingFile, or InputError, also if a local one is none, or
-    it has more than `most` bytes (of a remote one, where there is a `retry`). A `length` that is known need not be asked for; a `link` measures."""
+    it has more than `most` bytes (of a remote one, where there is a `retry`). A `length` that is known need not be
+    asked for; a `link` measures the requests."""
     if retry is not None and not length and in_s3(path):
         return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
