@@ -65,8 +65,8 @@ def read_by_dali(files: Sequence[Path]) -> Iterator[Any]:
         yield from batches
 
 
-def rate(batches: Iterable[Any], count: int) -> float:
-    """Sequences a second, of so many batches behind the first `WARM`."""
+def rate(batches: Iterable[Any], size: int, count: int) -> float:
+    """Samples a second, of `count` batches of this size behind the first `WARM`."""
     import torch
 
     run = iter(batches)
@@ -80,7 +80,7 @@ def rate(batches: Iterable[Any], count: int) -> float:
                 started = time.perf_counter()
     seconds = time.perf_counter() - started
     run.close()  # type: ignore[attr-defined]
-    return BATCH * count / seconds
+    return size * count / seconds
 
 
 def measure(folder: Path, device: str, *, videos: int, frames: int, batches: int, rounds: int) -> list[Row]:
@@ -100,7 +100,7 @@ def measure(folder: Path, device: str, *, videos: int, frames: int, batches: int
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            found[name].append(rate(way(), batches))
+            found[name].append(rate(way(), BATCH, batches))
             print(f"{name}: {found[name][-1]:.1f} sequences/s", file=sys.stderr, flush=True)
     return [
         {"way": name, "sequences/s": median(rates), "ms a sequence": 1000 / median(rates), "runs": len(rates)}
