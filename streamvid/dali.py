@@ -15,8 +15,9 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamvid.checks import boolean, integer, one_of
-from streamvid.dali_engine.chunk_pipeline import Inputs, are_recoloured, clip_inputs, clip_nodes, graph_inputs
+from streamvid.dali_engine.chunk_pipeline import ClipKinds, Inputs, clip_inputs, clip_nodes, graph_inputs
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
+from streamvid.dali_engine.pictures import are_images
 from streamvid.dali_engine.reader import write_indexes
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import BATCH_COLUMNS, row_color
@@ -61,7 +62,8 @@ def pipeline(
     prefetch_queue_depth: int = 2,
     **options: Any,
 ) -> Pipeline:
-    """A DALI pipeline over this rank's part of an epoch: `fn.readers.webdataset` → `fn.decoders.video` → transform.
+    """A DALI pipeline over this rank's part of an epoch: `fn.readers.webdataset` → `fn.decoders.video`, of images
+    `fn.decoders.image` → transform.
 
     Its samples are those of the epoch by the default engine: clips, order, frames, masks and random numbers. The reader
     goes round and round in that order, as readers do; for the order of another epoch, make another pipeline.
@@ -135,15 +137,15 @@ def pipeline(
     _check_open_files(len(files.paths))
     order = _reading_order(len(plans), batch_size, padded=pad_last_batch)
     colors = {row_color(samples.dataset.clips, clip) for clip in {one.clip for one in plans}}
-    recolours = are_recoloured(colors, samples.transform)
-    feed = _feed(samples, plans, graph_inputs(spec, on_gpu=device_id is not None), order, recolours=recolours)
+    images = are_images(samples.dataset.clips, [one.clip for one in plans])
+    kinds = ClipKinds.of(images.tolist(), colors, samples.transform, on_gpu=device_id is not None)
+    feed = _feed(samples, plans, graph_inputs(spec, on_gpu=device_id is not None), order, kinds)
     with made:
         shown, columns = clip_nodes(
             files,
             feed,
             spec,
-            on_gpu=device_id is not None,
-            recolours=recolours,
+            kinds,
             reader_name=reader_name,
             pad_last_batch=pad_last_batch,
         )
@@ -236,8 +238,7 @@ def _feed(
     plans: Sequence[SamplePlan],
     names: Sequence[str],
     order: Iterator[list[int]],
-    *,
-    recolours: bool,
+    kinds: ClipKinds,
 ) -> Iterator[Inputs]:
     """What the external source gives for each batch."""
     dataset = samples.dataset
@@ -245,4 +246,4 @@ def _feed(
     for numbers in order:
         planned = [plans[n] for n in numbers]
         batch = chunk_batch(dataset, planned, samples.spec, reader, dataset.shard_path, by_shard=False)
-        yield clip_inputs(batch, samples.transform, names, recolours=recolours)
+        yield clip_inputs(batch, samples.transform, names, kinds)

@@ -93,10 +93,20 @@ def is_image_entry(stsd: bytes) -> bool:
 
 
 def to_decode(data: bytes, stsd: bytes) -> bytes:
-    """An image as decoders are given it, once its header has been found to be that of its clip.
+    """An image as decoders are given it, once its header has been found to be that of its clip: `part_to_decode`.
 
-    Of WebP, that is the picture alone: DALI's parser stumbles over chunks behind one of odd length, and alpha is left
-    out in any case.
+    Raises:
+        ValueError: as of `part_to_decode`.
+    """
+    _, head, (start, end) = part_to_decode(data, stsd)
+    return head + data[start:end] + bytes((end - start) % 2) if head else data
+
+
+def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[int, int]]:
+    """An image's header, found to be that of its clip, and what decoders are given: a head, and a part of the file.
+
+    Of WebP, that is the picture alone, with a byte behind it if it is of odd length: DALI's parser stumbles over chunks
+    behind one of odd length, and alpha is left out in any case. Of all others it is the file, without a head.
 
     Raises:
         ValueError: as of `read_header`, or it is another image than the sample description's.
@@ -105,10 +115,10 @@ def to_decode(data: bytes, stsd: bytes) -> bytes:
     if CODECS[header.codec] != stsd[20:24] or (header.width, header.height) != coded_size(stsd):
         raise ValueError(f"it is a {header.codec} of {header.width}x{header.height}, and not what its row says")
     if header.picture is None:
-        return data
-    picture = data[slice(*header.picture)]
-    picture += bytes(len(picture) % 2)
-    return b"RIFF" + (4 + len(picture)).to_bytes(4, "little") + b"WEBP" + picture
+        return header, b"", (0, len(data))
+    start, end = header.picture
+    size = end - start + (end - start) % 2
+    return header, b"RIFF" + (4 + size).to_bytes(4, "little") + b"WEBP", (start, end)
 
 
 def classify(packet: memoryview) -> PacketKind:

@@ -1,11 +1,11 @@
-"""The DALI pipeline of a chunk of the plan: `fn.readers.webdataset` → `fn.decoders.video` → the transform's graph →
-`DALIGenericIterator`."""
+"""The DALI pipeline of a chunk of the plan: `fn.readers.webdataset` → `fn.decoders.video`, of images
+`fn.decoders.image` → the transform's graph → `DALIGenericIterator`."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamvid.arrays import Int64
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
+from streamvid.dali_engine.pictures import Picture, decode_by_kind, picture_arrays, picture_inputs
 from streamvid.dali_engine.reader import ReaderFiles, VideoSource, write_indexes
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
@@ -48,6 +49,7 @@ class ChunkBatch:
         sources: what the reader reads, one for each sample.
         frames: per sample int64 [wanted], which frames of its video are decoded, rising.
         colors: per sample, what its clip's samples mean.
+        pictures: per sample, of an image, what its decoder is given; None of a video.
         encoded: all but the packets; its `slices` are empty.
         keys: the clips' keys, for error messages.
         by_shard: the reader reads them by shard and by where they lie in it, so that few files are open; else in order.
@@ -56,6 +58,7 @@ class ChunkBatch:
     sources: list[VideoSource]
     frames: list[Int64]
     colors: list[Color]
+    pictures: list[Picture | None]
     encoded: EncodedBatch
     keys: list[str]
     by_shard: bool = True
@@ -67,6 +70,48 @@ class ChunkBatch:
             return np.arange(len(self.sources))
         places = [(source.path, int(source.ranges[0, 0])) for source in self.sources]
         return np.array(sorted(range(len(places)), key=places.__getitem__), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ClipKinds:
+    """What the clips of a graph ask of it.
+
+    Attributes:
+        videos, images: there are some.
+        recoloured: the RGB of some is another than DALI's by the transform's option; if it is of none, the graph has no
+            operator for it.
+        on_gpu: whether it runs on a GPU.
+    """
+
+    videos: bool
+    images: bool
+    recoloured: bool
+    on_gpu: bool
+
+    @classmethod
+    def of(
+        cls, images: Collection[bool], colors: Iterable[Color], transform: Transform | Views, *, on_gpu: bool
+    ) -> ClipKinds:
+        """Those of clips, by whether each is an image, and what their samples mean."""
+        factors = [recolouring(one.chosen(_option(transform))) for one in set(colors)]
+        recoloured = any(not np.array_equal(one, np.eye(3)) for one in factors)
+        return cls(not all(images), any(images), recoloured, on_gpu)
+
+    @property
+    def inputs(self) -> list[InputType]:
+        """Of the graph, before the transform's."""
+        videos: list[InputType] = [(np.uint8, 1), (np.int32, 1)]
+        return [
+            (np.int32, 0),
+            *(videos if self.videos else ()),
+            *([(np.float32, 2)] if self.recoloured else ()),
+            *self.of_pictures.values(),
+        ]
+
+    @property
+    def of_pictures(self) -> dict[str, InputType]:
+        """The last of those, by name."""
+        return picture_inputs(videos=self.videos, on_gpu=self.on_gpu) if self.images else {}
 
 
 class ChunkPipeline:
@@ -100,6 +145,10 @@ class ChunkPipeline:
         files = write_indexes(sources, Path(folder), spare=DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
+        images = [one is not None for batch in batches for one in batch.pictures]
+        kinds = ClipKinds.of(
+            images, (color for batch in batches for color in batch.colors), spec.transform, on_gpu=on_gpu
+        )
 
         @pipeline_def(
             batch_size=len(batches[0].sources),
@@ -109,9 +158,8 @@ class ChunkPipeline:
         )
         def chunk() -> tuple[DataNode, ...]:
             names = graph_inputs(spec, on_gpu=on_gpu)
-            recolours = are_recoloured([color for batch in batches for color in batch.colors], spec.transform)
-            feed = (clip_inputs(batch, spec.transform, names, recolours=recolours) for batch in batches)
-            views, columns = clip_nodes(files, feed, outputs.spec, on_gpu=on_gpu, recolours=recolours)
+            feed = (clip_inputs(batch, spec.transform, names, kinds) for batch in batches)
+            views, columns = clip_nodes(files, feed, outputs.spec, kinds)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
         try:
@@ -166,9 +214,8 @@ def clip_nodes(
     files: ReaderFiles,
     feed: Iterator[Inputs],
     spec: ClipTransform,
+    kinds: ClipKinds,
     *,
-    on_gpu: bool,
-    recolours: bool,
     reader_name: str | None = None,
     pad_last_batch: bool = False,
 ) -> tuple[list[DataNode], list[DataNode]]:
@@ -178,8 +225,7 @@ def clip_nodes(
         files: what `fn.readers.webdataset` reads.
         feed: of each batch what `clip_inputs` gives, as many and in the order in which the reader reads.
         spec: the transform.
-        on_gpu: decode and transform on the pipeline's GPU.
-        recolours: some clips are not of DALI's matrix; if none is, the graph has no operator for it.
+        kinds: of the clips. On a GPU, it is the pipeline's.
         reader_name, pad_last_batch: `name` and `pad_last_batch` of the reader.
 
     Returns:
@@ -197,35 +243,43 @@ def clip_nodes(
         name=reader_name,
         pad_last_batch=pad_last_batch,
     )
-    before: list[InputType] = [(np.uint8, 1), (np.int32, 0), (np.int32, 1), *([(np.float32, 2)] if recolours else [])]
-    names = graph_inputs(spec, on_gpu=on_gpu)
-    (header, place, frames, *colours), params, columns = external_inputs(feed, names, before)
-    video = fn.cat(header, *(ranges if isinstance(ranges, list | tuple) else [ranges]), axis=0)
-    video = fn.permute_batch(video, indices=place)
-    decoded = fn.decoders.video(video, frames=frames, device="mixed" if on_gpu else "cpu")
-    for factors in colours:
-        decoded = fn.coord_transform(decoded, M=factors, dtype=types.UINT8)
+    (place, *nodes), params, columns = external_inputs(feed, graph_inputs(spec, on_gpu=kinds.on_gpu), kinds.inputs)
+    parts = list(ranges) if isinstance(ranges, list | tuple) else [ranges]
+    if kinds.videos:
+        header, frames, *nodes = nodes
+        parts = [header, *parts]
+    colours = [nodes.pop(0)] if kinds.recoloured else []
+    encoded = fn.permute_batch(fn.cat(*parts, axis=0), indices=place)
+
+    def decode_videos(take: Callable[[DataNode], DataNode]) -> DataNode:
+        decoded = fn.decoders.video(take(encoded), frames=take(frames), device="mixed" if kinds.on_gpu else "cpu")
+        for factors in colours:
+            decoded = fn.coord_transform(decoded, M=take(factors), dtype=types.UINT8)
+        return decoded
+
+    if kinds.images:
+        decoded = decode_by_kind(
+            encoded, dict(zip(kinds.of_pictures, nodes, strict=True)), decode_videos if kinds.videos else None
+        )
+    else:
+        decoded = decode_videos(lambda node: node)
     return build_graph(spec, [decoded], params, crop_resized=False), columns
 
 
-def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str], *, recolours: bool) -> Inputs:
-    """What the graph takes beside shards: headers in the order of reading, where in that order each sample is, frame
-    numbers, what makes their own colours of DALI's, the transform's inputs of those names, the columns."""
+def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str], kinds: ClipKinds) -> Inputs:
+    """What the graph takes beside shards: where in the order of reading each sample is; headers in that order, and
+    frame numbers; what makes their own colours of DALI's; of images, `picture_arrays`; the transform's inputs of those
+    names, and the columns."""
     option = _option(transform)
-    colours = [[recolouring(color.chosen(option)) for color in batch.colors]] if recolours else []
+    headers = [batch.sources[n].header for n in batch.reading_order]
     params = batch_params(transform, batch.encoded)
     return (
-        [batch.sources[n].header for n in batch.reading_order],
         list(np.argsort(batch.reading_order).astype(np.int32)),
-        [frames.astype(np.int32) for frames in batch.frames],
-        *colours,
+        *((headers, [frames.astype(np.int32) for frames in batch.frames]) if kinds.videos else ()),
+        *([[recolouring(color.chosen(option)) for color in batch.colors]] if kinds.recoloured else ()),
+        *picture_arrays(batch.pictures, kinds.of_pictures),
         *input_arrays(batch.encoded, params, names),
     )
-
-
-def are_recoloured(colors: Iterable[Color], transform: Transform | Views) -> bool:
-    """Whether the RGB of some of these clips is another than DALI's by the transform's option."""
-    return any(not np.array_equal(recolouring(one.chosen(_option(transform))), np.eye(3)) for one in set(colors))
 
 
 def _option(transform: Transform | Views) -> ColorOption:

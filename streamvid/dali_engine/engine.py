@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.dali_engine.chunk_pipeline import DEPTH, ChunkBatch, ChunkPipeline
+from streamvid.dali_engine.pictures import are_images, find_picture
 from streamvid.dali_engine.reader import VideoSource, source_of, video_source
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.decode.dali import check_packets
@@ -263,11 +264,12 @@ def chunk_batch(
 
     Raises:
         ClipError: packets are not those that were indexed.
-        VideoError: packets are nonsense.
+        VideoError: packets are nonsense, or an image is not what its row says.
     """
     local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
+    images = are_images(dataset.clips, [one.clip for one in planned])
     slices = None
-    if spec.checksum is not None or not all(local):
+    if spec.checksum is not None or not all(local) or images.any():
         slices = read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
     if slices is not None and spec.checksum is not None:
         # DALI reads them again, and compares them with nothing.
@@ -277,10 +279,15 @@ def chunk_batch(
         source_of(slices[n]) if slices is not None and not local[n] else source_in_shard(dataset, one, path_of)
         for n, one in enumerate(samples)
     ]
+    pictures = [
+        find_picture(slices[n], sources[n].begin) if slices is not None and is_image else None
+        for n, is_image in enumerate(images.tolist())
+    ]
     encoded = encoded_batch(dataset, samples, [])
     keys = [dataset.clips.key[one.clip] for one in samples]
     colors = [row_color(dataset.clips, one.clip) for one in samples]
-    return ChunkBatch(sources, [one.packets.frames for one in samples], colors, encoded, keys, by_shard)
+    frames = [one.packets.frames for one in samples]
+    return ChunkBatch(sources, frames, colors, pictures, encoded, keys, by_shard)
 
 
 def source_in_shard(dataset: ClipSource, sample: SamplePlan, path_of: ShardPaths) -> VideoSource:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.bitstream.image import is_image_entry
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.packet_selection import EncodedSlice, PacketSelection
 
@@ -34,14 +35,16 @@ class VideoSource:
         path: local path of the shard; empty for `data`.
         ranges: int64 [ranges, 2], start and end in the shard, in bytes; starts are multiples of `TAR_BLOCK`.
         header: uint8 [bytes], `ftyp`, `moov` and the header of `mdat`. Followed by the ranges it is an MP4 of the
-            wanted packets, with no edit list and no negative timestamp.
+            wanted packets, with no edit list and no negative timestamp. Of an image, empty.
         data: uint8 [bytes], the wanted packets themselves, where no local shard has them.
+        begin: bytes of the ranges before the first packet.
     """
 
     path: str
     ranges: Int64
     header: UInt8
     data: UInt8 | None = None
+    begin: int = 0
 
 
 def video_source(
@@ -63,6 +66,8 @@ def video_source(
     # Where each range begins in the payload of mdat, less where it begins in the clip's MP4.
     shift = np.cumsum(ranges[:, 1] - ranges[:, 0]) - (ranges[:, 1] - origin)
     positions = packets.offsets + shift[np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1]
+    if is_image_entry(stsd):
+        return VideoSource(path, ranges, np.zeros(0, np.uint8), begin=int(positions[0]))
     head = slice_header(
         stsd,
         packets.sizes,
@@ -76,9 +81,11 @@ def video_source(
 
 def source_of(encoded: EncodedSlice) -> VideoSource:
     """A slice that has been read, of a shard that is no local file: `write_indexes` writes it into one."""
+    whole = np.array([[0, len(encoded.data)]], dtype=np.int64)
+    if is_image_entry(encoded.stsd):
+        return VideoSource("", whole, np.zeros(0, np.uint8), encoded.data)
     offsets = composition_offsets(encoded.display_order)
     head = slice_header(encoded.stsd, encoded.sizes, width=encoded.width, height=encoded.height, offsets=offsets)
-    whole = np.array([[0, len(encoded.data)]], dtype=np.int64)
     return VideoSource("", whole, np.frombuffer(head, dtype=np.uint8), encoded.data)
 
 

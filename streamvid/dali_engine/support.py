@@ -1,4 +1,4 @@
-"""Which clips DALI's video decoder gets right, asked before a run: what it cannot decode must not surface in the middle
+"""Which clips DALI's decoders get right, asked before a run: what it cannot decode must not surface in the middle
 of an epoch, and what it decodes wrongly without an error must not surface at all. docs/dali-notes.md has the faults.
 """
 
@@ -64,7 +64,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
 def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
     """Why DALI does not decode a group on this device; empty if it does."""
     if group.support.route is Route.IMAGE:
-        return "its decoder of videos takes no images"
+        return ""
     if on_gpu:
         return group.support.dali or (group.support.reason if group.support.route is Route.CPU else "")
     return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from streamvid.bitstream.image import read_header, to_decode
+from streamvid.bitstream.image import ImageHeader, read_header, to_decode
 from streamvid.errors import VideoError
 from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
 from streamvid.video.packet_selection import EncodedSlice
@@ -44,7 +44,7 @@ class ImageBatches:
         images = [image for one in files for image in one]
         made: dict[int, torch.Tensor] = {}
         for on_gpu in (True, False):
-            numbers = [n for n, image in enumerate(images) if _is_for_gpu(image) == on_gpu]
+            numbers = [n for n, image in enumerate(images) if is_for_gpu(read_header(image)) == on_gpu]
             for first in range(0, len(numbers), self._max_batch):
                 some = numbers[first : first + self._max_batch]
                 made.update(zip(some, self._run([images[n] for n in some], slices, on_gpu), strict=True))
@@ -85,8 +85,8 @@ class ImageBatches:
         self._pipelines.clear()
 
 
-def _is_for_gpu(image: bytes) -> bool:
-    header = read_header(image)
+def is_for_gpu(header: ImageHeader) -> bool:
+    """Whether nvJPEG decodes such an image."""
     return header.codec == "jpeg" and header.pix_fmt in _ON_GPU
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 
 def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pipeline:
-    """A DALI pipeline that decodes a batch of images, its input `encoded`: uint8 [height, width, 3] each.
-
-    Alpha is left out, 16 bits are rounded to 8 (v / 257), grey and CMYK become RGB. EXIF orientation is not applied: it
-    is the clip's rotation.
+    """A DALI pipeline that decodes a batch of images, its input `encoded`, by `image_node`.
 
     Args:
         device_id: the GPU's number; None for the CPU.
@@ -36,15 +33,25 @@ def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pi
     @pipeline_def(batch_size=max_batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
     def graph() -> DataNode:
         encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-        device = "cpu" if device_id is None else "mixed"
-        # The same upsampling of chroma on both devices: nvJPEG's own differs by up to half the range.
-        return fn.decoders.image(
-            encoded, device=device, output_type=types.RGB, adjust_orientation=False, jpeg_fancy_upsampling=True
-        )
+        return image_node(encoded, "cpu" if device_id is None else "mixed")
 
     pipeline = in_children(graph(), abandon_pipeline)
     pipeline.build()
     return pipeline
+
+
+def image_node(encoded: DataNode, device: Literal["cpu", "mixed"]) -> DataNode:
+    """Images decoded in a graph: uint8 [height, width, 3] each.
+
+    Alpha is left out, 16 bits are rounded to 8 (v / 257), grey and CMYK become RGB. EXIF orientation is not applied: it
+    is the clip's rotation.
+    """
+    from nvidia.dali import fn, types
+
+    # The same upsampling of chroma on both devices: nvJPEG's own differs by up to half the range.
+    return fn.decoders.image(
+        encoded, device=device, output_type=types.RGB, adjust_orientation=False, jpeg_fancy_upsampling=True
+    )
 
 
 def run_images(pipeline: Pipeline, images: Sequence[bytes]) -> Any:

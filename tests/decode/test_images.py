@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamvid.bitstream.image import CODECS
+from streamvid.bitstream.image import CODECS, read_header
 from streamvid.color.tags import RGB
 from streamvid.decode import images
 from streamvid.decode.images import ImageBatches
@@ -26,7 +26,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
         return image_pipeline(**{**options, "device_id": None})
 
     monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
-    monkeypatch.setattr(images, "_is_for_gpu", lambda image: True)
+    monkeypatch.setattr(images, "is_for_gpu", lambda header: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return ImageBatches(device_id=0, threads=2, max_batch=3)
 
@@ -67,5 +67,5 @@ def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
 
 
 def test_nvjpeg_decodes_plain_jpegs_and_no_others() -> None:
-    on_gpu = {name for name, file in taken().items() if images._is_for_gpu(file.data)}
+    on_gpu = {name for name, file in taken().items() if images.is_for_gpu(read_header(file.data))}
     assert on_gpu == {name for name in taken() if name.startswith("jpeg_")} - {"jpeg_cmyk", "jpeg_rgb"}

@@ -18,6 +18,7 @@ from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
+from tests.support.images import taken
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
@@ -151,3 +152,23 @@ def test_colours_by_the_tags(tmp_path: Path, color: Any) -> None:
         print(f"{key} {color}: {off.mean():.2f} on average, {off.max():.0f} at most; bt601: "
               f"{(before.int() - own.int()).abs().float().mean():.2f}")  # fmt: skip
         assert off.mean() < 1.5
+
+
+def test_images_and_videos_in_one_graph(tmp_path: Path) -> None:
+    """nvJPEG, CPU threads and NVDEC in one batch: frames as by the default engine, and the same whatever is beside them."""
+    pytest.importorskip("nvidia.nvimgcodec")
+    (tmp_path / "files").mkdir()
+    for name, file in taken().items():
+        (tmp_path / "files" / f"{name}.{file.extension}").write_bytes(file.data)
+    for number in range(6):
+        write(replace(HARD["h264"], width=336, seed=number, frames=20), tmp_path / "files" / f"{number}.mp4")
+    pack(tmp_path / "files", tmp_path / "set", images=True, progress=False, options=PackOptions("any"))
+    transform = sv.Transform(crop=40, layout="THWC", dtype="uint8", color="bt601")
+    for sampling in (sv.Window(4, stride=2), sv.Uniform(1)):
+        default, dali = (
+            batches(str(tmp_path / "set"), engine, sampling=sampling, transform=transform) for engine in ENGINES
+        )
+        assert_same_but_for_video(default, dali)
+        for a, b in zip(default, dali, strict=True):
+            assert b["video"].is_cuda
+            assert (a["video"].int() - b["video"].int()).abs().max() <= 1

@@ -1,0 +1,128 @@
+"""Images in the graph: each sample goes to the decoder of its kind, and all come out as frames of one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.arrays import Bool
+from streamvid.bitstream.image import CODECS, part_to_decode
+from streamvid.dataset.clip_table import ClipTable
+from streamvid.decode.images import is_for_gpu
+from streamvid.errors import VideoError
+from streamvid.transform.dali_pipeline import InputType
+from streamvid.video.image_decoder import image_node
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+
+    Take = Callable[[DataNode], DataNode]
+
+_INPUTS: Final[Mapping[str, InputType]] = {
+    "is_image": (np.bool_, 0), "by_chip": (np.bool_, 0), "head": (np.uint8, 1), "start": (np.int32, 1),
+    "size": (np.int32, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What of a sample's bytes the decoder of images is given.
+
+    Attributes:
+        by_chip: nvJPEG decodes it, in a graph on a GPU.
+        head: bytes before it.
+        start, size: where it is, in bytes.
+    """
+
+    by_chip: bool
+    head: bytes
+    start: int
+    size: int
+
+
+def are_images(clips: ClipTable, rows: Sequence[int]) -> Bool:
+    """bool [rows], which of these clips are images."""
+    images = [number for number, name in enumerate(clips.codec.names) if name in CODECS]
+    return np.isin(clips.codec.codes[list(rows)], images)
+
+
+def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
+    """Parse an image's header before a decoder sees the file.
+
+    Args:
+        encoded: its slice.
+        begin: bytes before it in what the reader gives.
+
+    Raises:
+        VideoError: it is damaged, or not what its row says.
+    """
+    try:
+        header, head, (start, end) = part_to_decode(encoded.data.tobytes(), encoded.stsd)
+    except ValueError as error:
+        raise VideoError(f"the image {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
+    size = end - start + (end - start) % 2 if head else end - start
+    return Picture(is_for_gpu(header), head, begin + start, size)
+
+
+def picture_inputs(*, videos: bool, on_gpu: bool) -> dict[str, InputType]:
+    """The inputs of `decode_by_kind` by name, of images among videos or alone, in a graph on a GPU or not."""
+    unused = {"is_image": not videos, "by_chip": not on_gpu}
+    return {name: one for name, one in _INPUTS.items() if not unused.get(name)}
+
+
+def picture_arrays(
+    pictures: Sequence[Picture | None], names: Collection[str]
+) -> Iterator[list[npt.NDArray[np.generic]]]:
+    """The inputs of these names, per sample; None: a video."""
+    some = [one or Picture(False, b"", 0, 0) for one in pictures]
+    made: dict[str, list[npt.NDArray[np.generic]]] = {
+        "is_image": [np.array(one is not None) for one in pictures],
+        "by_chip": [np.array(one.by_chip) for one in some],
+        "head": [np.frombuffer(one.head, dtype=np.uint8) for one in some],
+        "start": [np.array([one.start], dtype=np.int32) for one in some],
+        "size": [np.array([one.size], dtype=np.int32) for one in some],
+    }
+    return (made[name] for name in names)
+
+
+def decode_by_kind(
+    encoded: DataNode,
+    inputs: Mapping[str, DataNode],
+    decode_videos: Callable[[Take], DataNode] | None,
+) -> DataNode:
+    """Decode a batch of images and videos, inside a pipeline definition: uint8 [frames, height, width, 3] each.
+
+    Samples are divided by the operators that DALI makes of an `if` (`enable_conditionals`).
+
+    Args:
+        encoded: per sample, what the reader gives.
+        inputs: nodes of `picture_inputs`. In a graph on a GPU, nvJPEG decodes what it can; all else, CPU threads.
+        decode_videos: is told how to take the videos' part of a node; None: all are images.
+    """
+    from nvidia.dali import fn
+
+    conditional: Any = vars(fn)["_conditional"]
+    split, merge = conditional.split, conditional.merge
+    is_image = inputs.get("is_image")
+
+    def of_images(node: DataNode) -> DataNode:
+        return node if is_image is None else split(node, predicate=is_image)[0]
+
+    start, size = of_images(inputs["start"]), of_images(inputs["size"])
+    picture = fn.slice(of_images(encoded), start=start, shape=size, axes=[0], out_of_bounds_policy="pad")
+    picture = fn.cat(of_images(inputs["head"]), picture, axis=0)
+    if "by_chip" in inputs:
+        by_chip = of_images(inputs["by_chip"])
+        mine, others = split(picture, predicate=by_chip)
+        decoded = merge(image_node(mine, "mixed"), image_node(others, "cpu").gpu(), predicate=by_chip)
+    else:
+        decoded = image_node(picture, "cpu")
+    frames = fn.expand_dims(decoded, axes=0, new_axis_names="F")
+    if decode_videos is None:
+        return frames
+    return merge(frames, decode_videos(lambda node: split(node, predicate=is_image)[1]), predicate=is_image)
