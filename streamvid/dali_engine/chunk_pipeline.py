@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from streamvid.transform.dali_graph import SIZES, build_graph, by_constants, inp
 from streamvid.transform.dali_pipeline import GraphOutputs, InputType, external_inputs, input_arrays
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.video.image_decoder import abandon_failed
 
 if TYPE_CHECKING:
     import torch
@@ -137,6 +138,7 @@ class ChunkPipeline:
 
         self._batches = batches
         self._iterator: DALIGenericIterator | None = None
+        self._pipeline: Any = None
         self._resources = ExitStack()
         # Not a TemporaryDirectory, which every forked child removes when it ends.
         folder = mkdtemp(prefix="streamvid-dali-")
@@ -162,15 +164,17 @@ class ChunkPipeline:
             views, columns = clip_nodes(files, feed, outputs.spec, kinds)
             return *views, *([node.gpu() for node in columns] if on_gpu else columns)
 
+        self._pipeline = in_children(chunk(), abandon_pipeline)
         try:
             # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
             self._iterator = DALIGenericIterator(
-                [in_children(chunk(), abandon_pipeline)],
+                [self._pipeline],
                 outputs.names,
                 auto_reset=False,
                 last_batch_policy=LastBatchPolicy.PARTIAL,
             )
         except RuntimeError as error:
+            self._abandon_failed()
             self.close()
             raise _explain(error, batches, 0) from error
         except BaseException:
@@ -186,6 +190,7 @@ class ChunkPipeline:
             try:
                 (tensors,) = late.wait_for(partial(next, self._iterator), batch.keys)
             except RuntimeError as error:
+                self._abandon_failed()
                 raise _explain(error, self._batches, number) from error
             if tensors["clip"].is_cuda and number == 0:
                 # The first batch was made with the pipeline, in a thread whose stream is the default one.
@@ -195,9 +200,12 @@ class ChunkPipeline:
                     tensor.record_stream(here)
             yield self._outputs.finish(tensors, batch.encoded)
 
+    def _abandon_failed(self) -> None:
+        abandon_failed(self._pipeline, {one.stsd for batch in self._batches for one in batch.pictures if one})
+
     def close(self) -> None:
         """Wait for what the pipeline is doing, and free it."""
-        self._iterator = None
+        self._iterator = self._pipeline = None
         self._resources.close()
 
 

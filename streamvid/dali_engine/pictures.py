@@ -34,11 +34,13 @@ class Picture:
     """What of a sample's bytes the decoder of images is given.
 
     Attributes:
+        stsd: the sample description of its clip.
         by_chip: nvJPEG decodes it, in a graph on a GPU.
         head: bytes before it.
         start, size: where it is, in bytes.
     """
 
+    stsd: bytes
     by_chip: bool
     head: bytes
     start: int
@@ -66,7 +68,7 @@ def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
     except ValueError as error:
         raise VideoError(f"the image {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     size = end - start + (end - start) % 2 if head else end - start
-    return Picture(is_for_gpu(header), head, begin + start, size)
+    return Picture(encoded.stsd, is_for_gpu(header), head, begin + start, size)
 
 
 def picture_inputs(*, videos: bool, on_gpu: bool) -> dict[str, InputType]:
@@ -79,7 +81,7 @@ def picture_arrays(
     pictures: Sequence[Picture | None], names: Collection[str]
 ) -> Iterator[list[npt.NDArray[np.generic]]]:
     """The inputs of these names, per sample; None: a video."""
-    some = [one or Picture(False, b"", 0, 0) for one in pictures]
+    some = [one or Picture(b"", False, b"", 0, 0) for one in pictures]
     made: dict[str, list[npt.NDArray[np.generic]]] = {
         "is_image": [np.array(one is not None) for one in pictures],
         "by_chip": [np.array(one.by_chip) for one in some],

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.decode.deadline import LateBatches
 from streamvid.errors import ClipError, VideoError
+from streamvid.forks import abandon_pipeline
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.video import image_decoder
 from tests.dali_engine import test_engine
 from tests.dali_engine.test_engine import VP9, WINDOW, assert_same
 from tests.support.clips import write
@@ -166,3 +169,24 @@ def test_a_damaged_image(both: Path, tmp_path: Path, mark: bytes, change: bytes,
     assert sum(int(batch["valid"].sum()) for batch in made) == 17
     default = batches(tmp_path / "set", "default", checksum=checksum, quarantine=tmp_path / "bad")
     assert {one for batch in default for one in batch["key"]} == {one for batch in made for one in batch["key"]}
+
+
+def test_a_failed_graph_that_may_have_corrupt_memory_is_never_freed(
+    stills: Path, both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TIFF's and JPEG 2000's decoders may have corrupted what freeing would follow; JPEG's and WebP's do not."""
+    abandoned: list[bool] = []
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("encountered: nothing")
+
+    def look(pipeline: Any) -> None:
+        abandoned.append(pipeline._pipe is not None)
+        abandon_pipeline(pipeline)
+
+    monkeypatch.setattr(LateBatches, "wait_for", fail)
+    monkeypatch.setattr(image_decoder, "abandon_pipeline", look)
+    for dataset, expected in ((both, []), (stills, [True])):
+        with pytest.raises(VideoError, match="DALI could not decode"):
+            batches(dataset, "dali", on_error="raise", batch_size=48, sampling=sv.Window(1))
+        assert abandoned == expected

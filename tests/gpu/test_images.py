@@ -24,8 +24,7 @@ from tests.support.packed import packing_inline
 from tests.transform.test_apply import TRANSFORMS
 from tools.clips import Recipe
 
-MEAN, LARGEST = 2.0, 24
-NOISE_MEAN, NOISE_LARGEST = 8.0, 128
+MEAN, LARGEST = 0.1, 4
 """Levels by which a GPU's JPEG may differ from a CPU's: docs/images.md."""
 
 
@@ -74,8 +73,8 @@ def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder, capsys: p
     with capsys.disabled():
         print("\nimages, GPU against CPU (mean, largest):")
         print(*(f"  {name}: {mean:.3f}, {most}" for name, (mean, most) in (apart | of_noise).items()), sep="\n")
+    apart |= of_noise
     assert not {name: found for name, found in apart.items() if found[0] > MEAN or found[1] > LARGEST}
-    assert not {name: found for name, found in of_noise.items() if found[0] > NOISE_MEAN or found[1] > NOISE_LARGEST}
 
 
 def test_a_damaged_image_is_an_error_and_the_next_batch_is_right(decoder: GpuDecoder) -> None:
