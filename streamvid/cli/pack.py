@@ -1,4 +1,4 @@
-"""`streamvid pack`."""
+"""`streamvid pack` and `streamvid index`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ _TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the command and its options."""
-    command = add_command(commands, "pack", _run, "pack videos into a dataset")
+    """Add the commands and their options."""
+    _add_pack(commands)
+    _add_index(commands)
+
+
+def _add_pack(commands: Commands) -> None:
+    command = add_command(commands, "pack", _pack, "pack videos into a dataset")
     options = {
         "inputs INPUT": "file, folder, 'glob', or list (.csv, .jsonl, .parquet)",
         "destination DATASET": "folder or s3://bucket/prefix to pack into",
@@ -37,7 +42,7 @@ def add_parser(commands: Commands) -> None:
         "--append": "add new videos to an existing dataset",
     }
     add_options(command, options, inputs={"nargs": "+"})
-    add_shared_options(command)
+    _add_shared_options(command)
     options = {
         "--exact-cuts hidden|reencode=hidden": "if a clip does not begin at a key frame: store the packets that it "
         "depends on, not displayed (hidden, the default), or re-encode",
@@ -56,8 +61,22 @@ def add_parser(commands: Commands) -> None:
     add_options(command, options, max_fps=rate, fps=rate, **{"for": {"dest": "compatible_with"}})
 
 
-def add_shared_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that `pack` and `index` have in common."""
+def _add_index(commands: Commands) -> None:
+    command = add_command(commands, "index", _index, "index videos where they lie, and copy none")
+    options = {
+        "places PLACE": "folder, file, 'glob' or list of videos or of tars that hold them, or a LeRobot dataset",
+        "destination DATASET": "folder or s3://bucket/prefix for the dataset",
+        "--fast": "take what is known of an MP4 or MOV from its tables, with a few reads",
+        "--camera NAME...": "of a LeRobot dataset; repeatable; default: all",
+        "--roots PLACE...": "a folder or URL to which links and lists may lead, too; repeatable",
+        "--update": "look at what is new or changed in PLACE, and add it",
+        "--copy-others": "pack what cannot be read where it lies",
+    }
+    add_options(command, options, places={"nargs": "+"})
+    _add_shared_options(command)
+
+
+def _add_shared_options(command: argparse.ArgumentParser) -> None:
     add_options(command, {
         "--images": "each image is a clip, beside videos and in numbered folders, too",
         "--labels LIST":
@@ -114,19 +133,29 @@ def parse_rate(text: str) -> Fraction:
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _pack(arguments: argparse.Namespace) -> int:
     from streamvid.packing.options import PackOptions
     from streamvid.packing.pack import pack
 
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
-    cutting, exact_cuts = cutting_rule(arguments), arguments.exact_cuts == "reencode"
+    cutting, exact_cuts = _cutting_rule(arguments), arguments.exact_cuts == "reencode"
     transcode = _transcode_options(arguments)
     options = call(PackOptions, arguments, cutting=cutting, exact_cuts=exact_cuts, transcode=transcode)
     report = call(pack, arguments, options=options)
     print_summary(report, "packed")
     if arguments.compatible_with == "any":
         _warn_of_incompatible(arguments.destination)
+    return 0
+
+
+def _index(arguments: argparse.Namespace) -> int:
+    from streamvid.packing.index import index
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
+    report = call(index, arguments, cutting=_cutting_rule(arguments))
+    print_summary(report, "indexed")
     return 0
 
 
@@ -163,7 +192,7 @@ def print_summary(report: PackReport, done: str) -> None:
         print_some([f"{rejected.source}: {rejected.reason}" for rejected in report.rejected], "  ")
 
 
-def cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
+def _cutting_rule(arguments: argparse.Namespace) -> FixedLength | Scenes | None:
     """The cutting rule that the options describe; None without --clip and --scenes.
 
     Raises:

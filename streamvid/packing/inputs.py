@@ -19,14 +19,13 @@ from braceexpand import braceexpand
 from natsort import natsort_keygen
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.found import Found, path_parts
 from streamvid.packing.images import find_sequence
 from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.lerobot import find_episodes, is_lerobot
 from streamvid.packing.lists import is_list, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut
-from streamvid.packing.places import Places, place_of
+from streamvid.packing.places import Found, Places, path_parts, place_of
 from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges

@@ -14,6 +14,7 @@ from streamvid.packing.append import BaseDataset, changed_sources, extend_classe
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name
 from streamvid.packing.fingerprints import MISSING, NO_MARK, job_fingerprint, source_details, versions
+from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
@@ -21,7 +22,6 @@ from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
-from streamvid.packing.scenes import scene_versions
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, given_paths, redact

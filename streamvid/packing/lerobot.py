@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from streamvid.checks import is_integer, is_real
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.found import Found, path_parts
 from streamvid.packing.lists import ParsedList
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut
+from streamvid.packing.places import Found, path_parts
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.threads import map_in_threads

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from streamvid.dataset.members import HEADER_BYTES, MEMBERS, describe_members
 from streamvid.errors import DatasetError
-from streamvid.packing.found import Found
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
 from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.places import Found
 from streamvid.packing.typed_columns import column_of_values
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion

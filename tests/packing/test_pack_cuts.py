@@ -17,9 +17,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.inspection.verify import verify
 from streamvid.loader.stream_loader import StreamLoader
+from streamvid.packing.frame_spans import scene_starts
 from streamvid.packing.options import FixedLength, PackOptions, Scenes
 from streamvid.packing.pack import pack
-from streamvid.packing.scenes import scene_starts
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from streamvid.video.frame_index import HIDDEN
