@@ -6,10 +6,13 @@ and 6.2.5 (VideoObjectPlane).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.mp4.sample_entry import decoder_specific_info
 
 _START: Final = b"\x00\x00\x01"
 _VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
@@ -18,14 +21,53 @@ _I_VOP, _B_VOP = 0, 2
 _HEADER_BYTES: Final = 64
 
 
-def classify(packet: memoryview) -> PacketKind:
-    """Read vop_coding_type (6.2.5), the two bits after vop_start_code: 0 I, 1 P, 2 B, 3 S."""
-    data = bytes(packet)
-    at = data.find(_VOP_START_CODE)
-    if at < 0 or at + 4 >= len(data):
-        return PacketKind()
-    coding_type = data[at + 4] >> 6
-    return PacketKind(random_access=coding_type == _I_VOP, disposable=coding_type == _B_VOP)
+def classifier(stsd: bytes) -> Classifier:
+    """The classifier of a track's packets; the sample description need not have headers."""
+    headers = b""
+    with suppress(ValueError):
+        headers = decoder_specific_info(stsd)
+    return vop_classifier(headers)
+
+
+def vop_classifier(headers: bytes) -> Classifier:
+    """The classifier of packets that follow some headers: reads vop_coding_type (6.2.5), the two bits after
+    vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded shows the picture before it once more,
+    so that decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream")
+    is broken: FFmpeg takes it apart in AVIs alone."""
+    clock = VopClock()
+    with suppress(ValueError):
+        clock.read_headers(headers)
+
+    def classify(packet: memoryview) -> PacketKind:
+        data = bytes(packet)
+        with suppress(ValueError):
+            clock.read_headers(data)
+        at = data.find(_VOP_START_CODE)
+        if at < 0 or at + 4 >= len(data):
+            return PacketKind()
+        coding_type, coded = data[at + 4] >> 6, clock.is_coded(data[at + 4 : at + 4 + _HEADER_BYTES])
+        return PacketKind(
+            random_access=coded and coding_type == _I_VOP,
+            disposable=coding_type == _B_VOP,
+            hidden=not coded,
+            broken=data.find(_VOP_START_CODE, at + 4) >= 0,
+        )
+
+    return classify
+
+
+def output_order(is_b: Sequence[bool]) -> list[int]:
+    """The numbers of VOPs in the order in which they are shown: B-VOPs before the one that they follow.
+
+    Args:
+        is_b: of each in decode order, whether it is a B-VOP.
+    """
+    shown: list[int] = []
+    held: list[int] = []
+    for number, before in enumerate(is_b):
+        shown += [number] if before else held
+        held = held if before else [number]
+    return shown + held
 
 
 class VopClock:
@@ -48,6 +90,18 @@ class VopClock:
         Raises:
             ValueError: it holds no VOP, or no VideoObjectLayer came before.
         """
+        at = self.read_headers(packet)
+        if at is None or not self.resolution:
+            raise ValueError("a packet of it holds no picture")
+        is_b, seconds, increment, _ = self._read_vop(packet[at : at + _HEADER_BYTES])
+        if is_b:
+            return (self._second_before + seconds) * self.resolution + increment
+        self._second_before = self._second
+        self._second += seconds
+        return self._second * self.resolution + increment
+
+    def read_headers(self, packet: bytes) -> int | None:
+        """Read what comes before the first VOP; where that begins, behind its start code, or None if there is none."""
         at = packet.find(_START)
         while 0 <= at < len(packet) - 4:
             kind, bits = packet[at + 3], BitReader(packet[at + 4 : at + 4 + _HEADER_BYTES])
@@ -57,23 +111,28 @@ class VopClock:
                 hours, minutes = bits.u(5), bits.u(6)
                 bits.u(1)  # marker_bit
                 self._second = 3600 * hours + 60 * minutes + bits.u(6)
-            elif kind == _VOP and self.resolution:
-                return self._of_vop(bits)
+            elif kind == _VOP:
+                return at + 4
             at = packet.find(_START, at + 3)
-        raise ValueError("a packet of it holds no picture")
+        return None
 
-    def _of_vop(self, bits: BitReader) -> int:
+    def is_coded(self, vop: bytes) -> bool:
+        """vop_coded of a VOP, which begins behind its start code; True where no header came before."""
+        try:
+            return not self.resolution or self._read_vop(vop)[-1]
+        except ValueError:
+            return True
+
+    def _read_vop(self, vop: bytes) -> tuple[bool, int, int, bool]:
+        bits = BitReader(vop)
         is_b = bits.u(2) == _B_VOP  # vop_coding_type
         seconds = 0
         while bits.u(1):  # modulo_time_base
             seconds += 1
         bits.u(1)  # marker_bit
         increment = bits.u(max(1, (self.resolution - 1).bit_length()))  # vop_time_increment
-        if is_b:
-            return (self._second_before + seconds) * self.resolution + increment
-        self._second_before = self._second
-        self._second += seconds
-        return self._second * self.resolution + increment
+        bits.u(1)  # marker_bit
+        return is_b, seconds, increment, bool(bits.u(1))  # vop_coded
 
 
 def _resolution(bits: BitReader) -> int:

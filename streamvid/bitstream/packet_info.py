@@ -17,9 +17,9 @@ _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
     "h264": h264.classifier,
     "hevc": hevc.classifier,
     "av1": av1.classifier,
+    "mpeg4": mpeg4.classifier,
 }
 _WITHOUT_STATE: Final[dict[str, Classifier]] = {
-    "mpeg4": mpeg4.classify,
     "mjpeg": jpeg.classify,
     "vp8": vpx.classify_vp8,
     "vp9": vpx.classify_vp9,

@@ -15,7 +15,8 @@ class PacketKind:
         disposable: no packet of the same or a lower temporal layer refers to it.
         skipped_leading: refers to packets before the random access packet that it follows (HEVC RASL).
         temporal_id: HEVC's TemporalId, 0 for all other codecs.
-        hidden: decodes to no frame that is output; later packets may refer to it (show_frame 0).
+        hidden: decodes to no frame that is output; later packets may refer to it (show_frame 0), or shows
+            the one before again (vop_coded 0).
         show_existing: outputs a picture that an earlier packet decoded without output (VP9's show_existing_frame).
         superframe: holds several pictures of which only the last is output (VP9).
         no_refresh: VP9: updates no reference picture.
@@ -23,7 +24,7 @@ class PacketKind:
             pictures alone.
         order: H.264 and HEVC: rank in output order: of two packets, the picture of the one with the lower number is
             output first; None if that is not known, or there is no output. 0 for all other codecs.
-        broken: H.264 and HEVC: decoders refuse it, as its NAL units do not fit.
+        broken: H.264 and HEVC: decoders refuse it, as its NAL units do not fit. MPEG-4: it holds several pictures.
     """
 
     random_access: bool = False

@@ -323,7 +323,7 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, shown: set[int | No
     """Whether a packet of a run has no frame though its header says that it is output: FFmpeg may say nothing of a
     packet that is nonsense, and predict from what it has instead."""
     silent = [n for n in range(*run) if int(encoded.display_order[n]) not in shown]
-    if not silent or encoded.codec == "mpeg4":  # whose packets may say that nothing is coded
+    if not silent:
         return False
     kind_of = classifier(encoded.codec, encoded.stsd)
     first, *kinds = (kind_of(memoryview(next(_packets(encoded, n, n + 1))[0])) for n in (run[0], *silent))

@@ -110,6 +110,8 @@ def build_clip(
         ValueError: no frame of it can be decoded, or a packet is broken.
     """
     broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
+    if broken is not None and codec == "mpeg4":
+        raise CannotCopyError(f"its packet {broken} holds several pictures (a packed bitstream)")
     if broken is not None:
         raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
     if codec == "mpeg4" and frame_format.interlaced:

@@ -15,7 +15,8 @@ import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.bitstream.mpeg4 import VopClock
+from streamvid.bitstream import mpeg4
+from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.codec_context import padded_packet
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
@@ -136,7 +137,7 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     """The times of a stream whose container has none: its pictures' own, which MPEG-4 has, else those of its rate."""
     order = _output_order(source, codec, count=len(found.pts))
     if codec == "mpeg4":
-        clock = VopClock()
+        clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
             pts = np.array([clock.time(bytes(packet)) for packet in demux(container, stream, codec)])
             if (np.diff(pts[order]) > 0).all():
@@ -307,12 +308,20 @@ def _output_order(
         context = stream.codec_context
         context.flags |= av.codec.context.Flags.copy_opaque
         order: list[int] = []
+        kind_of = mpeg4.vop_classifier(context.extradata or b"")
+        kinds: list[PacketKind] = []
         for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
+            if codec == "mpeg4":
+                kinds.append(kind_of(memoryview(bytes(packet))))
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
                 packet = padded_packet(bytes(packet))
             packet.opaque = number
             order.extend(_number(frame) for frame in context.decode(packet))
         order.extend(_number(frame) for frame in context.decode(None))
+    silent = {number for number, kind in enumerate(kinds) if kind.hidden}
+    if silent:  # they count as pictures that are shown, of which the decoder says nothing
+        every = mpeg4.output_order([kind.disposable for kind in kinds])
+        order = every if [number for number in every if number not in silent] == order else order
     # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
     leading = sorted(set(range(count or 0)).difference(order))
     if leading == list(range(1, len(leading) + 1)):
