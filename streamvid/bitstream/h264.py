@@ -17,6 +17,7 @@ from streamvid.bitstream.nal import (
     NalSyntax,
     OutputOrder,
     ParameterSets,
+    ShownArea,
     is_broken,
     read_units,
     split_packet,
@@ -84,6 +85,8 @@ class Sps:
         poc_lsb_bits: size of pic_order_cnt_lsb in a slice header; 0 but for type 0.
         frame_mbs_only: there are no fields.
         max_num_ref_frames: as it stands there.
+        width, height: of coded frames, in luma samples.
+        crop_unit: what cropping is counted in, across and down, in luma samples.
     """
 
     profile_idc: int
@@ -95,6 +98,9 @@ class Sps:
     poc_lsb_bits: int
     frame_mbs_only: bool
     max_num_ref_frames: int = field(compare=False)
+    width: int = field(compare=False)
+    height: int = field(compare=False)
+    crop_unit: tuple[int, int] = field(compare=False)
 
 
 def read_sps(bits: BitReader) -> Sps:
@@ -105,7 +111,7 @@ def read_sps(bits: BitReader) -> Sps:
     """
     profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
     bits.ue()  # seq_parameter_set_id
-    separate = 0
+    separate, chroma = 0, 1
     if profile in _WITH_CHROMA_FORMAT:
         chroma = bits.ue()  # chroma_format_idc
         if chroma == 3:
@@ -129,12 +135,16 @@ def read_sps(bits: BitReader) -> Sps:
             bits.se()  # offset_for_ref_frame
     references = bits.ue()  # max_num_ref_frames
     bits.u(1)  # gaps_in_frame_num_value_allowed_flag
-    bits.ue()  # pic_width_in_mbs_minus1
-    bits.ue()  # pic_height_in_map_units_minus1
+    width = 16 * (bits.ue() + 1)  # pic_width_in_mbs_minus1
+    map_units = bits.ue() + 1  # pic_height_in_map_units_minus1
     frame_mbs_only = bool(bits.u(1))
+    # CropUnitX and CropUnitY, equations 7-19 to 7-22
+    across, down = (2 if chroma in (1, 2) else 1), (2 if chroma == 1 else 1)
+    in_frame = 2 - frame_mbs_only
     return Sps(
-        profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references
-    )
+        profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references,
+        width, 16 * map_units * in_frame, (across, down * in_frame),
+    )  # fmt: skip
 
 
 def _skip_scaling_list(bits: BitReader, size: int) -> None:
@@ -144,6 +154,22 @@ def _skip_scaling_list(bits: BitReader, size: int) -> None:
         if following:
             following = (last + bits.se()) % 256  # delta_scale
         last = following or last
+
+
+def shown_area(bits: BitReader) -> ShownArea:
+    """What a sequence parameter set says of decoded pictures.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    sps = read_sps(bits)
+    bits.u(1 if sps.frame_mbs_only else 2)  # mb_adaptive_frame_field_flag, direct_8x8_inference_flag
+    left = right = top = bottom = 0
+    if bits.u(1):  # frame_cropping_flag
+        left, right, top, bottom = (bits.ue() for _ in range(4))  # frame_crop_left_offset and so on
+    across, down = sps.crop_unit
+    size = sps.width - across * (left + right), sps.height - down * (top + bottom)
+    return ShownArea(across * left, down * top, *size, fields=not sps.frame_mbs_only)
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
@@ -18,6 +18,7 @@ from streamvid.bitstream.nal import (
     NalSyntax,
     OutputOrder,
     ParameterSets,
+    ShownArea,
     is_broken,
     read_units,
     split_packet,
@@ -113,12 +114,14 @@ class Sps:
         level_idc: general_level_idc.
         separate_colour_plane: slice headers have a colour_plane_id.
         poc_lsb_bits: size of slice_pic_order_cnt_lsb in a slice header.
+        shown: see there.
     """
 
     max_sub_layers: int
     level_idc: int
     separate_colour_plane: bool
     poc_lsb_bits: int
+    shown: ShownArea = field(compare=False)
 
 
 def read_sps(bits: BitReader) -> Sps:
@@ -138,15 +141,26 @@ def read_sps(bits: BitReader) -> Sps:
     for with_profile, with_level in present:
         bits.u(88 * with_profile + 8 * with_level)
     bits.ue()  # sps_seq_parameter_set_id
-    separate = bits.u(1) if bits.ue() == 3 else 0  # chroma_format_idc, separate_colour_plane_flag
-    bits.ue()  # pic_width_in_luma_samples
-    bits.ue()  # pic_height_in_luma_samples
+    chroma = bits.ue()  # chroma_format_idc
+    separate = bits.u(1) if chroma == 3 else 0  # separate_colour_plane_flag
+    width, height = bits.ue(), bits.ue()  # pic_width_in_luma_samples, pic_height_in_luma_samples
+    left = right = top = bottom = 0
     if bits.u(1):  # conformance_window_flag
-        for _ in range(4):
-            bits.ue()  # conf_win_left_offset, right, top, bottom
+        left, right, top, bottom = (bits.ue() for _ in range(4))  # conf_win_left_offset and so on
+    across, down = (2 if chroma in (1, 2) else 1), (2 if chroma == 1 else 1)  # SubWidthC, SubHeightC
+    size = width - across * (left + right), height - down * (top + bottom)
     bits.ue()  # bit_depth_luma_minus8
     bits.ue()  # bit_depth_chroma_minus8
-    return Sps(layers, level, bool(separate), bits.ue() + 4)
+    return Sps(layers, level, bool(separate), bits.ue() + 4, ShownArea(across * left, down * top, *size))
+
+
+def shown_area(bits: BitReader) -> ShownArea:
+    """What a sequence parameter set says of decoded pictures. Fields are pictures of their own.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    return read_sps(bits).shown
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:

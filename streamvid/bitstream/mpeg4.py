@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
@@ -106,7 +107,7 @@ class VopClock:
         while 0 <= at < len(packet) - 4:
             kind, bits = packet[at + 3], BitReader(packet[at + 4 : at + 4 + _HEADER_BYTES])
             if kind in _VOL:
-                self.resolution = _resolution(bits)
+                self.resolution = _read_clock(bits)[1]
             elif kind == _GOV:
                 hours, minutes = bits.u(5), bits.u(6)
                 bits.u(1)  # marker_bit
@@ -135,10 +136,83 @@ class VopClock:
         return is_b, seconds, increment, bool(bits.u(1))  # vop_coded
 
 
-def _resolution(bits: BitReader) -> int:
-    """vop_time_increment_resolution of a VideoObjectLayer."""
-    bits.u(9)  # random_accessible_vol, video_object_type_indication
+@dataclass(frozen=True)
+class Vol:
+    """A VideoObjectLayer (6.2.3).
+
+    Attributes:
+        resolution: ticks per second (vop_time_increment_resolution).
+        width, height: of its pictures; 0 if it is of another shape than a rectangle.
+        interlaced: pictures may be coded as fields.
+        plain: it has no sprites, overlapped motion compensation, other bit depths, partitioned data, scalability and
+            the like.
+    """
+
+    resolution: int
+    width: int = 0
+    height: int = 0
+    interlaced: bool = False
+    plain: bool = False
+
+
+def video_object_layers(headers: bytes) -> list[Vol]:
+    """Those among headers.
+
+    Raises:
+        ValueError: one ends early.
+    """
+    found = []
+    at = headers.find(_START)
+    while 0 <= at < len(headers) - 4:
+        if headers[at + 3] in _VOL:
+            found.append(_read_vol(BitReader(headers[at + 4 : at + 4 + _VOL_BYTES])))
+        elif headers[at + 3] == _VOP:
+            break
+        at = headers.find(_START, at + 3)
+    return found
+
+
+def _read_vol(bits: BitReader) -> Vol:
+    version, resolution, shape = _read_clock(bits)
+    bits.u(1)  # marker_bit
+    if bits.u(1):  # fixed_vop_rate
+        bits.u(max(1, (resolution - 1).bit_length()))  # fixed_vop_time_increment
+    if shape != _RECTANGULAR:
+        return Vol(resolution)
+    bits.u(1)  # marker_bit
+    width = bits.u(13)  # video_object_layer_width
+    bits.u(1)  # marker_bit
+    height = bits.u(13)  # video_object_layer_height
+    bits.u(1)  # marker_bit
+    interlaced, no_overlap = bits.u(1), bits.u(1)  # interlaced, obmc_disable
+    sprites = bits.u(1 if version == 1 else 2)  # sprite_enable
+    plain = no_overlap == 1 and not sprites and not bits.u(1)  # not_8_bit
+    if plain and bits.u(1):  # quant_type
+        for _ in range(2):
+            _skip_matrix(bits)  # intra_quant_mat, nonintra_quant_mat
+    if plain:
+        if version != 1:
+            bits.u(1)  # quarter_sample
+        plain = bits.u(2) >= 2  # complexity_estimation_disable, resync_marker_disable
+        plain = plain and not bits.u(1)  # data_partitioned
+    if plain:
+        plain = version == 1 or not bits.u(2)  # newpred_enable, reduced_resolution_vop_enable
+        plain = plain and not bits.u(1)  # scalability
+    return Vol(resolution, width, height, bool(interlaced), plain)
+
+
+def _skip_matrix(bits: BitReader) -> None:
+    if bits.u(1):  # load_intra_quant_mat, load_nonintra_quant_mat
+        for _ in range(64):
+            if not bits.u(8):
+                break
+
+
+def _read_clock(bits: BitReader) -> tuple[int, int, int]:
+    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, and video_object_layer_shape."""
+    bits.u(1)  # random_accessible_vol
     version = 1
+    bits.u(8)  # video_object_type_indication
     if bits.u(1):  # is_object_layer_identifier
         version = bits.u(4)  # video_object_layer_verid
         bits.u(3)  # video_object_layer_priority
@@ -148,11 +222,14 @@ def _resolution(bits: BitReader) -> int:
         bits.u(3)  # chroma_format, low_delay
         if bits.u(1):  # vbv_parameters
             bits.u(79)  # rates and sizes of the buffer, with their markers
-    if bits.u(2) == _GRAYSCALE and version != 1:  # video_object_layer_shape
+    shape = bits.u(2)  # video_object_layer_shape
+    if shape == _GRAYSCALE and version != 1:
         bits.u(4)  # video_object_layer_shape_extension
     bits.u(1)  # marker_bit
-    return bits.u(16)
+    return version, bits.u(16), shape
 
 
 _EXTENDED_PAR: Final = 15
-_GRAYSCALE: Final = 3
+_RECTANGULAR, _GRAYSCALE = 0, 3
+_VOL_BYTES: Final = 256
+"""A VideoObjectLayer with two matrices has less."""

@@ -92,6 +92,23 @@ class ParameterSets:
 
 
 @dataclass(frozen=True)
+class ShownArea:
+    """What a sequence parameter set says of decoded pictures.
+
+    Attributes:
+        left, top: where in them that begins which is shown, in luma samples.
+        width, height: of that.
+        fields: pictures may be coded as fields.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    fields: bool = False
+
+
+@dataclass(frozen=True)
 class DpbRequirement:
     """What a stream's parameter sets ask of the decoded picture buffer (DPB).
 

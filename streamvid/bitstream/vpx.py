@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4 import boxes
 from streamvid.mp4.sample_entry import visual_sample_description
@@ -60,6 +61,86 @@ def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
     """
     resets = [*(kind.resets_context for kind in kinds[1:]), False]
     return [replace(k, disposable=k.no_refresh and r) for k, r in zip(kinds, resets, strict=False)]
+
+
+def coded_sizes(codec: str, packet: bytes) -> set[tuple[int, int]]:
+    """The widths and heights that the frames of a packet state. A frame that states none has that of another frame, to
+    which it refers; key frames state theirs.
+
+    Args:
+        codec: "vp8" or "vp9".
+        packet: its bytes.
+
+    Raises:
+        ValueError: it ends early.
+    """
+    if codec == "vp8":
+        if len(packet) == 0 or packet[0] & 1:
+            return set()
+        if packet[3:6] != b"\x9d\x01\x2a" or len(packet) < 10:
+            raise ValueError("a key frame of it has no start code")
+        width, height = (int.from_bytes(packet[at : at + 2], "little") & 0x3FFF for at in (6, 8))
+        return {(width, height)}
+    return {size for frame in _vp9_frames(packet) if (size := _vp9_size(BitReader(frame[:_HEADER_BYTES]))) is not None}
+
+
+_HEADER_BYTES: Final = 32
+
+
+def _vp9_frames(packet: bytes) -> list[bytes]:
+    """The frames of a packet, which may be a superframe (annex B)."""
+    last = packet[-1] if packet else 0
+    each, count = (last >> 3 & 3) + 1, (last & 7) + 1
+    begin = len(packet) - (2 + each * count)
+    if last >> 5 != _SUPERFRAME_MARKER or begin < 0 or packet[begin] != last:
+        return [packet]
+    sizes = [int.from_bytes(packet[begin + 1 + n * each : begin + 1 + (n + 1) * each], "little") for n in range(count)]
+    ends = [sum(sizes[: n + 1]) for n in range(count)]
+    return [packet[end - size : end] for end, size in zip(ends, sizes, strict=True) if size]
+
+
+def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
+    """Width and height in an uncompressed_header (6.2); None if there are none."""
+    bits.u(2)  # frame_marker
+    profile = bits.u(1) | bits.u(1) << 1
+    if profile == _PROFILE_3:
+        bits.u(1)  # reserved_zero
+    if bits.u(1):  # show_existing_frame
+        return None
+    not_key, shown, resilient = bits.u(1), bits.u(1), bits.u(1)  # frame_type, show_frame, error_resilient_mode
+    if not not_key:
+        bits.u(24)  # frame_sync_code
+        _skip_color_config(bits, profile)
+        return bits.u(16) + 1, bits.u(16) + 1  # frame_width_minus_1, frame_height_minus_1
+    intra_only = 0 if shown else bits.u(1)
+    if not resilient:
+        bits.u(2)  # reset_frame_context
+    if intra_only:
+        bits.u(24)  # frame_sync_code
+        if profile > 0:
+            _skip_color_config(bits, profile)
+        bits.u(8)  # refresh_frame_flags
+        return bits.u(16) + 1, bits.u(16) + 1
+    bits.u(8)  # refresh_frame_flags
+    bits.u(12)  # ref_frame_idx and ref_frame_sign_bias, of three
+    if any(bits.u(1) for _ in range(3)):  # found_ref, until the first: the size is that of a reference
+        return None
+    return bits.u(16) + 1, bits.u(16) + 1
+
+
+def _skip_color_config(bits: BitReader, profile: int) -> None:
+    """color_config, 6.2.2."""
+    if profile >= _PROFILE_2:
+        bits.u(1)  # ten_or_twelve_bit
+    if bits.u(3) != _CS_RGB:  # color_space
+        bits.u(1)  # color_range
+        if profile in (1, _PROFILE_3):
+            bits.u(3)  # subsampling_x, subsampling_y, reserved_zero
+    elif profile in (1, _PROFILE_3):
+        bits.u(1)  # reserved_zero
+
+
+_PROFILE_2, _PROFILE_3, _CS_RGB = 2, 3, 7
 
 
 def vp8_sample_description(*, width: int, height: int, full_range: bool) -> bytes:

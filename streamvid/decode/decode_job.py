@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
+from streamvid.bitstream.misfit import changes_size, misfit
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
 from streamvid.color.render import PlaneFormat
@@ -224,6 +225,11 @@ def stream_bit_depth(codec: str, stsd: bytes) -> int:
     return 8
 
 
+def _headers(encoded: EncodedSlice, packet: bytes) -> bytes:
+    """What comes before the picture of a packet of MPEG-4."""
+    return packet[: max(0, packet.find(b"\0\0\1\xb6"))] if encoded.codec == "mpeg4" else b""
+
+
 def stream_header(codec: str, stsd: bytes) -> bytes:
     """What a decoder has to know before the first packet and packets need not have: MPEG-4's and MPEG-2's headers.
 
@@ -295,6 +301,7 @@ class _ClosedGop(NamedTuple):
 
 def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     syntax, starts = NAL_SYNTAX.get(encoded.codec), encoded.starts.tolist()
+    hidden: set[int] = set()
     silent: set[int] = set()
     untimed: set[int] = set()
     try:
@@ -304,7 +311,9 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
             packets = [encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
             kind_of = classifier(encoded.codec, encoded.stsd)
             kinds = [kind_of(memoryview(packet)) for packet in packets]
-            silent = {n for n, kind in enumerate(kinds) if kind.hidden}
+            hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
+            # Of a VOP that is not coded NVDEC gives the picture before once more.
+            silent = set() if encoded.codec == "mpeg4" else hidden
             untimed = silent | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
         else:
             settings = parameter_sets(encoded.codec, encoded.stsd)
@@ -313,11 +322,13 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     ranks = encoded.display_order.tolist()
-    missing = set(encoded.frames.tolist()) - {rank for n, rank in enumerate(ranks) if n not in silent}
+    missing = set(encoded.frames.tolist()) - {rank for n, rank in enumerate(ranks) if n not in hidden}
     if missing:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
+    if changes_size(encoded.codec, packets, encoded.width, encoded.height):
+        raise VideoError(f"clip {encoded.name} decodes to frames of another size than its dataset says: pack it again")
     # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
     idr = {n for n in starts if syntax is None or syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)
@@ -325,10 +336,14 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
         in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
+        if problem := misfit(
+            encoded.codec, in_band or _headers(encoded, packets[start]), encoded.width, encoded.height
+        ):
+            raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         first = header + in_band + packets[start]
-        hidden = frozenset(ranks[n] for n in silent if start <= n < end)
+        no_frame = frozenset(ranks[n] for n in silent if start <= n < end)
         timed = untimed.isdisjoint(range(start, end))
         gops.append(
-            _ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], hidden, timed, in_band)
+            _ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], no_frame, timed, in_band)
         )
     return gops

@@ -9,6 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamvid.arrays import UInt8
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.misfit import has_headers, misfit
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
@@ -18,7 +20,7 @@ from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
-from streamvid.decode.decode_job import stream_bit_depth, surface_form
+from streamvid.decode.decode_job import stream_bit_depth, stream_header, surface_form
 from streamvid.decode.images import ImageBatches
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
@@ -67,8 +69,8 @@ _DITHER_BLOCK: Final = 4
 def decode_support(codec: str, stsd: bytes, width: int, height: int) -> Support:
     """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
 
-    A slice knows its bit depth by its sample description alone. That chroma is 4:2:0, and what else the table asks for,
-    the preflight check has seen to.
+    Its sample description says its bit depth, and what decode sessions get wrong. That chroma is 4:2:0, and what else
+    the table asks for, the preflight check has seen to.
 
     Args:
         codec, stsd: as in docs/format.md.
@@ -76,9 +78,12 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int) -> Support:
     """
     try:
         pix_fmt = _PIX_FMTS.get(stream_bit_depth(codec, stsd), "unknown")
+        headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
+        reason = misfit(codec, headers, width, height) if has_headers(codec, headers) else "it has no headers"
     except ValueError:  # a row that is damaged must not pass
-        pix_fmt = "unknown"
-    return support(codec, pix_fmt, width, height)
+        return Support(Route.CPU, "its sample description is damaged")
+    row = support(codec, pix_fmt, width, height)
+    return Support(Route.CPU, reason) if reason and row.route is Route.NVDEC else row
 
 
 class GpuDecoder:

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from streamvid.arrays import Bool, Int64
+from streamvid.arrays import Bool, Int64, unique_rows
 from streamvid.color.tags import ColorOption
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import mixed_up
-from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.decode.nvdec import load_nvdec
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
@@ -38,6 +39,8 @@ FALLBACKS: Final[tuple[Fallback, ...]] = ("cpu", "error")
 _PROBE_FRAMES: Final = 3
 _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
+_LOOKED_AT: Final = 1 << 15
+"""Sample descriptions: a second or two."""
 _NO_SESSIONS: Final = "PyNvVideoCodec or Triton is missing or does not work"
 _REMEDY: Final = (
     "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give fallback='cpu' or "
@@ -183,6 +186,10 @@ def _refused_by_gpu(
         if route is Route.CPU:
             refused.append((group, groups[group], f"{_NO_SESSIONS}, and {group.support.dali}"))
     groups = {group: members for group, members in groups.items() if routes[group] is not Route.CPU}
+    for group in [group for group in groups if routes[group] is Route.NVDEC]:
+        reasons = _misfits(dataset, groups[group])
+        refused += [(group, groups[group][reasons == one], one) for one in sorted(set(reasons.tolist()) - {""})]
+        groups[group] = groups[group][reasons == ""]
     by_dali = [members for group, members in groups.items() if routes[group] is Route.DALI]
     if by_dali:
         rows = np.concatenate(by_dali)
@@ -205,6 +212,21 @@ def _refused_by_gpu(
     finally:
         decoder.close()
     return refused, routes
+
+
+def _misfits(dataset: ClipSource, rows: Int64) -> npt.NDArray[np.object_]:
+    """Why decode sessions do not take clips, by their sample descriptions: str [clips], "" for those that they take. Of
+    very many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
+    clips = dataset.clips
+    first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])
+    if len(first) > _LOOKED_AT:
+        return np.full(len(rows), "", dtype=object)
+    reasons = []
+    for row in rows[first].tolist():
+        stsd, width, height = clips.stsds[int(clips.stsd_id[row])], int(clips.width[row]), int(clips.height[row])
+        found = decode_support(clips.codec[row], stsd, width, height)
+        reasons.append(found.reason if found.route is Route.CPU else "")
+    return np.array(reasons, dtype=object)[which]
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:

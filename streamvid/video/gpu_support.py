@@ -81,11 +81,11 @@ class _Caps:
 # gives them for other chips.
 _CAPS: Final = {
     "h264": _Caps((8,), (8,), 48, 16, 4096),
-    "hevc": _Caps((8, 10), (8, 10), 144, 144, 8192),
-    "vp8": _Caps((), (8,), 48, 16, 4096),
-    "vp9": _Caps((8,), (8,), 128, 128, 8192),
+    "hevc": _Caps((8, 10, 12), (8, 10), 144, 144, 8192),
+    "vp8": _Caps((8,), (8,), 48, 16, 4096),
+    "vp9": _Caps((8, 10), (8,), 128, 128, 8192, odd=True),
     "av1": _Caps((), (8, 10), 128, 128, 8192),
-    "mpeg4": _Caps((), (8,), 48, 16, 2048, macroblocks=8192),
+    "mpeg4": _Caps((8,), (8,), 48, 16, 2048, macroblocks=8192, odd=True),
 }
 _BIT_DEPTHS: Final = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
 NOT_IN_SESSIONS: Final = "decode sessions are not known to decode it rightly"
@@ -135,18 +135,19 @@ def support(
         return Support(Route.CPU, f"NVDEC decodes {codec} from {smallest} to {largest}{most} alone")
     if codec == "av1" and not has_av1:
         return Support(Route.CPU, "GPUs such as A100, H100 and H200 have no AV1 decoder")
-    odd = bool(width % 2 or height % 2)
-    hidden = "show-existing" in found or "superframes" in found
+    odd, again = bool(width % 2 or height % 2), "show-existing" in found
     dali = ""
     if odd:
         dali = "DALI garbles frames with an odd width or height"
-    elif hidden:
+    elif again or "superframes" in found:
         dali = "DALI returns wrong frames of VP9 with non-displayed pictures"
     elif codec == "h264" and all_intra:
         dali = "DALI fails on H.264 of I-frames alone"
     elif bit_depth not in caps.dali:
         dali = f"DALI is not known to decode {codec} of {bit_depth} bits rightly"
-    if bit_depth in caps.sessions and (caps.odd or not odd) and not hidden:
+    if again:  # no session gives such a frame
+        return Support(Route.CPU, "NVDEC does not show a picture again", dali)
+    if bit_depth in caps.sessions and (caps.odd or not odd):
         return Support(Route.NVDEC, dali=dali)
     return Support(Route.CPU, dali, dali) if dali else Support(Route.DALI)
 

@@ -39,7 +39,8 @@ RECIPES = {
     "medium": replace(H264, width=176),
     "hevc": replace(H264, codec="hevc"),
     "intra": replace(H264, gop=1, b_frames=0),
-    "mpeg4": replace(H264, codec="mpeg4"),
+    "av1": replace(H264, codec="av1"),
+    "interlaced": replace(H264, params=(("tff", "1"),)),
     "mjpeg": replace(H264, codec="mjpeg", container="avi", gop=1, b_frames=0),
     "mjpeg_2": replace(H264, codec="mjpeg", container="avi", gop=1, b_frames=0, seed=1),
 }
@@ -113,19 +114,19 @@ def test_the_smallest_and_the_largest_clip_of_each_gpu_group_are_tried(
     found = checked(dataset, monkeypatch, too_bright=5)
     # One of Motion JPEG is decoded to measure how fast cores are.
     tried = [name for name in found.tried if not name.startswith("mjpeg")]
-    assert tried == ["h264", "hevc", "intra", "large", "mpeg4"]
+    assert tried == ["av1", "h264", "hevc", "intra", "large"]
 
 
 def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    assert checked(dataset, monkeypatch).on_cpu == ["interlaced", "mjpeg", "mjpeg_2"]
     caplog.clear()
-    assert checked(dataset, monkeypatch, too_bright=8).on_cpu == ["hevc", "mjpeg", "mjpeg_2"]
+    assert checked(dataset, monkeypatch, too_bright=8).on_cpu == ["hevc", "interlaced", "mjpeg", "mjpeg_2"]
     (record,) = caplog.records
     message = record.getMessage()
-    assert "3 of 8 clips are decoded by 4 CPU threads" in message
-    assert message.count("frames/s") == 2
+    assert "4 of 9 clips are decoded by 4 CPU threads" in message
+    assert message.count("frames/s") == 3
     assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
 
 
@@ -134,11 +135,12 @@ def test_routes_say_how_many_clips_go_where_and_why(dataset: Dataset, monkeypatc
     assert sum(one.clips for one in routes) == len(dataset)
     found = {(one.kind.split()[0], one.decoder): (one.clips, one.reason) for one in routes}
     assert found["h264", "nvdec"] == (4, "")  # of I-frames alone, too
+    assert found["h264", "cpu"] == (1, "decode sessions deinterlace pictures that are coded in fields")
     assert found["mjpeg", "cpu"] == (2, "NVDEC has no decoder for Motion JPEG")
     assert "differ from the CPU's by 8 levels" in found["hevc", "cpu"][1]
     assert {one.decoder for one in checked(dataset, monkeypatch).routes} == {"nvdec", "dali", "cpu"}
     # What goes to DALI in place of a decode session has a reason, too.
-    assert found["mpeg4", "dali"] == (1, "decode sessions are not known to decode it rightly")
+    assert found["av1", "dali"] == (1, "decode sessions are not known to decode it rightly")
 
 
 def test_without_decode_sessions_dali_decodes_what_it_can_and_cores_the_rest(
@@ -147,12 +149,12 @@ def test_without_decode_sessions_dali_decodes_what_it_can_and_cores_the_rest(
     monkeypatch.setattr(Decoder, "has_sessions", False)
     monkeypatch.setattr(preflight, "mixed_up", lambda dataset, rows, device_id: np.zeros(len(rows), dtype=bool))
     found = checked(dataset, monkeypatch)
-    assert found.on_cpu == ["intra", "mjpeg", "mjpeg_2"]
+    assert found.on_cpu == ["interlaced", "intra", "mjpeg", "mjpeg_2"]
     assert {one.decoder for one in found.routes} == {"dali", "cpu"}
     assert sum(one.clips for one in found.routes) == len(dataset)
     reasons = {one.kind.split()[0]: one.reason for one in found.routes if one.decoder == "dali"}
     assert reasons["hevc"] == "PyNvVideoCodec or Triton is missing or does not work"
-    assert reasons["mpeg4"] == "decode sessions are not known to decode it rightly"
+    assert reasons["av1"] == "decode sessions are not known to decode it rightly"
     (reason,) = (one.reason for one in found.routes if one.decoder == "cpu" and one.kind.startswith("h264"))
     assert reason.endswith("does not work, and DALI fails on H.264 of I-frames alone")
 
@@ -201,7 +203,7 @@ def test_damaged_clips_neither_end_the_check_nor_send_their_group_to_the_cpu(
 
     monkeypatch.setattr(preflight, "decode_with_pyav", damaged)
     monkeypatch.setattr(Decoder, "submit", damaged)
-    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    assert checked(dataset, monkeypatch).on_cpu == ["interlaced", "mjpeg", "mjpeg_2"]
     assert "at an unknown rate" in caplog.records[-1].getMessage()
 
 
@@ -214,5 +216,5 @@ def test_a_clip_that_cannot_be_read_does_not_end_the_check(
         raise ClipError("its frame index is damaged", row=rows[0], key=self.key(rows[0]))
 
     monkeypatch.setattr(Dataset, "use_indexes", damaged)
-    assert checked(dataset, monkeypatch).on_cpu == ["mjpeg", "mjpeg_2"]
+    assert checked(dataset, monkeypatch).on_cpu == ["interlaced", "mjpeg", "mjpeg_2"]
     assert "at an unknown rate" in caplog.records[-1].getMessage()
