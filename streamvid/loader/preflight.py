@@ -186,7 +186,7 @@ def _refused_by_gpu(
         if route is Route.CPU:
             refused.append((group, groups[group], f"{_NO_SESSIONS}, and {group.support.dali}"))
     groups = {group: members for group, members in groups.items() if routes[group] is not Route.CPU}
-    for group in [group for group in groups if routes[group] is Route.NVDEC]:
+    for group in [group for group in groups if group.support.route is Route.NVDEC]:
         reasons = _misfits(dataset, groups[group])
         refused += [(group, groups[group][reasons == one], one) for one in sorted(set(reasons.tolist()) - {""})]
         groups[group] = groups[group][reasons == ""]
