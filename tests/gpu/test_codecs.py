@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.gpu import decode_support
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
+from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import slice_of, to_arrays, whole
@@ -35,12 +37,11 @@ CLIPS = {
     "mpeg4_coarse": replace(MPEG4, crf=20),
     "mpeg4_avi": replace(MPEG4, container="avi"),
     "mpeg4_odd": replace(MPEG4, width=131, height=97),
-    "mpeg4_interlaced": replace(MPEG4, height=192, options=(("flags", "+ildct+ilme"),)),
     "mpeg4_qpel": replace(MPEG4, options=(("flags", "+qpel+mv4"),)),
     "h264_intra": Recipe(gop=1, b_frames=0),
-    "h264_interlaced": Recipe(params=(("tff", "1"),), height=192, gop=12),
     "hevc_10bit": Recipe(codec="hevc", pix_fmt="yuv420p10le", width=322, height=182, gop=12),
     "hevc_12bit": Recipe(codec="hevc", pix_fmt="yuv420p12le", gop=12),
+    "hevc_fields": Recipe(codec="hevc", params=(("interlace", "tff"),), height=192, gop=12, b_frames=0),
 }
 INEXACT = {"mpeg4"}
 """Codecs whose inverse transform is not defined bit for bit."""
@@ -60,6 +61,7 @@ def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
 ) -> None:
     recipe = CLIPS[name]
     clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
+    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height).route is Route.NVDEC
     (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
     rng = np.random.default_rng(len(name))
     for _ in range(4):

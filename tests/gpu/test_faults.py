@@ -25,6 +25,7 @@ from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.deadline import Pace
 from streamvid.decode.nvdec_worker import NvdecWorker
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
+from tests.support.dali_route import leave_to_dali
 
 if torch.cuda.is_available():  # without a driver its import raises RuntimeError
     pytest.importorskip("PyNvVideoCodec")
@@ -228,7 +229,7 @@ def test_a_dali_decoder_that_fails_costs_no_frame(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     faulty: Callable[[str, int], None], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """MPEG-4 goes to DALI."""
+    leave_to_dali(monkeypatch, "mpeg4")
     (tmp_path / "mixed").mkdir()
     path = make_dataset(tmp_path / "mixed", [("h264", "mp4"), ("mpeg4", "mp4")] * 6)
     with loader("default", path, tmp_path) as one:

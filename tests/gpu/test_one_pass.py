@@ -17,6 +17,7 @@ from streamvid.packing.pack import pack
 from streamvid.transform.render import CpuRenderer
 from streamvid.transform.spec import Transform
 from tests.support.clips import write
+from tests.support.dali_route import leave_to_dali
 from tests.transform.test_gpu_pictures import MEAN, STD, TRANSFORMS, assert_same, batch, opened, rendered
 from tools.clips import Recipe
 
@@ -139,8 +140,9 @@ def test_a_session_that_fails_beside_others_costs_no_frame(dataset: Path, monkey
     assert next(calls) > 30
 
 
-def test_what_dali_decodes_gets_there_too(tmp_path: Path) -> None:
+def test_what_dali_decodes_gets_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Corrected, and in the other order."""
+    leave_to_dali(monkeypatch, "mpeg4")
     (tmp_path / "videos").mkdir()
     for n in range(3):
         recipe = Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n)

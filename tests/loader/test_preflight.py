@@ -155,8 +155,8 @@ def test_without_decode_sessions_dali_decodes_what_it_can_and_cores_the_rest(
     reasons = {one.kind.split()[0]: one.reason for one in found.routes if one.decoder == "dali"}
     assert reasons["hevc"] == "PyNvVideoCodec or Triton is missing or does not work"
     assert reasons["av1"] == "decode sessions are not known to decode it rightly"
-    (reason,) = (one.reason for one in found.routes if one.decoder == "cpu" and one.kind.startswith("h264"))
-    assert reason.endswith("does not work, and DALI fails on H.264 of I-frames alone")
+    why = " ".join(one.reason for one in found.routes if one.decoder == "cpu")
+    assert "does not work, and DALI fails on H.264 of I-frames alone" in why
 
 
 def test_loaders_on_a_cpu_say_so(dataset: Dataset) -> None:
