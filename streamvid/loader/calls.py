@@ -11,7 +11,7 @@ from streamvid.errors import InputError
 
 if TYPE_CHECKING:
     from streamvid.sampling.base import FrameSampler
-    from streamvid.transform.spec import Transform
+    from streamvid.transform.spec import Transform, Views
 
 _LONGEST: Final = 2000
 """Characters of an option: Python's parser takes longer ones, but is not made for them."""
@@ -26,15 +26,17 @@ def sampler_of(text: str) -> FrameSampler:
     return cast("FrameSampler", _call(text, known, "--sampling 'Window(16, fps=8)'"))
 
 
-def transform_of(text: str) -> Transform:
-    """The transform that `--transform` names; errors as of `_call`."""
-    from streamvid.transform.spec import Transform
+def transform_of(text: str) -> Transform | Views:
+    """The transform, or the views of several, that `--transform` names; errors as of `_call`."""
+    from streamvid.transform.spec import Transform, Views
 
-    return cast("Transform", _call(text, {"Transform": Transform}, "--transform 'Transform(resize=256, crop=224)'"))
+    known = {"Transform": Transform, "Views": Views}
+    return cast("Transform | Views", _call(text, known, "--transform 'Transform(resize=256, crop=224)'"))
 
 
 def _call(text: str, known: Mapping[str, Callable[..., object]], example: str) -> object:
-    """What a call makes: a name of `known`, with or without ``sv.`` before it, and literals. Nothing is evaluated.
+    """What a call makes: a name of `known`, with or without ``sv.`` before it, literals, and such calls as arguments.
+    Nothing is evaluated.
 
     Raises:
         InputError: it is no such call, or what is called refuses the arguments.
@@ -42,12 +44,30 @@ def _call(text: str, known: Mapping[str, Callable[..., object]], example: str) -
     option = example.partition(" ")[0]
     try:
         call = ast.parse(text[:_LONGEST].strip(), mode="eval").body
-        call = call if isinstance(call, ast.Call) else ast.Call(call, [], [])
-        name = ast.unparse(call.func).removeprefix("sv.").removeprefix("streamvid.")
-        arguments = [ast.literal_eval(one) for one in call.args]
-        keywords = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return _made(call if isinstance(call, ast.Call) else ast.Call(call, [], []), known, example)
+    except InputError:
+        raise
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise InputError(f"{option} {text[:100]!r} cannot be read: write it as in Python, {example}") from None
+
+
+def _made(call: ast.Call, known: Mapping[str, Callable[..., object]], example: str) -> object:
+    """What a call of a known name makes, or ValueError."""
+
+    def value(node: ast.expr) -> object:
+        if isinstance(node, ast.Call):
+            return _made(node, known, example)
+        if isinstance(node, ast.Dict):
+            return {ast.literal_eval(key or node): value(one) for key, one in zip(node.keys, node.values, strict=True)}
+        return ast.literal_eval(node)
+
+    option = example.partition(" ")[0]
+    name = ast.unparse(call.func).removeprefix("sv.").removeprefix("streamvid.")
+    try:
+        arguments = [value(one) for one in call.args]
+        keywords = {str(one.arg): value(one.value) for one in call.keywords}
+    except TypeError as error:
+        raise ValueError from error
     if name not in known:
         meant = did_you_mean(name, known) or f"there are {', '.join(known)}, as {example}"
         raise InputError(f"{option} knows no {name[:100]!r}: {meant}")

@@ -19,6 +19,16 @@ def test_it_writes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert config["output"] == [{"name": "video", "data_type": "TYPE_FP32", "dims": [3, 16, 224, 224]}]
 
 
+def test_views_are_outputs(tmp_path: Path) -> None:
+    pair = "Views(low=Transform(crop=32, layout='CFHW'), high=sv.Transform(crop=64, layout='CFHW'))"
+    assert main(["export", "--triton", str(tmp_path), "--frames", "3", "--transform", pair]) == 0
+    config = pbtxt.parse((tmp_path / "streamvid" / "config.pbtxt").read_text())
+    assert [(one["name"], one["dims"]) for one in config["output"]] == [
+        ("low", [3, 3, 32, 32]),
+        ("high", [3, 3, 64, 64]),
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

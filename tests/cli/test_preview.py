@@ -9,7 +9,7 @@ import pytest
 import streamvid as sv
 from streamvid.cli.main import main
 from streamvid.errors import InputError
-from streamvid.loader.calls import sampler_of
+from streamvid.loader.calls import sampler_of, transform_of
 from tests.support.bad_clips import make_dataset
 from tests.support.packed import packing_inline
 
@@ -108,3 +108,47 @@ def test_calls(text: str, made: object) -> None:
 def test_nothing_else_is_evaluated(text: str) -> None:
     with pytest.raises(InputError, match="--sampling"):
         sampler_of(text)
+
+
+LOW, HIGH = sv.Transform(crop=16, horizontal_flip=0.5), sv.Transform(crop=32, horizontal_flip=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("Transform(crop=16, horizontal_flip=0.5)", LOW),
+        (
+            "Views(low=Transform(crop=16, horizontal_flip=0.5), high=sv.Transform(crop=32, horizontal_flip=0.5), "
+            "share=('crop', 'flip'))",
+            sv.Views(low=LOW, high=HIGH, share=("crop", "flip")),
+        ),
+        ("sv.Views({'a': Transform(crop=16, horizontal_flip=0.5)})", sv.Views({"a": LOW})),
+    ],
+)
+def test_transforms_and_views(text: str, made: object) -> None:
+    assert transform_of(text) == made
+    assert transform_of(repr(made)) == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Views(a=__import__('os').system('touch pwned'))",
+        "Views(a=open('pwned', 'w'))",
+        "Views(a=Transform(crop=open('pwned', 'w')))",
+        "Views({**{}})",
+        "Views({'a': (Transform(crop=16),)})",
+        "Views({Transform(): 1})",
+        "Views(a=Window(3))",
+        "Views(a=Transform(crop=16), share=('rotate',))",
+        "Views(a=Transform(" + "crop=(" * 200,
+        "Transform(Transform())",
+        "Views()",
+        "Views(a=1)",
+    ],
+)
+def test_views_evaluate_nothing_else(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="--transform"):
+        transform_of(text)
+    assert not list(tmp_path.iterdir())

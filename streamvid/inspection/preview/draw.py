@@ -19,7 +19,7 @@ from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import row_of
 from streamvid.sampling.base import Selection
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.transform.spec import Transform
+from streamvid.transform.spec import by_view
 from streamvid.video.packet_selection import EncodedSlice
 
 _TOGETHER: Final = 16
@@ -38,11 +38,11 @@ class _Read:
 
 
 def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
-    """The strips of some samples, in that order; of a bad clip one that says why. A child process decodes, so that a
-    clip may crash FFmpeg.
+    """The strips of some samples, in that order, of each one for each view; of a bad clip one that says why. A child
+    process decodes, so that a clip may crash FFmpeg.
 
     Args:
-        samples: the clips, with sampling and one transform.
+        samples: the clips, with sampling and transform.
         ids: which samples; see `streamvid.plan.sample_id`.
 
     Raises:
@@ -59,14 +59,14 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
         for item, one in zip(some, read, strict=True):
             row = row_of(item)
             try:
-                strip = _draw(samples, renderer, one or _read(samples, [item])[0])
+                strips = _draw(samples, renderer, one or _read(samples, [item])[0])
                 drawn += 1
             except (StreamvidError, ValueError) as error:
                 unreachable += isinstance(error, StorageUnavailable)
                 if isinstance(error, StorageUnavailable) and (not drawn or unreachable > _UNREACHABLE):
                     raise
-                strip = Strip(samples.dataset.key(row), bad=_cause(samples.dataset, row, error), row=row)
-            yield strip
+                strips = [Strip(samples.dataset.key(row), bad=_cause(samples.dataset, row, error), row=row)]
+            yield from strips
 
 
 def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
@@ -87,16 +87,20 @@ def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
     return [_Read(*one) for one in zip(plans, positions, slices, strict=True)]
 
 
-def _draw(samples: SampleSet, renderer: SampleRenderer, read: _Read) -> Strip:
-    transform = samples.transform
-    assert isinstance(transform, Transform), "one view is drawn"
-    tensor = renderer.render(encoded_batch(samples.dataset, [read.plan], [read.encoded]))["video"]
-    selection, scale, row = read.plan.selection, scale_of(transform), read.plan.clip
-    pictures = tuple(
-        make_picture(scale.rgb(frame_of(tensor, transform.layout, n)), seconds, real=real)
-        for n, (seconds, real) in enumerate(zip(selection.seconds.tolist(), selection.mask.tolist(), strict=True))
-    )
-    return Strip(samples.dataset.key(row), pictures, read.positions, row=row)
+def _draw(samples: SampleSet, renderer: SampleRenderer, read: _Read) -> list[Strip]:
+    """A sample's strips, one for each view."""
+    tensors = renderer.render(encoded_batch(samples.dataset, [read.plan], [read.encoded]))
+    selection, row, views = read.plan.selection, read.plan.clip, by_view(samples.transform)
+    strips = []
+    for name, transform in views.items():
+        scale = scale_of(transform)
+        pictures = tuple(
+            make_picture(scale.rgb(frame_of(tensors[name], transform.layout, n)), seconds, real=real)
+            for n, (seconds, real) in enumerate(zip(selection.seconds.tolist(), selection.mask.tolist(), strict=True))
+        )
+        facts = (name,) if len(views) > 1 else ()
+        strips.append(Strip(samples.dataset.key(row), pictures, read.positions, facts, row=row))
+    return strips
 
 
 def _cause(dataset: ClipSource, row: int, error: Exception) -> str:

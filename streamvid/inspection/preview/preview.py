@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,13 +29,13 @@ from streamvid.inspection.preview.pictures import Strip
 from streamvid.inspection.preview.table import make_table
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.inputs import Subset
-from streamvid.plan.sample_id import rows_of, sample_of
+from streamvid.plan.sample_id import row_of, rows_of, sample_of
 from streamvid.progress import Progress
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration
-from streamvid.transform.spec import Transform
+from streamvid.transform.spec import Transform, Views
 
 STRIP_BYTES: Final = 24 << 20
 """Bytes of the strips' pictures: from there on no more clips are drawn."""
@@ -66,7 +67,7 @@ def preview(
     out: str | os.PathLike[str],
     *,
     sampling: FrameSampler,
-    transform: Transform | None = None,
+    transform: Transform | Views | Mapping[str, Transform] | None = None,
     where: str | None = None,
     keys: str | None = None,
     clips: int = 48,
@@ -78,7 +79,7 @@ def preview(
     Args:
         dataset: an open one, a folder or a URL.
         out: the file or URL; a page that streamvid has written there is replaced.
-        sampling, transform: what strips show, in epoch 0.
+        sampling, transform: what strips show, in epoch 0; of several views, each has its own.
         where, keys: which clips, as of `streamvid.Subset`; default: all.
         clips: how many have strips, drawn at random.
         seed: of that, and of what sampling and transform draw.
@@ -106,7 +107,8 @@ def preview(
         for strip, (own, others) in zip(strips, table.beside(shown_rows), strict=True)
     ]
     bad = [strip.title for strip in strips if strip.bad]
-    shown = f"{len(strips):,} of {format_count(len(rows), 'clip')}, drawn at random with seed {seed}: {sampling!r}"
+    count = len(set(shown_rows))
+    shown = f"{count:,} of {format_count(len(rows), 'clip')}, drawn at random with seed {seed}: {sampling!r}"
     notes = [shown if transform is None else f"{shown}, {transform!r}"]
     if full:
         notes.append("More clips would make this page too large.")
@@ -124,7 +126,7 @@ def preview(
     )
     data = table.to_json(shown_rows)
     size = write_page(out, page(f"{dataset.manifest.name}: streamvid preview", body, data))
-    return PreviewReport(size, len(rows), len(strips), len(bad), full)
+    return PreviewReport(size, len(rows), count, len(bad), full)
 
 
 def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, progress: bool) -> tuple[list[Strip], bool]:
@@ -139,14 +141,18 @@ def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, prog
     strips: list[Strip] = []
     size = 0
     with Progress("drawing", len(ids), enabled=progress) as bar:
-        for strip, item, several in zip(draw_strips(samples, ids), ids, (end - first).tolist(), strict=True):
-            number = (f"sample {sample_of(item) + 1} of {several}",) if several > 1 else ()
-            strips.append(replace(strip, facts=number))
+        facts = {
+            row_of(item): (f"sample {sample_of(item) + 1} of {several}",) if several > 1 else ()
+            for item, several in zip(ids, (end - first).tolist(), strict=True)
+        }
+        for strip in draw_strips(samples, ids):
+            if not strips or strip.row != strips[-1].row:
+                if size * 4 // 3 > STRIP_BYTES:  # base64 has 4 letters for 3 bytes
+                    break
+                bar.advance()
+            strips.append(replace(strip, facts=(*strip.facts, *facts[strip.row])))
             size += sum(len(picture.jpeg) for picture in strip.pictures)
-            bar.advance()
-            if size * 4 // 3 > STRIP_BYTES:  # base64 has 4 letters for 3 bytes
-                break
-    return sorted(strips, key=lambda strip: strip.row), len(strips) < len(ids)
+    return sorted(strips, key=lambda strip: strip.row), len({strip.row for strip in strips}) < len(ids)
 
 
 def _about(dataset: Dataset, rows: Int64, where: str | None) -> list[str]:

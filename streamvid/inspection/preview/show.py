@@ -89,7 +89,6 @@ def show(
     if not isinstance(batch, Mapping):
         raise InputError(f"show takes a batch, the dict that a loader gives; it is {type(batch).__name__}")
     transforms = _transforms(transform, batch)
-    transforms = _transforms(transform, batch)
     videos = {name: _tensor(batch, name) for name in transforms}
     others = {name: value for name, value in batch.items() if name not in videos}
     if all(video.ndim == 4 for video in videos.values()):  # a sample

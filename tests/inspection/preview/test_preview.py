@@ -62,7 +62,9 @@ def hostile_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hostile_dataset(tmp_path_factory.mktemp("hostile"))
 
 
-def strips(dataset: Path, sampling: FrameSampler, transform: Transform | None = None, seed: int = 0) -> list[Strip]:
+def strips(
+    dataset: Path, sampling: FrameSampler, transform: Transform | sv.Views | None = None, seed: int = 0
+) -> list[Strip]:
     samples = SampleSet.open(dataset, sampling=sampling, transform=transform, columns=(), seed=seed)
     return list(draw_strips(samples, samples.pools.pools[0].sample_ids.tolist()))
 
@@ -76,6 +78,20 @@ def data_of(page: Path) -> dict[str, dict[str, object]]:
     text = page.read_text(encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     return {column["name"]: column for column in json.loads(data)["columns"]}
+
+
+def test_a_strip_for_each_view(packed: Path, tmp_path: Path, in_this_process: None) -> None:
+    """Of each clip the views in their order, named, and counted as one."""
+    views = sv.Views(low=Transform(crop=16), high=Transform(crop=32), share=("crop",))
+    drawn = strips(packed, sv.Uniform(2), views)
+    assert [(strip.row, strip.facts) for strip in drawn] == [
+        (row, (name,)) for row in range(6) for name in ("low", "high")
+    ]
+    assert [strip.pictures[0].width for strip in drawn[:2]] == [16, 32]
+    report = preview(packed, tmp_path / "page.html", sampling=sv.Uniform(2), transform=views, clips=4)
+    assert (report.strips, report.clips, report.bad, report.full) == (4, 6, 0, False)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<article class="clip">') == 8
 
 
 @pytest.mark.parametrize(
