@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
@@ -28,6 +29,7 @@ from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support import mpeg4
 from tests.support.clips import write
 from tests.support.fake_gpu import Decoder, Surface, put_in_place
 from tests.support.reference import slice_of, whole
@@ -152,6 +154,39 @@ def test_codecs_without_nal_units_are_fed_packet_by_packet(
         for some, got in zip(wanted, pending.result(), strict=True):
             far = np.abs(got.numpy().astype(int) - references[some])
             assert far.max() <= 1  # rounded once, by other sums
+    pool.close()
+    assert not retried
+
+
+class Repeating(Decoder):
+    """Of a VOP that is not coded, NVDEC gives the picture before once more."""
+
+    _last: Surface
+
+    def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
+        frames = super().Decode(packet)
+        if packet.bsl and not frames:
+            self._last._pts, frames = packet.pts, [self._last]
+        self._last = copy(frames[-1]) if frames else self._last
+        return frames
+
+
+def test_vops_that_are_not_coded_are_no_frames(
+    opened: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vops = mpeg4.encoded(tmp_path)
+    clip = store_clip(mpeg4.mux(mpeg4.with_not_coded(vops, [4, 9, 17]), tmp_path / "a.mkv"), tmp_path)
+    references = decode_with_pyav(whole(clip), color="auto")
+    assert len(references) == len(vops)
+    retried: list[str] = []
+    monkeypatch.setattr(
+        nvdec_worker.NvdecWorker, "_open", lambda worker, key: Repeating(key.codec, lambda frames: frames)
+    )
+    monkeypatch.setattr(nvdec.DecodeQueue, "retry", lambda queue, job, error: retried.append(str(error)))
+    pool = NvdecSessionPool(device_id=0, engines=1)
+    for wanted in (np.arange(24), np.array([5, 6]), np.array([18])):
+        (got,) = pool.submit([slice_of(clip, wanted)], color="auto").result()
+        assert np.abs(got.numpy().astype(int) - references[wanted]).max() <= 1
     pool.close()
     assert not retried
 

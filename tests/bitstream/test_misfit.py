@@ -1,0 +1,128 @@
+"""What decode sessions would get wrong without an error is known by headers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamvid.bitstream.misfit import changes_size, misfit
+from streamvid.bitstream.vpx import coded_sizes
+from streamvid.decode.decode_job import split_at_idr
+from streamvid.decode.gpu import decode_support
+from streamvid.errors import VideoError
+from streamvid.video.gpu_support import Route
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tests.support.reference import whole
+from tools.clips import Recipe
+
+H264 = Recipe(frames=4, height=192)
+MPEG4 = replace(H264, codec="mpeg4")
+VP9 = Recipe(codec="vp9", container="webm", frames=12, gop=6)
+_HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+
+
+def joined(*parts: EncodedSlice) -> EncodedSlice:
+    """The packets of slices as one."""
+    order = [parts[0].display_order, *(one.display_order + len(parts[0].sizes) for one in parts[1:])]
+    return replace(
+        parts[0],
+        data=np.concatenate([one.data for one in parts]),
+        sizes=np.concatenate([one.sizes for one in parts]),
+        display_order=np.concatenate(order),
+        frames=np.concatenate([one.frames + n * len(parts[0].sizes) for n, one in enumerate(parts)]),
+        starts=np.array([0, len(parts[0].sizes)]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "problem"),
+    [
+        (H264, ""),
+        (replace(H264, height=180, width=322), ""),
+        (replace(H264, params=(("tff", "1"),)), "deinterlace"),
+        (replace(H264, params=(("crop-rect", "0,0,14,14"),)), ""),
+        (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),
+        (replace(H264, params=(("crop-rect", "0,16,0,0"),)), "crop"),
+        (replace(H264, codec="hevc", height=182, width=322), ""),
+        (replace(H264, codec="hevc", params=(("interlace", "tff"),), b_frames=0), ""),
+        (MPEG4, ""),
+        (replace(MPEG4, width=131, height=97), ""),
+        (replace(MPEG4, options=(("flags", "+qpel+mv4"), ("mpeg_quant", "1"))), ""),
+        (replace(MPEG4, options=(("flags", "+ildct+ilme"),)), "deinterlace"),
+        (replace(MPEG4, options=(("data_partitioning", "1"), ("ps", "300"))), "partitioned"),
+    ],
+)
+def test_streams_that_sessions_get_wrong_are_decoded_by_cores(recipe: Recipe, problem: str, tmp_path: Path) -> None:
+    clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+    row = decode_support(clip.codec, clip.stsd, clip.width, clip.height)
+    assert row.route is (Route.CPU if problem else Route.NVDEC)
+    assert problem in row.reason
+    # A row that says another size.
+    assert decode_support(clip.codec, clip.stsd, clip.width + 16, clip.height).route is Route.CPU
+
+
+def test_headers_that_cannot_be_read_are_no_stream_for_a_session() -> None:
+    assert misfit("h264", b"\0\0\0\1\x67\x64", 320, 180)
+    assert misfit("mpeg4", b"\0\0\1\x20\x00", 320, 180)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        replace(VP9, codec="vp8"),
+        replace(VP9, codec="vp8", hidden=5),
+        VP9,
+        replace(VP9, width=321, height=181),
+        replace(VP9, pix_fmt="yuv444p"),
+        replace(VP9, frames=60, gop=30, options=_HIDDEN),
+        replace(VP9, options=(("error-resilient", "1"),)),
+    ],
+)
+def test_packets_of_vp8_and_vp9_state_their_size(recipe: Recipe, tmp_path: Path) -> None:
+    encoded = whole(store_clip(write(recipe, tmp_path / "a.webm"), tmp_path))
+    packets = [part.tobytes() for part in np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])]
+    size = (recipe.width, recipe.height)
+    assert coded_sizes(recipe.codec, packets[0]) == {size}
+    assert not changes_size(recipe.codec, packets, *size)
+    assert changes_size(recipe.codec, packets, size[0] + 1, size[1])
+    assert changes_size(recipe.codec, [packets[0][:6]], *size)
+
+
+@pytest.mark.parametrize("codec", ["vp8", "vp9", "h264", "hevc", "mpeg4"])
+def test_a_stream_that_changes_its_size_is_no_job(codec: Any, tmp_path: Path) -> None:
+    """A session that was opened for the larger size gives the smaller pictures under the larger ones' size."""
+    parts = []
+    for n, (width, height) in enumerate([(320, 192), (160, 144)]):
+        recipe = Recipe(codec=codec, container="webm" if codec.startswith("vp") else "ts", frames=6, gop=6)
+        recipe = replace(recipe, width=width, height=height, b_frames=0)
+        (tmp_path / str(n)).mkdir()
+        source = write(recipe, tmp_path / str(n) / f"a.{recipe.container}")
+        parts.append(whole(store_clip(source, tmp_path / str(n))))
+    targets: list[Any] = [None]
+    split_at_idr(parts[:1], targets)
+    small = parts[1]
+    if codec in ("h264", "hevc"):  # their parameter sets in band
+        small = replace(small, data=_in_band(small), sizes=small.sizes + _extra(small))
+    with pytest.raises(VideoError, match=r"another size|another way"):
+        split_at_idr([joined(parts[0], small)], targets)
+
+
+def _sets(encoded: EncodedSlice) -> bytes:
+    from streamvid.bitstream.annexb import parameter_sets
+
+    units = parameter_sets(encoded.codec, encoded.stsd).annex_b.split(b"\0\0\0\1")[1:]
+    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
+
+
+def _in_band(encoded: EncodedSlice) -> Any:
+    return np.concatenate([np.frombuffer(_sets(encoded), dtype=np.uint8), encoded.data])
+
+
+def _extra(encoded: EncodedSlice) -> Any:
+    return np.array([len(_sets(encoded)), *[0] * (len(encoded.sizes) - 1)])

@@ -1,0 +1,92 @@
+"""MPEG-4 part 2 as DivX and XviD wrote it: VOPs that are not coded, and several in a packet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+
+from tests.support.clips import write
+from tools.clips import Recipe
+
+_VOP = b"\x00\x00\x01\xb6"
+_DIVX = b"\x00\x00\x01\xb2DivX503b1393p\x00"
+"""The user data by which FFmpeg knows a packed bitstream."""
+
+
+class Vop(NamedTuple):
+    """A packet, and when it is shown, in ms."""
+
+    data: bytes
+    ms: int
+
+    @property
+    def kind(self) -> int:
+        """vop_coding_type: 0 I, 1 P, 2 B."""
+        return self.data[self.data.index(_VOP) + 4] >> 6
+
+
+def encoded(folder: Path, *, b_frames: int = 0, frames: int = 24) -> list[Vop]:
+    """A stream with a clock of milliseconds and a frame every 40."""
+    recipe = Recipe(codec="mpeg4", frames=frames, gop=12, b_frames=b_frames, ticks=tuple(range(0, 40 * frames, 40)))
+    with av.open(str(write(recipe, folder / "plain.mp4"))) as container:
+        stream = container.streams.video[0]
+        headers = bytes(stream.codec_context.extradata or b"")
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        base = stream.time_base
+    assert base is not None
+    found = [Vop(bytes(one), round((one.pts or 0) * base * 1000)) for one in packets]
+    return [one._replace(data=headers + one.data) if one.kind == 0 else one for one in found]
+
+
+def not_coded(ms: int) -> Vop:
+    """A P-VOP that shows the picture before once more, in the second of the VOP before it."""
+    # vop_coding_type, modulo_time_base, marker, vop_time_increment of 10 bits, marker, vop_coded, stuffing
+    bits = "01" + "0" + "1" + f"{ms % 1000:010b}" + "1" + "0"
+    return Vop(_VOP + int(bits, 2).to_bytes(2, "big") + b"\x7f", ms)
+
+
+def with_not_coded(vops: Sequence[Vop], after: Sequence[int]) -> list[Vop]:
+    """The stream with a VOP that is not coded behind some of its VOPs, 20 ms after the last that is no B-VOP."""
+    made: list[Vop] = []
+    last = 0
+    for number, one in enumerate(vops):
+        last = last if one.kind == 2 else one.ms
+        made += [one, not_coded(last + 20)] if number in after else [one]
+    return made
+
+
+def packed(vops: Sequence[Vop]) -> list[Vop]:
+    """The same as a packed bitstream: a B-VOP lies in the packet of the VOP before, and a VOP that is not coded in its
+    place."""
+    made: list[Vop] = []
+    for one in vops:
+        if one.kind == 2 and made and made[-1].kind != 2 and made[-1].data.count(_VOP) == 1:
+            made[-1] = made[-1]._replace(data=made[-1].data + one.data)
+            made.append(not_coded(made[-1].ms))
+            continue
+        at = one.data.index(_VOP)
+        made.append(one._replace(data=one.data[:at] + _DIVX + one.data[at:]) if one.kind == 0 else one)
+    return made
+
+
+def mux(vops: Sequence[Vop], path: Path) -> Path:
+    """Write the stream to a container, by the file's name."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("mpeg4", rate=25)
+        context = stream.codec_context
+        context.width, context.height, context.pix_fmt = 320, 180, "yuv420p"
+        stream.time_base = Fraction(1, 1000)
+        step = 40 if path.suffix == ".avi" else 1
+        for number, (one, ms) in enumerate(zip(vops, sorted(one.ms for one in vops), strict=True)):
+            packet = av.Packet(len(one.data))
+            packet.update(one.data)
+            packet.pts, packet.dts = one.ms + 200, ms
+            if step > 1:  # an AVI has a frame rate, and no times of presentation
+                packet.pts = packet.dts = step * number
+            packet.time_base, packet.stream, packet.is_keyframe = Fraction(1, 1000), stream, one.kind == 0
+            output.mux(packet)
+    return path
