@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.misfit import changes_size, misfit
+from streamvid.bitstream.misfit import changes_size, has_headers, misfit
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
 from streamvid.color.render import PlaneFormat
@@ -340,7 +340,8 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
             encoded.codec, in_band or _headers(encoded, packets[start]), encoded.width, encoded.height
         ):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
-        first = header + in_band + packets[start]
+        known = not syntax and has_headers(encoded.codec, headers)  # those in band count
+        first = (b"" if known else header) + in_band + packets[start]
         no_frame = frozenset(ranks[n] for n in silent if start <= n < end)
         timed = untimed.isdisjoint(range(start, end))
         gops.append(

@@ -15,6 +15,7 @@ from streamvid.decode.gpu import decode_support
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
+from tests.support import mpeg4
 from tests.support.clips import write
 from tests.support.reference import slice_of, to_arrays, whole
 from tools.clips import Recipe
@@ -76,3 +77,16 @@ def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
         assert far.max() < 16
     else:
         assert far.max() <= 1
+
+
+def test_vops_that_are_not_coded_are_no_frames(pool: NvdecSessionPool, tmp_path: Path) -> None:
+    vops = mpeg4.encoded(tmp_path)
+    clip = store_clip(mpeg4.mux(mpeg4.with_not_coded(vops, [4, 9, 17]), tmp_path / "a.mkv"), tmp_path)
+    (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
+    far = np.abs(frames.astype(np.int16) - decode_with_pyav(whole(clip), color="auto"))
+    print(f"not coded: mean {far.mean():.3f}, largest {far.max()}")
+    assert len(frames) == len(vops)
+    assert far.mean() < 1
+    for wanted in ([5], [4, 6], [18, 23]):
+        (got,) = to_arrays(pool.submit([slice_of(clip, wanted)], color="auto").result())
+        np.testing.assert_array_equal(got, frames[wanted])
