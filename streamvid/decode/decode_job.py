@@ -336,9 +336,8 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
         in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
-        if problem := misfit(
-            encoded.codec, in_band or _headers(encoded, packets[start]), encoded.width, encoded.height
-        ):
+        headers = in_band or _headers(encoded, packets[start])
+        if problem := misfit(encoded.codec, headers, encoded.width, encoded.height):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # those in band count
         first = (b"" if known else header) + in_band + packets[start]
