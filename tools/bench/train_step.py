@@ -129,14 +129,14 @@ class Step:
             self._pass()
 
 
-def seconds_of(step: Step, batches: Iterator[Any], steps: int) -> float:
-    """Of one step, over so many, after `_AHEAD` that do not count."""
+def seconds_of(step: Step, batches: Iterator[Any], steps: int, before: int = 2) -> float:
+    """Of one step, over so many, after those that do not count."""
     import torch
 
     began = 0.0
     ends: deque[Any] = deque()
-    for n in range(steps + _AHEAD):
-        if n == _AHEAD:
+    for n in range(before + steps):
+        if n == before:
             torch.cuda.synchronize()
             began = time.perf_counter()
         step(next(batches))
@@ -233,7 +233,7 @@ def measure(folder: Path, kind: str, size: Size, only: str) -> tuple[list[dict[s
             beside = BesideDecoding(limit, slices)
             times["floor"].append(seconds_of(step, iter(beside), size.steps))
             beside.close()
-            times["loader"].append(seconds_of(step, fed, size.steps))
+            times["loader"].append(seconds_of(step, fed, size.steps, _AHEAD))
         mid = {way: statistics.median(found) for way, found in times.items()}
         growth = {way: mid[way] / mid["synthetic"] - 1 for way in ("floor", "loader")}
         rows.append(
