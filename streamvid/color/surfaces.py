@@ -30,7 +30,7 @@ FLOATS: Final = 8
 picture, elements of the output from a channel, a line and a pixel to the next, bits that samples are shifted by."""
 PARAMS: Final = FLOATS + 20
 """Numbers that the parameters of a clip and view have, 8 bytes each."""
-_BLOCK, _SPAN, _WARPS = 256, 512, 4
+_BLOCK, _SPAN, _WARPS = 256, 512, 2
 _DALI_BLOCK: Final = 512
 """Pixels of a line that one program of a kernel writes at most; pairs of samples that it works on at a time."""
 

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from streamvid.arrays import UInt8
 from streamvid.color.picture import picture_of
 from streamvid.color.render import Samples
 from streamvid.color.surfaces import Window
+from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
@@ -44,11 +46,12 @@ class CpuAssistWorker:
         stream: takes frames to the GPU, where they become pixels; shared by the workers of a pool. The GPU has few
             queues for streams, and those of the engines must not wait for one another.
         queue: where jobs come from.
+        pace: of the engines.
         first: shared by the workers of a pool.
     """
 
-    def __init__(self, stream: torch.cuda.Stream, queue: DecodeQueue, first: FirstLaunches) -> None:
-        self._stream, self._queue = stream, queue
+    def __init__(self, stream: torch.cuda.Stream, queue: DecodeQueue, pace: Pace, first: FirstLaunches) -> None:
+        self._stream, self._queue, self._pace = stream, queue, pace
         self.doing: tuple[GopJob, ...] = ()
         self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
@@ -69,7 +72,12 @@ class CpuAssistWorker:
             self._surfaces = SurfaceQueue(self._stream, self._first)
             while not self._abandoned and (jobs := self._queue.take_for_cpu()):
                 self.doing = tuple(jobs)
+                began, ready = perf_counter(), jobs[0].key == self._key
                 failed = self._decode_all(jobs)
+                of_engine = self._pace.measured(jobs[0].encoded)
+                if of_engine and ready and not failed:
+                    each = (perf_counter() - began) / sum(len(job.packets) for job in jobs)
+                    self._queue.core_took(jobs[0].key, each / of_engine)
                 for job in jobs:
                     if job in failed:
                         log.debug("left to an engine: %s", failed[job])

@@ -54,6 +54,12 @@ class Pace:
         with self._lock:
             return max(self.least_s, packets * self._each(encoded))
 
+    def measured(self, encoded: EncodedSlice) -> float | None:
+        """The median of the seconds per packet of slices of its codec and size; None before the first."""
+        with self._lock:
+            found = self._measured.get(_kind(encoded))
+            return median(found) if found else None
+
     def add_all(self, slices: Sequence[EncodedSlice], seconds: float) -> None:
         """Note that a batch was decoded in so many seconds, which its slices share by their packets' pixels."""
         pixels = [len(one.sizes) * one.width * one.height for one in slices]

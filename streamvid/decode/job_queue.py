@@ -23,6 +23,10 @@ SESSION_OPEN_PACKETS: Final = 64
 CPU_BACKLOG: Final = 3
 """CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs. A core
 takes one to two and a half times as long as an engine, and must not be the one that a batch waits for in the end."""
+_MARGIN: Final = 1.5
+"""Where a core was seen to take longer, so many times that takes the place of `CPU_BACKLOG`."""
+_AGAIN: Final = 1000
+"""Jobs of engines after which a core that has taken none since may try whether it is as slow as it was."""
 CPU_MIN_PIXELS: Final = 20_000_000
 """A core takes jobs of at least so many packets × pixels at once (a dozen frames of 1080p, two dozen of 720p). With
 less, the cost per job in Python outweighs the decoding, and holds the GIL against the engines."""
@@ -55,6 +59,9 @@ class DecodeQueue:
         # Of each configuration: engines with an open session, and packets that ever came.
         self._holders: Counter[SessionKey] = Counter()
         self._seen: Counter[SessionKey] = Counter()
+        # Likewise, how many times as long as an engine a core takes, and jobs of engines since a core took one.
+        self._slower: dict[SessionKey, float] = {}
+        self._since: Counter[SessionKey] = Counter()
 
     def put(self, jobs: Sequence[GopJob]) -> None:
         """Add the jobs of a batch."""
@@ -101,6 +108,7 @@ class DecodeQueue:
                 if job is not None:
                     if job.key not in opened:
                         self._holders[job.key] += 1
+                    self._since[job.key] += 1
                     return job
                 if not block or (self._closed and not self._batches):
                     return None
@@ -113,22 +121,32 @@ class DecodeQueue:
             self._waiting += change
             self._changed.notify_all()
 
+    def core_took(self, key: SessionKey, slower: float) -> None:
+        """A core has done a job of this configuration, in so many times the time of an engine."""
+        with self._changed:
+            self._slower[key] = (self._slower.get(key, slower) + slower) / 2
+
     def take_for_cpu(self) -> list[GopJob]:
-        """The next jobs for a CPU core, of one batch and configuration, and enough of them to be worth it.
+        """The next jobs for a CPU core, of one batch and configuration, and enough of them to be worth it. Of the
+        newest batch, as a core may take longer than the engines for what is left of one before.
 
         Blocks until `CPU_BACKLOG` and `ENOUGH` allow some. Empty if the queue is closed and they allow none.
         """
         with self._changed:
             while True:
-                for batch in self._batches if self._waiting < ENOUGH or not self._engines else ():
+                ahead = self._packets
+                for batch in reversed(self._batches) if self._waiting < ENOUGH or not self._engines else ():
                     # The configuration with most pixels left takes longest.
                     for key in sorted(batch, key=lambda key: -len(batch[key]) * key.width * key.height):
                         jobs = batch[key]
                         # The shortest ones: engines take the longest.
                         count = _worthwhile(jobs) or (0 if self._engines else 1)
                         packets = sum(len(jobs[-n].packets) for n in range(1, count + 1))
-                        if count and self._packets >= CPU_BACKLOG * self._engines * packets:
+                        slower = self._slower.get(key, 0.0) if self._since[key] < _AGAIN else 0.0
+                        if count and ahead >= max(CPU_BACKLOG, _MARGIN * slower) * self._engines * packets:
+                            self._since[key] = 0
                             return [self._pop(batch, key, -1) for _ in range(count)]
+                    ahead -= sum(len(job.packets) for jobs in batch.values() for job in jobs)
                 if self._closed:
                     return []
                 self._changed.wait()

@@ -118,7 +118,7 @@ class NvdecSessionPool:
         memory = torch.cuda.get_device_properties(device_id).total_memory
         limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
         engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit)
-        core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, self._first)
+        core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, pace, self._first)
         makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)

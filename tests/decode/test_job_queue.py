@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
-from streamvid.decode.job_queue import CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
+from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
@@ -177,6 +177,36 @@ def test_cores_idle_while_enough_batches_wait_for_the_loop(engines: int) -> None
         time.sleep(0.01)
     assert core.taken
     queue.close()
+
+
+def test_cores_take_jobs_of_the_newest_batch() -> None:
+    queue = DecodeQueue(engines=1)
+    first, second = jobs(*((0, 30) for _ in range(4))), jobs(*((0, 30) for _ in range(4)))
+    queue.put(first)
+    queue.put(second)
+    queue.close()
+    taken = [queue.take_for_cpu() for _ in range(4)]
+    assert [one for some in taken for one in some] == second[::-1]
+    assert queue.take_for_cpu() == [first[-1]]
+
+
+def test_cores_that_are_slower_leave_more_to_the_engines_and_try_again() -> None:
+    queue = DecodeQueue(engines=1)
+    batch = jobs(*((0, 30) for _ in range(15)))
+    queue.put(batch)
+    queue.core_took(key(0), 8.0)
+    queue.close()
+    # 12 jobs would be done by the engine in the time that a core takes for one, with the margin.
+    assert [queue.take_for_cpu() for _ in range(5)] == [batch[14:], batch[13:14], batch[12:13], batch[11:12], []]
+    queue = DecodeQueue(engines=1)
+    queue.core_took(key(0), 1e6)
+    queue.put(jobs(*((0, 30) for _ in range(_AGAIN + 20))))
+    queue.close()
+    assert not queue.take_for_cpu()
+    for _ in range(_AGAIN):
+        queue.take(current=key(0), opened=[key(0)], block=False)
+    assert queue.take_for_cpu()
+    assert not queue.take_for_cpu()
 
 
 def test_a_job_is_tried_twice() -> None:
