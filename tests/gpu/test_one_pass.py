@@ -139,7 +139,7 @@ def test_a_session_that_fails_beside_others_costs_no_frame(dataset: Path, monkey
         for epoch in expected:
             for one, other in zip(loader, epoch, strict=True):
                 assert torch.equal(one["video"].cpu(), other)
-            # Not before: what fails twice when clips are tried before the first batch is left to cores for the whole run.
+            # Not before: what fails twice when clips are tried before the first batch goes to cores for the whole run.
             spoiled.set()
     assert next(calls) > 30
 
