@@ -222,6 +222,11 @@ def measure(folder: Path, kind: str, size: Size, only: str) -> tuple[list[dict[s
         next(fed)
     torch.cuda.synchronize()
     alone = (time.perf_counter() - began) / size.steps
+    table = kernels(fed, 8, alone / MOST_OF_STEP)
+    total = sum(ms for _, ms, _ in table)
+    lines = [f"{kind}: {total:.1f} ms of the GPU for a batch of {BATCH * FRAMES} frames; ms and calls:"]
+    lines += [f"  {ms:6.2f} {calls:7.1f}  {name[:100]}" for name, ms, calls in table[:_TABLE]]
+    print(*lines, sep="\n", file=sys.stderr)
     rows = []
     wanted = [(name, graph) for name in MODELS for graph in (False, True)]
     for name, graph in [one for one in wanted if only in f"{one[0]}, {kind}, {'graph' if one[1] else 'eager'}"]:
@@ -241,17 +246,11 @@ def measure(folder: Path, kind: str, size: Size, only: str) -> tuple[list[dict[s
                 "model": name, "clips": kind, "mode": "graph" if graph else "eager", "batch": BATCH,
                 "passes": step.passes, "loader alone s": alone, **{f"{way} s": mid[way] for way in times},
                 "alone/step": alone / mid["synthetic"], "floor %": 100 * growth["floor"],
-                "loader %": 100 * growth["loader"],
+                "loader %": 100 * growth["loader"], "GPU ms": total,
             }
         )  # fmt: skip
         print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, file=sys.stderr)
         del step
-    table = kernels(fed, 8, alone / MOST_OF_STEP)
-    total = sum(ms for _, ms, _ in table)
-    for row in rows:
-        row["GPU ms"] = total
-    lines = [f"{kind}: {total:.1f} ms of the GPU for a batch of {BATCH * FRAMES} frames; ms and calls:"]
-    lines += [f"  {ms:6.2f} {calls:7.1f}  {name[:100]}" for name, ms, calls in table[:_TABLE]]
     loader.close()
     return rows, lines
 
