@@ -28,6 +28,7 @@ from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_colu
 from streamvid.dataset.schema import FIELD_PREFIX, NUMBERS
 from streamvid.dataset.shard_rows import RowBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
+from streamvid.dataset.table_cache import Checksum
 from streamvid.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _FILE_NUMBERS: Final = {"root": "int32", "file_size": "int64", "file_mtime_ns": 
 _FILE_TEXTS: Final = ("file", "file_etag")
 """Columns of clips outside of shards, which only datasets with such clips have."""
 _WRITERS: Final = 4
+_SAMPLE: Final = 1024
 _KNOWN: Final = 4096
 """Sample descriptions that are recognised wherever they come again; others only within a block."""
 
@@ -58,8 +60,8 @@ def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int
     return digest.hexdigest()
 
 
-def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> None:
-    """Write the rows of all shards to a local file, whose length will be a multiple of 8 bytes.
+def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> Checksum:
+    """Write the rows of all shards to a local file, whose length will be a multiple of 8 bytes; gives its checksum.
 
     Args:
         path: of the file.
@@ -73,25 +75,29 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
     joined = _Joined(entries)
     streams = [joined.end]
     pending: deque[Future[None]] = deque()
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(_WRITERS) as pool:
-        os.ftruncate(file.fileno(), joined.end)
+    with open(path, "wb", buffering=0) as opened, ThreadPoolExecutor(_WRITERS) as pool:
+        os.ftruncate(opened.fileno(), joined.end)
+        file = _File(opened.fileno())
         for block in blocks:
             numbers, texts = joined.add(block)
             size = pa.MockOutputStream()
             _write_stream(size, texts)
-            pending.append(pool.submit(_write, file.fileno(), numbers, texts, streams[-1]))
+            pending.append(pool.submit(_write, file, numbers, texts, streams[-1]))
             streams.append(streams[-1] + size.size())
             if len(pending) > _WRITERS:
                 pending.popleft().result()
+        ordered = np.sort(joined.key_hashes)
         for one in pending:
             one.result()
         about = json.dumps({"numbers": joined.places, "names": joined.names(), "streams": streams}).encode()
         about += b" " * (-len(about) % 8)
-        _write_at(file.fileno(), about + len(about).to_bytes(8, "little"), streams[-1])
-    with pa.memory_map(path) as mapped:
-        key = read_rows(mapped.read_buffer(), entries)[0].key
-    for twice in repeated(key, joined.key_hashes):
-        raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
+        file.write(about + len(about).to_bytes(8, "little"), streams[-1])
+    if (ordered[1:] == ordered[:-1]).any():
+        with pa.memory_map(path) as mapped:
+            key = read_rows(mapped.read_buffer(), entries)[0].key
+        for twice in repeated(key, joined.key_hashes):
+            raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
+    return file.checksum
 
 
 def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
@@ -115,33 +121,30 @@ def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTa
     return ClipTable(**columns), _metadata(tables, entries)
 
 
-def _write(descriptor: int, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch, at: int) -> None:
-    """Write a block: arrays, each at its place, and a stream."""
-    for values, place in numbers:
-        _write_at(descriptor, np.ascontiguousarray(values).view(np.uint8).data, place)
-    _write_stream(_Sink(descriptor, at), texts)
+class _File:
+    """A file that threads write to at places."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self.checksum = descriptor, Checksum()
 
-def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:
-    with pa.ipc.new_stream(sink, texts.schema) as stream:
-        stream.write_batch(texts)
-
-
-def _write_at(descriptor: int, data: ReadableBuffer, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        done = os.pwrite(descriptor, left, at)
-        left, at = left[done:], at + done
+    def write(self, data: ReadableBuffer, at: int) -> None:
+        self.checksum.add(data, at)
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(self._descriptor, left, at)
+            left, at = left[done:], at + done
 
 
 class _Sink:
-    """A file to write to from a place on, for Arrow. It may be open at other places in other threads."""
+    """A file from a place on, for Arrow."""
 
-    def __init__(self, descriptor: int, at: int) -> None:
-        self._descriptor, self._at, self.closed = descriptor, at, False
+    closed = False
+
+    def __init__(self, file: _File, at: int) -> None:
+        self._file, self._at = file, at
 
     def write(self, data: ReadableBuffer) -> int:
-        _write_at(self._descriptor, data, self._at)
+        self._file.write(data, self._at)
         size = memoryview(data).nbytes
         self._at += size
         return size
@@ -151,6 +154,20 @@ class _Sink:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch, at: int) -> None:
+    """Write a block: arrays, each at its place, and a stream."""
+    for values, place in numbers:
+        # Where nothing is written, the file holds zeros, which take no room on disk.
+        if len(values) and (values[0] or values.any()):
+            file.write(np.ascontiguousarray(values).view(np.uint8).data, place)
+    _write_stream(_Sink(file, at), texts)
+
+
+def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:
+    with pa.ipc.new_stream(sink, texts.schema) as stream:
+        stream.write_batch(texts)
 
 
 class _Joined:
@@ -191,7 +208,8 @@ class _Joined:
         for name, category in block.categories.items():
             known = self._names[name]
             renumbered = [known.setdefault(text, len(known)) for text in category.names]
-            numbers[name] = np.array(renumbered, dtype=np.int32)[category.codes]
+            same = renumbered == list(range(len(renumbered)))
+            numbers[name] = category.codes if same else np.array(renumbered, dtype=np.int32)[category.codes]
         self.key_hashes[rows] = block.key_hashes
         self._done = rows.stop
         meta = block.meta
@@ -213,10 +231,13 @@ class _Joined:
     def _sample_descriptions(self, block: RowBlock, rows: slice) -> tuple[pa.Array, npt.NDArray[np.int32]]:
         """large_binary [rows]: sample descriptions, null where an earlier clip has the same; and which clip has each
         clip's, int32 [rows]."""
-        at = pc.index_in(block.stsd, value_set=self._known)
-        known = np.asarray(pc.is_valid(at))
         row_of = np.arange(rows.start, rows.stop, dtype=np.int32)
-        row_of[known] = self._known_rows[at.filter(pa.array(known)).to_numpy()]
+        known = np.zeros(len(block), dtype=bool)
+        # Where every clip has its own, as a sample says, they are not looked for.
+        if pc.index_in(block.stsd[:_SAMPLE], value_set=self._known).null_count < min(_SAMPLE, len(block)):
+            at = pc.index_in(block.stsd, value_set=self._known)
+            known = np.asarray(pc.is_valid(at))
+            row_of[known] = self._known_rows[at.filter(pa.array(known)).to_numpy()]
         new = np.flatnonzero((block.stsd_row == np.arange(len(block))) & ~known)[: _KNOWN - len(self._known)]
         if len(new):
             self._known = pa.concat_arrays([self._known, block.stsd.take(pa.array(new))])

@@ -123,10 +123,10 @@ class Dataset(ClipSource):
         shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
-        def build(file: str, tables_cache: ShardCache | None = cache) -> None:
+        def build(file: str, tables_cache: ShardCache | None = cache) -> table_cache.Checksum:
             try:
                 blocks = _read_blocks(path, manifest, cache, tables_cache, check_sha256=cached, retry=retry)
-                consolidated.write_rows(file, blocks, manifest.shards)
+                return consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
                     f"the rows of the {manifest.clips:,} clips at {redact(path)} do not fit into memory: use a machine "

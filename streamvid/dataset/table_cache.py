@@ -26,16 +26,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from streamvid.storage.cache_dir import user_cache_dir
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ STALLED_SECONDS: Final = 30.0
 """How long a process that builds an entry may write nothing before another one builds it, too."""
 _POLL_SECONDS: Final = 0.2
 _DIGEST_BYTES: Final = 32
-_WORDS: Final = 1 << 20
+_PART_BYTES: Final = 8 << 20
 _BLOCK_WORDS: Final = 1 << 13
 _THREADS: Final = 4
 _LARGE: Final = 256 << 20
@@ -56,12 +59,18 @@ _STALE_SECONDS: Final = 3600
 """A part not written to for this long was left by a process that died."""
 
 
-def open_or_build(key: str, build: Callable[[str], None], otherwise: Callable[[str], None] | None = None) -> pa.Buffer:
+class Build(Protocol):
+    """Writes the content, a multiple of 8 bytes, to the file at a path; may give its checksum, if that is at hand."""
+
+    def __call__(self, path: str, /) -> Checksum | None: ...
+
+
+def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.Buffer:
     """The entry of that key, mapped into memory read-only.
 
     Args:
         key: 64 hexadecimal digits.
-        build: writes the content, a multiple of 8 bytes, to the file at a path.
+        build: writes the content.
         otherwise: does that where the cache cannot be used; default: `build`.
 
     Raises:
@@ -80,7 +89,7 @@ def open_or_build(key: str, build: Callable[[str], None], otherwise: Callable[[s
         return content
 
 
-def in_memory(build: Callable[[str], None]) -> pa.Buffer:
+def in_memory(build: Build) -> pa.Buffer:
     """What `build` writes, without a file in any folder; otherwise as `open_or_build`."""
     descriptor = os.memfd_create("streamvid-rows")
     try:
@@ -113,7 +122,7 @@ class _UnusableError(Exception):
     """The cache cannot be used."""
 
 
-def _shared(key: str, build: Callable[[str], None]) -> pa.Buffer:
+def _shared(key: str, build: Build) -> pa.Buffer:
     try:
         entry = _entry(key)
         (entry.parent / "locks").mkdir(parents=True, exist_ok=True)
@@ -142,13 +151,14 @@ def _shared(key: str, build: Callable[[str], None]) -> pa.Buffer:
     raise AssertionError
 
 
-def _build(entry: Path, part: Path, build: Callable[[str], None]) -> pa.Buffer:
+def _build(entry: Path, part: Path, build: Build) -> pa.Buffer:
     """Write a part, and publish it as the entry. One that cannot be published is of use to this process alone."""
     try:
-        build(os.fspath(part))
+        checksum = build(os.fspath(part))
         with part.open("rb+") as file:
             size = os.fstat(file.fileno()).st_size
-            os.pwrite(file.fileno(), _digest(file.fileno(), size), size)
+            digest = _digest(file.fileno(), size) if checksum is None else checksum.digest(size)
+            os.pwrite(file.fileno(), digest, size)
         content = _mapped(os.fspath(part)).slice(0, size)
         if size > LIMIT_BYTES:
             log.warning("the rows of this dataset, %d MiB, are too many to be kept for other processes", size >> 20)
@@ -192,27 +202,58 @@ def _mapped(path: str) -> pa.Buffer:
         return file.read_buffer()
 
 
+class Checksum:
+    """A checksum of a file, of what is written to it at places, in any order: SHA-256 over the sums of its blocks of 64
+    KiB as 64-bit integers. It finds what disks and crashes do to a file, at ten times the speed of SHA-256 over
+    everything. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums = np.zeros(0, dtype="<u8")
+
+    def add(self, data: ReadableBuffer, at: int) -> None:
+        """Take bytes at a place, which had none."""
+        view, lead = np.frombuffer(data, dtype=np.uint8), at % 8
+        if lead or len(view) % 8:
+            # Words of zeros but for these bytes: no sum of parts of one word carries over.
+            view = np.pad(view, (lead, -(lead + len(view)) % 8))
+        if not len(view):
+            return
+        first, words = at // 8, view.view("<u8")
+        starts = np.arange(-(first % _BLOCK_WORDS), len(words), _BLOCK_WORDS).clip(0)
+        sums = np.add.reduceat(words, starts)
+        block = first // _BLOCK_WORDS
+        with self._lock:
+            self._grow(block + len(sums))
+            self._sums[block : block + len(sums)] += sums
+
+    def digest(self, size: int) -> bytes:
+        """Of a file of so many bytes; where nothing was written, it holds zeros."""
+        self._grow(-(-size // (8 * _BLOCK_WORDS)))
+        return hashlib.sha256(self._sums).digest()
+
+    def _grow(self, blocks: int) -> None:
+        if blocks > len(self._sums):
+            self._sums = np.pad(self._sums, (0, blocks - len(self._sums)))
+
+
 def _digest(descriptor: int, size: int) -> bytes:
-    """A checksum of the first bytes of a file: SHA-256 over the sums of its blocks of 64 KiB as 64-bit integers. It
-    finds what disks and crashes do to a file, at ten times the speed of SHA-256 over everything.
+    """The `Checksum` of the first bytes of a file. It is read: of a mapped one, all pages would count as this process's
+    memory."""
+    own, checksum = threading.local(), Checksum()
+    checksum.digest(size)
 
-    The file is read: of a mapped one, all pages would count as this process's memory.
-    """
-    own = threading.local()
-
-    def sums(start: int) -> memoryview:
-        if not hasattr(own, "words"):
-            own.words = np.empty(_WORDS, dtype="<u8")
-        words, wanted = own.words, min(own.words.nbytes, size - start)
-        if os.preadv(descriptor, [words.view(np.uint8)[:wanted].data], start) != wanted:
+    def add(start: int) -> None:
+        if not hasattr(own, "part"):
+            own.part = bytearray(_PART_BYTES)
+        part = memoryview(own.part)[: min(_PART_BYTES, size - start)]
+        if os.preadv(descriptor, [part], start) != len(part):
             raise ValueError("it is too short")
-        return np.add.reduceat(words[: wanted // 8], np.arange(0, wanted // 8, _BLOCK_WORDS)).data
+        checksum.add(part, start)
 
-    digest = hashlib.sha256()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for one in pool.map(sums, range(0, size, 8 * _WORDS)):
-            digest.update(one)
-    return digest.digest()
+        deque(pool.map(add, range(0, size, _PART_BYTES)), maxlen=0)
+    return checksum.digest(size)
 
 
 def _make_room(folder: Path, size: int, part: Path) -> None:
