@@ -17,7 +17,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import ClipTable
+from streamvid.dataset.clip_table import CATEGORIES, ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
@@ -27,7 +27,7 @@ from streamvid.dataset.overlays import check_overlays, read_labels, with_overlay
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
-from streamvid.dataset.shard_rows import ENCODED, REMEDY, RowBlock, row_block, row_blocks
+from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -214,7 +214,7 @@ def _read_blocks(
             try:
                 data = fetch_table(path, table, cache=tables_cache, retry=retry, stop=stop)
                 with decoding:  # more at once than cores would take more memory, and longer
-                    return [row_block(read_table(data, table, entries, joint=joint, encoded=ENCODED), entries)]
+                    return [row_block(read_table(data, table, entries, joint=joint, encoded=CATEGORIES), entries)]
             except (StorageUnavailable, AccessRefused):
                 raise
             except DatasetError as error:

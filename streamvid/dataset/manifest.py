@@ -189,9 +189,7 @@ class Manifest:
             **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
             **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
             # None of shards that were replaced since.
-            **(
-                {"tables": tables} if (tables := [one.to_json() for one, _ in usable(self.tables, self.shards)]) else {}
-            ),
+            **({"tables": tables} if (tables := [asdict(one) for one, _ in usable(self.tables, self.shards)]) else {}),
             "shards": [shard.to_json() for shard in self.shards],
         }
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()

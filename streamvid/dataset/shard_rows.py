@@ -34,8 +34,6 @@ _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
 _FILE_PATTERN: Final = r"\A[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*\z"
 _DOTS_PATTERN: Final = r"(\A|/)\.\.?(/|\z)"
 _MAX_FILE_NAME: Final = 4096
-ENCODED: Final = (*CATEGORIES, "stsd")
-"""Columns of which many rows may have the same strings."""
 _SAMPLE: Final = 1024
 
 
@@ -102,8 +100,11 @@ def read_columns(
             raise DatasetError(f"shard {file} has {rows} rows for {clips} clips: {REMEDY}")
         for field in schema:
             at = found.get_field_index(field.name)
-            if at < 0 or found.field(at).type != field.type:
-                kind = "no such column" if at < 0 else str(found.field(at).type)[:_TYPE_SHOWN]
+            type_ = found.field(at).type if at >= 0 else "no such column"
+            if field.name in encoded and isinstance(type_, pa.DictionaryType):
+                type_ = type_.value_type
+            if type_ != field.type:
+                kind = str(type_)[:_TYPE_SHOWN]
                 raise DatasetError(f"shard {file}: column {field.name!r} is not {field.type} ({kind}): {REMEDY}")
         typed = [name for name in found.names if prefix and name.startswith(prefix)]
         if len(set(typed)) < len(typed):
@@ -185,11 +186,7 @@ def row_block(table: pa.Table, entries: Sequence[ShardEntry]) -> RowBlock:
 def _sample_descriptions(column: pa.ChunkedArray) -> tuple[pa.Array, Int32, npt.NDArray[Any]]:
     """`RowBlock.stsd` and `stsd_row`, and the bytes of each clip's description, int [clips]. The same ones are not
     looked for where most clips have their own, by a sample of them."""
-    if (
-        not pa.types.is_dictionary(column.type)
-        and len(column) > _SAMPLE
-        and pc.count_distinct(column.slice(0, _SAMPLE)).as_py() > _SAMPLE // 2
-    ):
+    if len(column) > _SAMPLE and pc.count_distinct(column.slice(0, _SAMPLE)).as_py() > _SAMPLE // 2:
         own = column.cast(pa.large_binary()).combine_chunks()
         return own, np.arange(len(own), dtype=np.int32), np.asarray(pc.binary_length(own))
     codes, distinct, first = _dictionary(column)

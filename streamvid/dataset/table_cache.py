@@ -213,7 +213,7 @@ class Checksum:
 
     def add(self, data: ReadableBuffer, at: int) -> None:
         """Take bytes at a place, which had none."""
-        view, lead = np.frombuffer(data, dtype=np.uint8), at % 8
+        view, lead = np.frombuffer(memoryview(data), dtype=np.uint8), at % 8
         if lead or len(view) % 8:
             # Words of zeros but for these bytes: no sum of parts of one word carries over.
             view = np.pad(view, (lead, -(lead + len(view)) % 8))
@@ -230,7 +230,7 @@ class Checksum:
     def digest(self, size: int) -> bytes:
         """Of a file of so many bytes; where nothing was written, it holds zeros."""
         self._grow(-(-size // (8 * _BLOCK_WORDS)))
-        return hashlib.sha256(self._sums).digest()
+        return hashlib.sha256(self._sums.data).digest()
 
     def _grow(self, blocks: int) -> None:
         if blocks > len(self._sums):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 TABLE_FOLDER: Final = "tables"
@@ -38,18 +38,12 @@ class TableEntry:
         shards: how many shards it is of, consecutive in dataset.json.
         sha256: of the file.
         of: `digest` of the shards.
-        bytes: of the file; 0 if dataset.json does not say.
     """
 
     first: str
     shards: int
     sha256: str
     of: str
-    bytes: int = 0
-
-    def to_json(self) -> dict[str, str | int]:
-        """Its object in dataset.json."""
-        return {name: value for name, value in asdict(self).items() if name != "bytes" or value}
 
     @property
     def file(self) -> str:
@@ -73,14 +67,12 @@ def _entry(value: Any) -> TableEntry:
     if not isinstance(value, dict):
         raise ValueError("a table is not an object")
     first, sha256, of = (str(value.get(name)) for name in ("first", "sha256", "of"))
-    shards, size = value.get("shards"), value.get("bytes", 0)
+    shards = value.get("shards")
     if not _SUMS.fullmatch(sha256 + of) or len(of) != 64:
         raise ValueError("a table has not two checksums")
     if type(shards) is not int or shards < 1:
         raise ValueError("a table does not say how many shards it is of")
-    if type(size) is not int or size < 0:
-        raise ValueError("the bytes of a table are no number of bytes")
-    return TableEntry(first, shards, sha256, of, size)
+    return TableEntry(first, shards, sha256, of)
 
 
 def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[tuple[TableEntry, slice]]:

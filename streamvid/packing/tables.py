@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamvid.dataset.clip_table import CATEGORIES
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.shard_files import ShardFiles
-from streamvid.dataset.shard_rows import ENCODED
 from streamvid.dataset.tables import TableEntry, digest, usable
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
@@ -57,8 +57,7 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
         for entries, rows in _runs(destination, shards[end : part.start] if part.start - end > 1 else ()):
             if len(entries) > 1:
                 data = _parquet(rows)
-                sha256 = hashlib.sha256(data).hexdigest()
-                made = TableEntry(entries[0].name, len(entries), sha256, digest(entries), len(data))
+                made = TableEntry(entries[0].name, len(entries), hashlib.sha256(data).hexdigest(), digest(entries))
                 filesystem.write_bytes(join(destination, made.file), data)
                 tables.append(made)
         tables += [] if table is None else [table]
@@ -69,7 +68,7 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
 def _parquet(rows: pa.Table) -> bytes:
     """The file of a table. Only columns whose strings come again have a dictionary: of others it takes longer to decode
     them by one, and what they may stand for is many times what they do."""
-    again = [name for name in ENCODED if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
+    again = [name for name in (*CATEGORIES, "stsd") if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
     buffer = io.BytesIO()
     pq.write_table(
         rows,

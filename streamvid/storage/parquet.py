@@ -51,8 +51,8 @@ def read_parquet(
         source: path of a local file, or its bytes.
         choose: the names of the columns to read, in their order, by the file's schema and number of rows; default: all.
         least: bytes of memory that they may take however small the file is.
-        encoded: columns of strings that stay references to a dictionary if the file has them so, in all row groups.
-            Whether these are within it is for the caller to validate.
+        encoded: columns of strings that are references to a dictionary. Whether these are within it is for the caller
+            to validate.
 
     Raises:
         TooLargeError: see there.
@@ -70,7 +70,10 @@ def read_parquet(
             file, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
             read = lambda at, count: os.pread(descriptor, count, at)  # noqa: E731
         groups = _row_groups(read, size)
-        parquet = stack.enter_context(pq.ParquetFile(file, pre_buffer=True))
+        try:
+            parquet = stack.enter_context(pq.ParquetFile(file, pre_buffer=True, read_dictionary=[*encoded]))
+        except KeyError as error:
+            raise ValueError(f"it has no column {error}") from error
         metadata, schema = parquet.metadata, parquet.schema_arrow
         if metadata.num_columns > MAX_COLUMNS:
             raise TooLargeError(f"it has {metadata.num_columns} columns, where {MAX_COLUMNS} are the most")
@@ -90,16 +93,13 @@ def read_parquet(
         if total > limit:
             raise _too_large(f"{len(needs)} columns stand", total, limit)
         paths = {n: parquet.schema.column(n).path for n in leaves}
-        kept = [n for n in leaves if paths[n] in encoded and all(chunks[n].dictionary_at for _, chunks in groups)]
-        expands = total + sum(need.strings for n, need in needs.items() if n not in kept) > limit
-        references = [paths[n] for n, need in needs.items() if n in kept or (expands and need.strings)]
-        if references:
-            if not isinstance(file, str):
-                file = pa.BufferReader(source)
-            parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
-        if not expands:
+        if total + sum(need.strings for n, need in needs.items() if paths[n] not in encoded) <= limit:
             table = parquet.read(columns=names, use_threads=False)
             return table if choose is None else table.select(names)
+        references = [*encoded, *(paths[n] for n, need in needs.items() if need.strings)]
+        if not isinstance(file, str):
+            file = pa.BufferReader(source)
+        parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
         found = list(schema) if choose is None else [schema.field(name) for name in names]
         target = pa.schema([field.with_type(_without_view(field.type)) for field in found])
         tables = []

@@ -72,6 +72,23 @@ def test_all_types(options: dict[str, Any], careful: bool, monkeypatch: pytest.M
     assert got.schema.equals(want.schema)
 
 
+def test_columns_that_stay_references() -> None:
+    few, many = ["a", "b", "", "a"] * 50, [str(n) for n in range(200)]
+    table = pa.table({"few": few, "many": many, "n": range(200)})
+    for options in ({}, {"use_dictionary": False}, {"row_group_size": 60, "data_page_size": 64}):
+        got = read_parquet(written(table, **options), encoded=("few", "many"))
+        assert [pa.types.is_dictionary(kind) for kind in got.schema.types] == [True, True, False]
+        assert got.to_pydict() == table.to_pydict()
+    with pytest.raises(ValueError, match="no column"):
+        read_parquet(written(table), encoded=("few", "missing"))
+    # References to a long string take little; as strings, they are refused.
+    long = pa.table({"x": pa.array(["x" * 100_000] * 5_000)})
+    data = written(long, row_group_size=5_000)
+    assert read_parquet(data, encoded=("x",))["x"].nbytes < 1 << 20
+    with pytest.raises(TooLargeError):
+        read_parquet(data)
+
+
 def test_columns_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "some.parquet").write_bytes(written(of_all_types()))
     names = ["struct", "text", "a.b"]
