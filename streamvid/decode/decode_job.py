@@ -231,12 +231,12 @@ def _headers(encoded: EncodedSlice, packet: bytes) -> bytes:
 
 
 def stream_header(codec: str, stsd: bytes) -> bytes:
-    """What a decoder has to know before the first packet and packets need not have: MPEG-4's and MPEG-2's headers.
+    """What a decoder has to know before the first packet and packets need not have: MPEG-4's headers.
 
     Raises:
         ValueError: the sample description has none.
     """
-    return decoder_specific_info(stsd) if codec in ("mpeg4", "mpeg2video") else b""
+    return decoder_specific_info(stsd) if codec == "mpeg4" else b""
 
 
 def surface_form(encoded: EncodedSlice) -> PlaneFormat:

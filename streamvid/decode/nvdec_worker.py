@@ -31,9 +31,6 @@ _STAGED: Final = 32
 _SURFACES: Final = 32
 """Surfaces that a session holds memory for, measured: 25 to 33."""
 
-_NAMES: Final = {"mpeg2video": "MPEG2"}
-"""PyNvVideoCodec's, where they differ from ours."""
-
 log = logging.getLogger(__name__)
 
 
@@ -215,7 +212,7 @@ class NvdecWorker:
         log.debug("opening a decode session for %s", key)
         decoder: NvdecDecoder = nvc.CreateDecoder(
             gpuid=self._device_id,
-            codec=getattr(nvc.cudaVideoCodec, _NAMES.get(key.codec, key.codec.upper())),
+            codec=getattr(nvc.cudaVideoCodec, key.codec.upper()),
             cudastream=self._stream.cuda_stream,
             usedevicememory=True,
             maxwidth=key.width,

@@ -139,14 +139,14 @@ def _descriptors(payload: bytes) -> dict[int, bytes]:
 
 
 def codec_of_esds(payload: bytes) -> str:
-    """ "mpeg4", "mpeg2video" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.6); "" for
+    """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.6); "" for
     others, and if the box is not as usual."""
-    kinds = {0x20: "mpeg4", 0x6C: "mjpeg", **dict.fromkeys(range(0x60, 0x66), "mpeg2video")}
+    kinds = {0x20: "mpeg4", 0x6C: "mjpeg"}
     return kinds.get(int.from_bytes(_descriptors(payload).get(_DECODER_CONFIGURATION, b"")[:1], "big"), "")
 
 
 def decoder_specific_info(stsd: bytes) -> bytes:
-    """The headers in the `esds` box of MPEG-4 part 2 or MPEG-2 (DecoderSpecificInfo, ISO/IEC 14496-1, 7.2.6.7): nothing
+    """The headers in the `esds` box of MPEG-4 part 2 (DecoderSpecificInfo, ISO/IEC 14496-1, 7.2.6.7): nothing
     where packets have them.
 
     Raises:
