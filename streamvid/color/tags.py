@@ -126,13 +126,23 @@ def _named(matrix: int, primaries: int, full_range: int | None) -> tuple[str, st
 def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, width: int, height: int) -> Color:
     """The meaning of a clip's samples from its row, settled or not. The arguments are columns of docs/format.md.
 
-    Chroma lies where the parameter sets say; left where they say nothing, and in the centre for Motion JPEG and MPEG-1.
+    Chroma lies where the parameter sets say, and else as `usual_siting` says.
     """
     if codec == "mjpeg" and color_space != "gbr":
         color_space = "bt470bg"
-    default = "center" if codec in ("mjpeg", "mpeg1video") else "left"
     return Color(
         _OF_MATRIX[color_space if color_space in _OF_MATRIX else _by_size(width, height)],
         color_range == "pc" or (codec == "mjpeg" and color_range != "tv"),
-        _SITINGS.get(chroma_location(codec, stsd), _SITINGS[default]),
+        _SITINGS.get(chroma_location(codec, stsd), _SITINGS[usual_siting(codec)]),
     )
+
+
+def usual_siting(codec: str) -> str:
+    """Where chroma lies if a stream does not say it, by FFmpeg's name: left, and in the centre for Motion JPEG and
+    MPEG-1."""
+    return "center" if codec in ("mjpeg", "mpeg1video") else "left"
+
+
+def siting_name(siting: tuple[int, int]) -> str:
+    """FFmpeg's name of a `Color`'s siting."""
+    return next(name for name, place in _SITINGS.items() if place == siting)

@@ -21,6 +21,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import MAX_SIDE
 from streamvid.checks import suggesting
+from streamvid.color.tags import siting_name, usual_siting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
 from streamvid.mp4.edit_list import read_edit
@@ -90,6 +91,8 @@ class TimedFrames:
         rotation: how frames are to be shown, one of `streamvid.mp4.boxes.ROTATIONS`; written to the MP4, not applied.
         end: the tick at which the last frame's display ends; None if that is not known.
         tags: their clip's `color_space` and `color_range`; None: those of the frames count.
+        siting: of their chroma, by FFmpeg's name. H.264 and HEVC are tagged with another than "left"; VP9 and AV1 have
+            no tag for the centre.
     """
 
     frames: Iterable[tuple[VideoFrame, int]]
@@ -98,6 +101,7 @@ class TimedFrames:
     rotation: int = 0
     end: int | None = None
     tags: tuple[str, str] | None = None
+    siting: str = "left"
 
 
 def transcode(
@@ -151,12 +155,13 @@ def encode(
         rate = Fraction(25)
     muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
     encoder = ENCODERS[options.codec]
+    settings = encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0])
+    # Of chroma in full size, swscale makes samples in the centre.
+    siting = "center" if first[0].format.chroma_width(2) > 1 else source.siting
+    if siting != "left" and options.codec in ("h264", "hevc"):
+        settings["chroma_sample_location"] = siting
     with closing(av.open(os.fspath(target), "w", format="mp4", options=muxer_options)) as output:
-        track: Any = output.add_stream(
-            encoder.name,
-            rate=rate,
-            options=encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0]),
-        )
+        track: Any = output.add_stream(encoder.name, rate=rate, options=settings)
         encoder_format.configure(track.codec_context)
         # The encoder gets frame numbers as times: its output must not depend on odd time bases or long gaps.
         track.codec_context.time_base = 1 / rate
@@ -263,7 +268,7 @@ def _frames_of_clip(clip: StoredClip) -> TimedFrames:
     shown = clip.index.frame_pts
     rate = Fraction(len(shown)) / (Fraction(clip.duration) * base) if clip.duration > 0 else Fraction(25)
     end, tags = int(shown[0]) + clip.duration, (clip.color_space, clip.color_range)
-    return TimedFrames(_decode_clip(clip), base, rate, clip.rotation, end, tags)
+    return TimedFrames(_decode_clip(clip), base, rate, clip.rotation, end, tags, siting_name(clip.color.siting))
 
 
 def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
@@ -309,10 +314,10 @@ def _frames_of_file(source: VideoFile) -> TimedFrames:
         rotation = frame_rotation(first, source.path)
     if not is_timed(name, source.path):
         rate = frame_rate(source)
-        return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation)
+        return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation, siting=usual_siting(codec))
     times = decoded_times(source, codec, name)
     frames = _decode_file(source) if times is None else _decode_dated(source, times)
-    return TimedFrames(frames, base, rate or Fraction(25), rotation)
+    return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:

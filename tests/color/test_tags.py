@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import av
+import numpy as np
 import pytest
 
+from streamvid.color.full_size import FullSizeConverter
+from streamvid.color.picture import picture_of
 from streamvid.color.tags import AS_DALI, Color, clip_color, container_tags, settled_tags
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.transcode import TranscodeOptions, transcode
+from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
+from tests.support.reference import whole
 from tools.clips import Recipe, write
 
 SD, HD = (640, 360), (1280, 720)
@@ -116,6 +124,50 @@ def test_container_tags() -> None:
     assert container_tags(entry + (len(vp9) + 4).to_bytes(4, "big") + vp9) == ("bt2020nc", "bt2020", "pc")
     profile = b"colrprof" + bytes(40)
     assert container_tags(entry + (len(profile) + 4).to_bytes(4, "big") + profile)[0] == "unknown"
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_what_is_transcoded_says_where_its_chroma_lies(codec: Any, tmp_path: Path) -> None:
+    """Motion JPEG's lies in the centre, MPEG-1's too, and that of 4:4:4 where swscale puts it."""
+    small = Recipe(width=96, height=64, frames=4)
+    sources: dict[str, tuple[StoredClip | Path, tuple[int, int]]] = {
+        "left": (stored(write(small, tmp_path / "left.mp4")), (1, 0)),
+        "half": (stored(write(replace(small, pix_fmt="yuv422p"), tmp_path / "half.mp4")), (1, 0)),
+        "jpeg": (stored(write(replace(small, codec="mjpeg", container="mov"), tmp_path / "jpeg.mov")), (0, 0)),
+        "full": (stored(write(replace(small, pix_fmt="yuv444p"), tmp_path / "full.mp4")), (0, 0)),
+        "mpeg1": (mpeg1(tmp_path / "mpeg1.mpg"), (0, 0)),
+    }
+    for name, (source, siting) in sources.items():
+        target = tmp_path / f"{name}-{codec}.mp4"
+        transcode(source, target, TranscodeOptions(codec))
+        assert stored(target).color.siting == siting, name
+
+
+def mpeg1(path: Path) -> Path:
+    with av.open(str(path), "w", format="mpeg") as output:
+        stream = output.add_stream("mpeg1video", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(4):
+            output.mux(stream.encode(av.VideoFrame(96, 64, "yuv420p")))
+        output.mux(stream.encode(None))
+    return path
+
+
+def test_where_swscale_puts_the_chroma_of_full_size_is_what_the_tag_says(tmp_path: Path) -> None:
+    """A ramp of colour: half a pixel of siting is half a step of it."""
+    size = (256, 64)
+    frame = av.VideoFrame(*size, "yuv444p")
+    for number, plane in enumerate(frame.planes):
+        lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)  # type: ignore[arg-type]
+        lines[:, : size[0]] = np.arange(size[0]) // 2 + 64 if number else 128
+    encode(
+        TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264", crf=1)
+    )
+    made = decode_with_pyav(whole(stored(tmp_path / "a.mp4")), color="auto")[0].astype(float)
+    wanted = np.empty((size[1], size[0], 3), dtype=np.uint8)
+    FullSizeConverter(Color("bt601", False, (0, 0)))(picture_of(frame), wanted.transpose(2, 0, 1))
+    bias = {name: float((made - wanted)[:, 16:-16, n].mean()) for n, name in enumerate("rgb")}
+    assert all(abs(one) < 0.25 for one in bias.values()), bias  # half a pixel is 0.35 to 0.5
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
