@@ -194,6 +194,9 @@ class DaliEngine:
             unregister(stop)
             stop()
 
+    def begin(self, epoch: Epoch) -> None:
+        """Nothing: pipelines are built for one chunk of a plan."""
+
     def close(self) -> None:
         """Nothing outlives an iteration."""
         self.home.leave()

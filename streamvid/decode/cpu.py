@@ -140,15 +140,20 @@ class CpuDecoder:
             what waits until all frames are written; its `result` raises VideoError if a slice does not decode.
         """
         futures: list[Future[None]] = []
-        for encoded, sink in zip(slices, sinks, strict=True):
-            for segment in split_at_keyframes(encoded):
-                futures.append(
-                    self._threads.submit(
-                        partial(self._decode, encoded, sink, segment),
-                        limits=partial(self._limits, encoded, segment),
-                        overdue=partial(_overdue, encoded, segment),
-                    )
+        parts = [
+            (encoded, sink, segment)
+            for encoded, sink in zip(slices, sinks, strict=True)
+            for segment in split_at_keyframes(encoded)
+        ]
+        # Longest first, so that threads without work at a batch's end wait for short ones (Graham 1969).
+        for encoded, sink, segment in sorted(parts, key=_work, reverse=True):
+            futures.append(
+                self._threads.submit(
+                    partial(self._decode, encoded, sink, segment),
+                    limits=partial(self._limits, encoded, segment),
+                    overdue=partial(_overdue, encoded, segment),
                 )
+            )
 
         def wait() -> None:
             for future in futures:
@@ -178,6 +183,11 @@ class CpuDecoder:
         for row, picture in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
             sink.write(row, picture)
         self._pace.add(encoded, packets, perf_counter() - began)
+
+
+def _work(part: tuple[EncodedSlice, FrameSink, SliceSegment]) -> int:
+    encoded, _, (first, last) = part
+    return (last - first) * encoded.width * encoded.height
 
 
 def _overdue(encoded: EncodedSlice, segment: SliceSegment, took: str) -> DamagedClipError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from typing import Final, Literal, Protocol
 
@@ -22,10 +23,13 @@ from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import Epoch
+from streamvid.transform.cpu_batch_writer import fits_batch_writer
 from streamvid.transform.render import RenderedBatch, make_renderer
 
 EngineName = Literal["default", "dali"]
 ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
+_POLL_S: Final = 0.1
+"""How often a thread that waits checks whether it has been told to stop."""
 
 
 class Engine(Protocol):
@@ -40,6 +44,9 @@ class Engine(Protocol):
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in the plan's order; an error is raised in its place."""
 
+    def begin(self, epoch: Epoch) -> None:
+        """Make the first batch of an epoch that `run` is likely to be asked for next, if that keeps cores busy."""
+
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""
 
@@ -50,6 +57,8 @@ class StagedEngine:
     Args:
         read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
         rescuer: makes what rescues the batches of an epoch.
+        ahead: `begin` makes a batch. Else it does nothing: not where memory of a GPU would be kept from a model, nor
+            where a cache gives up files by the epoch under way.
     """
 
     def __init__(
@@ -57,18 +66,58 @@ class StagedEngine:
         read: Callable[[Epoch, threading.Event, Rescue | None], Generator[EncodedBatch, None, None]],
         pipeline: RenderPipeline,
         rescuer: Callable[[Epoch, threading.Event], Rescue | None],
+        *,
+        ahead: bool,
     ) -> None:
         self._read, self._pipeline, self._rescuer, self.home = read, pipeline, rescuer, pipeline.home
+        self._ahead = ahead
+        self._begun: tuple[Epoch, threading.Event, Generator[RenderedBatch, None, None]] | None = None
 
     def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
-        stop = threading.Event()
-        rescue = self._rescuer(epoch, stop)
-        return self._pipeline.run(self._read(epoch, stop, rescue), stop=stop, rescue=rescue)
+        if self._begun is not None and self._begun[0] is epoch:
+            (_, asked, rendered), self._begun = self._begun, None
+            asked.set()
+            return rendered
+        self._drop()
+        return self._start(epoch, None)
+
+    def begin(self, epoch: Epoch) -> None:
+        """See `Engine`."""
+        self._drop()
+        if self._ahead:
+            asked = threading.Event()
+            self._begun = epoch, asked, self._start(epoch, asked)
 
     def close(self) -> None:
         """See `Engine`."""
+        self._drop()
         self._pipeline.close()
+
+    def _start(self, epoch: Epoch, asked: threading.Event | None) -> Generator[RenderedBatch, None, None]:
+        stop = threading.Event()
+        rescue = self._rescuer(epoch, stop)
+        batches = self._read(epoch, stop, rescue)
+        if asked is not None:
+            batches = _first_alone(batches, asked, stop)
+        return self._pipeline.run(batches, stop=stop, rescue=rescue)
+
+    def _drop(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun[2].close()
+
+
+def _first_alone(
+    batches: Generator[EncodedBatch, None, None], asked: threading.Event, stop: threading.Event
+) -> Generator[EncodedBatch, None, None]:
+    """Batches; those behind the first when they are asked for."""
+    with closing(batches):
+        for number, batch in enumerate(batches):
+            while number and not asked.wait(_POLL_S):
+                if stop.is_set():
+                    return
+            yield batch
 
 
 def make_engine(
@@ -132,4 +181,5 @@ def make_engine(
     )
     read = partial(read_epoch, dataset, access, spec, batch_size=max_batch)
     table = partial(routes_to, "cpu", dataset, rows) if routes is None else partial(tuple, routes.table)
-    return StagedEngine(read, RenderPipeline(make), rescuer), table
+    ahead = device_id is None and dataset.is_local and fits_batch_writer(samples.transform)
+    return StagedEngine(read, RenderPipeline(make), rescuer, ahead=ahead), table

@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
@@ -27,7 +27,7 @@ class RenderPipeline:
     """Decodes and transforms batches ahead of who takes them. Renderers live as long as it does, over many epochs.
 
     Args:
-        make_renderer: makes one; iterations at the same time each have their own.
+        make_renderer: makes one; iterations at the same time each have their own, unless it is `shared`.
 
     Attributes:
         home: the process with the renderers.
@@ -36,6 +36,8 @@ class RenderPipeline:
     def __init__(self, make_renderer: Callable[[], Renderer]) -> None:
         self._make_renderer, self.home = make_renderer, HomeProcess()
         self._idle: list[Renderer] = []
+        self._used: list[Renderer] = []
+        """One for each iteration under way."""
 
     def run(
         self,
@@ -45,7 +47,7 @@ class RenderPipeline:
         stop: threading.Event | None = None,
         rescue: Rescue | None = None,
     ) -> Generator[RenderedBatch, None, None]:
-        """The batches as tensors, in order; an error of any stage is raised here, in its place.
+        """The batches as tensors, in order; an error of any stage is raised here, in its place. Stages begin at once.
 
         Args:
             batches: one epoch's, made in a thread; closed at the end.
@@ -56,9 +58,21 @@ class RenderPipeline:
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.
         """
+        running = self._run(batches, read_here, stop, rescue)
+        next(running)
+        return cast(Generator[RenderedBatch, None, None], running)
+
+    def _run(
+        self,
+        batches: Generator[EncodedBatch, None, None],
+        read_here: bool,
+        stop: threading.Event | None,
+        rescue: Rescue | None,
+    ) -> Generator[RenderedBatch | None, None, None]:
+        """First None, when the stages have begun: a generator that was not would not end them."""
         process = self.home.enter()
         getpid = os.getpid  # the module may be gone when Python closes this generator at its end
-        renderer = self._idle.pop() if self._idle else self._make_renderer()
+        renderer = self._take()
         complete = False
         with ExitStack() as stages:
 
@@ -89,8 +103,10 @@ class RenderPipeline:
                 return _hand_over(batches, encoded, decoded) if read_here else (item for item in decoded)
 
             try:
-                for rendered in renderer.run(encoded, decode_ahead, rescue):
-                    yield rendered
+                rendered = renderer.run(encoded, decode_ahead, rescue)
+                yield None
+                for one in rendered:
+                    yield one
                     self.home.enter()
                 complete = True
             finally:
@@ -98,12 +114,23 @@ class RenderPipeline:
                     stages.pop_all()
                 else:
                     stages.close()
-                    # A decoder that failed may be of no use; batches of an iteration that was left early are still
-                    # inside DALI's pipeline. The next iteration makes a new renderer.
-                    if complete and not self._idle:
-                        self._idle.append(renderer)
-                    else:
-                        renderer.close()
+                    self._give_back(renderer, complete)
+
+    def _take(self) -> Renderer:
+        shared = [one for one in self._used if one.shared]
+        self._used.append(shared[0] if shared else self._idle.pop() if self._idle else self._make_renderer())
+        return self._used[-1]
+
+    def _give_back(self, renderer: Renderer, complete: bool) -> None:
+        self._used.remove(renderer)
+        if renderer in self._used:
+            return
+        # A decoder that failed may be of no use; batches of an iteration that was left early are still inside DALI's
+        # pipeline. The next iteration makes a new renderer.
+        if complete and not self._idle:
+            self._idle.append(renderer)
+        else:
+            renderer.close()
 
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""

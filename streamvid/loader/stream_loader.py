@@ -228,6 +228,8 @@ class StreamLoader:
         self._settled = False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
+        self._repeats = False  # an epoch has come to its end: from then on, the next one is begun in advance
+        self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
         """The state that the position is from, if it is from one."""
@@ -342,7 +344,7 @@ class StreamLoader:
         self._engine.home.enter()
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
-        epoch = replace(cursor.epoch(), absent=self._quarantine.absent())
+        epoch = self._epoch(cursor)
         source, columns = self._samples.source, self._samples.columns
         part_of = source.part_of if len(source.subsets) > 1 else None
         masked = self._quarantine.policy.on_error == "mask"
@@ -351,6 +353,9 @@ class StreamLoader:
         rendered = self._engine.run(epoch)
         try:
             for left in reversed(range(epoch.left)):
+                if not left and self._repeats:
+                    self._begun = following, self._epoch(following)
+                    self._engine.begin(self._begun[1])
                 started = time.perf_counter()
                 one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
@@ -366,8 +371,16 @@ class StreamLoader:
                 yield Delivery(batch, cursor, following, last=not left)
             # The engine's own end, with which its decoder stays for the next epoch.
             next(rendered, None)
+            self._repeats = True
         finally:
             rendered.close()
+
+    def _epoch(self, cursor: Cursor) -> Epoch:
+        """What is left of an epoch: the one that was begun in advance, unless clips were found bad since."""
+        absent = self._quarantine.absent()
+        if self._begun is not None and self._begun[0] is cursor and self._begun[1].absent.knew(absent):
+            return self._begun[1]
+        return replace(cursor.epoch(), absent=absent)
 
     def _meet_world(self, *, settle: bool = False) -> None:
         """Plan for the world that this process is in now. Once settled, it must stay the same."""

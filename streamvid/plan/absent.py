@@ -42,6 +42,10 @@ class AbsentRows:
         """How many were found bad during the epoch."""
         return len(self._found)
 
+    def knew(self, other: AbsentRows) -> bool:
+        """Whether the same rows were known before the epoch."""
+        return np.array_equal(self._known, other._known)
+
     def add(self, row: int, step: int) -> None:
         """A clip was found bad in that step of the epoch."""
         self._found[row] = min(step, self._found.get(row, step))

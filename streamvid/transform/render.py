@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from streamvid.arrays import Bool
 from streamvid.color.surfaces import Kernel
@@ -56,7 +56,13 @@ class RunAhead(Protocol):
 
 
 class Renderer(Protocol):
-    """Decodes batches and makes their tensors; for one iteration at a time."""
+    """Decodes batches and makes their tensors.
+
+    Attributes:
+        shared: several iterations may run at a time; batches are decoded in the order in which they are submitted.
+    """
+
+    shared: ClassVar[bool]
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """The tensors of batches, in order; an error is raised in its batch's place.
@@ -115,6 +121,8 @@ class CpuRenderer:
         transform, threads, isolate: as of `make_renderer`.
     """
 
+    shared: ClassVar[bool] = True
+
     def __init__(self, transform: Transform | Views, *, threads: int, isolate: bool = False) -> None:
         self._transform, self._scratch = transform, Scratch()
         self._decoder = _cpu_decoder(threads, isolate)
@@ -154,6 +162,8 @@ class GpuRenderer:
         decoder: with sessions; closed with this object.
         on_cpu: as of `make_renderer`.
     """
+
+    shared: ClassVar[bool] = False
 
     def __init__(self, transform: Transform | Views, decoder: GpuDecoder, *, on_cpu: Bool | None) -> None:
         assert decoder.sessions is not None
@@ -219,6 +229,8 @@ class DaliRenderer:
         device_id: the GPU's number, or None for the CPU.
         threads, max_batch, on_cpu: as of `make_renderer`.
     """
+
+    shared: ClassVar[bool] = False
 
     def __init__(
         self,

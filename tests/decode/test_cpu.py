@@ -166,6 +166,27 @@ def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) 
     assert len(dict(decode_frames(before))) == 2
 
 
+@pytest.mark.usefixtures("cut_everywhere")
+def test_the_longest_segments_of_a_batch_come_first(tmp_path: Path) -> None:
+    """What is begun last keeps the other threads waiting at a batch's end."""
+    clip, begun = stored(LONG, tmp_path), list[int]()
+
+    class Notes(cpu.InThreadDecoder):
+        def frames(self, encoded: Any, segment: Any = None, *, limit_s: float) -> Iterator[tuple[int, Picture]]:
+            begun.append(segment[1] - segment[0])
+            return super().frames(encoded, segment, limit_s=limit_s)
+
+    decoder, wanted = CpuDecoder(threads=1, decoder=Notes), [[3], [79], [0, 20]]
+    try:
+        decoded = decoder.decode([slice_of(clip, numbers) for numbers in wanted])
+    finally:
+        decoder.close()
+    for numbers, got in zip(wanted, decoded, strict=True):
+        np.testing.assert_array_equal(got, decode_with_pyav(slice_of(clip, numbers)))
+    assert begun == sorted(begun, reverse=True)
+    assert begun[0] > begun[-1]
+
+
 def test_a_slice_that_is_stuck_fails_and_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     part = slice_of(stored(LONG, tmp_path), [3, 50, 51, 90])
     frames = decode_with_pyav(part)

@@ -45,6 +45,9 @@ class PlanEngine:
             )  # fmt: skip
             yield _rendered(encoded, (step.sample_ids >> 32 & 0xFFFFF).tolist())
 
+    def begin(self, epoch: Epoch) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -54,6 +57,8 @@ class PacketRenderer:
 
     All between the plan and this is the product's code.
     """
+
+    shared = False
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
