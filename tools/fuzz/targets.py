@@ -9,7 +9,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from streamvid.bitstream.nal import ParameterSets, to_annex_b
 from streamvid.checksum import crc32c
 from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.frame_indexes import parse_index
-from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import StreamvidError
@@ -80,7 +80,7 @@ class Target:
     seeds: Callable[[Path], Iterable[bytes]]
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...] = (StreamvidError,)
-    tokens: tuple[bytes, ...] = field(default=())
+    tokens: tuple[bytes, ...] = ()
     is_json: bool = False
 
 
@@ -112,11 +112,8 @@ def _packets(codec: str, folder: Path) -> list[bytes]:
     clip = store_clip(write(CODECS[codec], folder / f"a.{CODECS[codec].container}"), folder)
     data = clip.mp4.read_bytes() if clip.unwritten is None else b"".join(map(bytes, clip.read_mp4()))
     spans = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
-    return [_framed([clip.stsd, *(data[at : at + size] for at, size in spans)])]
-
-
-def _framed(parts: Iterable[bytes]) -> bytes:
-    return b"".join(struct.pack(">I", len(part)) + part for part in parts)
+    parts = [clip.stsd, *(data[at : at + size] for at, size in spans)]
+    return [b"".join(struct.pack(">I", len(part)) + part for part in parts)]
 
 
 def _bitstream(codec: str, data: bytes) -> None:
@@ -172,12 +169,8 @@ def _shard(extension: str) -> bytes:
     return (_dataset() / "shards" / f"00000000.{extension}").read_bytes()
 
 
-def _entry() -> ShardEntry:
-    return Manifest.from_json((_dataset() / "dataset.json").read_bytes(), path="x").shards[0]
-
-
 def _rows(data: bytes) -> None:
-    entry = _entry()
+    entry = _opened().shards[0]
     table = read_scalars(pa.py_buffer(data), entry, checksums=True)
     content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
     clips, meta = read_rows(content, [entry])
@@ -247,9 +240,8 @@ def _quarantine(data: bytes) -> None:
 
 
 def _tar(data: bytes) -> None:
-    dataset = _opened()
     with _as_file(data) as path:
-        list(check_tar(path, dataset.clips))
+        list(check_tar(path, _opened().clips))
 
 
 SOURCES = [SourceVideo(f"/videos/{name}", name, name[:-4]) for name in ("a.mp4", "b.mp4", "c 1.mkv")]
@@ -323,12 +315,7 @@ def _state(data: bytes) -> None:
                 run.after(cursor).state()
         batches = _batches()
         with contextlib.suppress(StreamvidError):
-            begun = batches.begin(from_state(state, batches, batch_size=2, samples=8).batches)
-            list(begun)
-
-
-def _record(data: bytes) -> None:
-    journal._parse(data, 0, "f")
+            list(batches.begin(from_state(state, batches, batch_size=2, samples=8).batches))
 
 
 def _images(_: Path) -> list[bytes]:
@@ -404,7 +391,7 @@ TARGETS: dict[str, Target] = {
         (ValueError, av.error.FFmpegError),
         (b"IHDR", b"acTL", b"eXIf", b"VP8X", b"VP8L", b"jp2c", b"jp2h"),
     ),
-    "journal": Target(_records, _record, is_json=True),
+    "journal": Target(_records, lambda data: journal._parse(data, 0, "f"), is_json=True),
     "times": Target(
         lambda _: [b"time\n0\n0.5\n1\n"],
         lambda data: images._read_times(data, "timestamps.csv", 3),
