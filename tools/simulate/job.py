@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from streamvid import Mix, StreamLoader, Subset, TiledWindows, Transform, Window
 from streamvid.dataset.dataset import Dataset
 from streamvid.storage.lru_cache import LruCache
@@ -20,42 +17,10 @@ from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import CacheUnusable
 from tools.simulate.data import data
 from tools.simulate.engines import PlanEngine
-from tools.simulate.kernel import Failure, Kernel, Killed, Process
+from tools.simulate.expected import Options, Sample, Shape, check, check_passes, pool_of, weights_of
+from tools.simulate.kernel import Kernel, Killed, Process
 
 _RESIZED = Transform(resize=(64, 64))
-Sample = tuple[int, int, int]
-"""Row, sample of the clip, pass."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What may change whenever a run is resumed."""
-
-    ranks: int
-    nodes: int
-    batch: int
-    bucket: int
-    last: Any
-
-
-@dataclass(frozen=True)
-class Options:
-    """What stays the same over a run's life."""
-
-    seed: int
-    tiled: bool
-    shuffle: Any
-    local: bool
-    steps: int | None
-    weighted: bool
-    parts: int
-    where: str | None
-    exclude: tuple[str, ...]
-
-    @property
-    def appendable(self) -> bool:
-        """Whether an epoch goes on after an append."""
-        return self.steps is None and not self.weighted and self.parts == 1
 
 
 @dataclass
@@ -79,12 +44,6 @@ class Mark:
     entries: int
     text: str
     over: bool = False
-
-
-def check(holds: bool, message: str) -> None:
-    """Raise Failure unless it holds."""
-    if not holds:
-        raise Failure(message)
 
 
 @dataclass
@@ -164,7 +123,7 @@ class Job:
         bucket = random.choice((0, 0, 0, 1, 2, 5))
         batch = 1 if self.giant else random.randrange(1, 5)
         last = random.choice(("partial", "partial", "fill", "drop"))
-        _, pool = self._pool(0)
+        _, pool = pool_of(self.options, 0)
         if last == "drop" and self.options.steps is None and pool // nodes < ranks // nodes * batch:
             last = "partial"
         return Shape(ranks, nodes, batch, bucket, last)
@@ -176,7 +135,7 @@ class Job:
         given = data().local[version] if planned else data().remote[version]
         dataset: Dataset = copy.copy(given)
         dataset.reader, dataset._indexes = RangeReader(self.retry), LruCache(1000)
-        weights = _weights(len(dataset)) if options.weighted else None
+        weights = weights_of(len(dataset)) if options.weighted else None
         exclude = options.exclude or None if steps is None else None
         subset: Any = Subset(dataset, where=options.where, weights=weights, exclude=exclude)
         if options.parts > 1:
@@ -430,7 +389,7 @@ class Job:
         if plain:
             check(found == expected[: len(found)], f"epoch {number} is in another order than an undisturbed one")
         if options.steps is None:
-            length = self._pool(version)[1]
+            length = pool_of(self.options, version)[1]
             check((first, size) == (number * length, length), f"epoch {number} is {size} samples from {first} on")
         elif plain or len(shapes) == 1:
             check(len(entries) == options.steps, f"epoch {number} had {len(entries)} steps of {options.steps}")
@@ -439,7 +398,7 @@ class Job:
 
     def _reference(self, version: int, upto: int) -> list[Sample]:
         """The sample stream, at least up to there, as a single rank takes it that nothing happens to."""
-        pool, length = self._pool(version)
+        pool, length = pool_of(self.options, version)
         known = self._references.get(version, [])
         if len(known) < upto:
             flat = Shape(1, 1, 64, 0, "partial")
@@ -449,32 +408,5 @@ class Job:
                 columns: Any = batch
                 known += zip(*(columns[name].tolist() for name in ("clip", "sample", "epoch")), strict=True)
             self._references[version] = known
-            self._check_passes(known, pool, length, len(data().local[version]))
+            check_passes(self.options, known, pool, length, len(data().local[version]))
         return known[:upto]
-
-    def _check_passes(self, stream: list[Sample], pool: dict[tuple[int, int], float], length: int, clips: int) -> None:
-        """Every full pass over a part holds each of its samples once, or as often as its weight says."""
-        for part in range(self.options.parts):
-            own = [sample for sample in stream if sample[0] // clips == part]
-            for number in range(len(own) // length):
-                seen = Counter((row % clips, sample) for row, sample, passed in own if passed == number)
-                for sample in pool.keys() | seen.keys():
-                    weight = pool.get(sample, 0.0)
-                    near = abs(seen[sample] - weight) < (1 if self.options.weighted else 0.5)
-                    check(near, f"{sample} comes {seen[sample]} times in pass {number}")
-
-    def _pool(self, version: int) -> tuple[dict[tuple[int, int], float], int]:
-        """How often each sample of a part comes in a pass, and how many they are: clip by clip, without the plan."""
-        clips, options = data().local[version].clips, self.options
-        pool = {}
-        for row, weight in enumerate(_weights(len(clips)) if options.weighted else np.ones(len(clips))):
-            if options.where is None or clips.width[row] == 64:
-                for sample in range(int(clips.frames[row]) if options.tiled else 1):
-                    pool[row, sample] = float(weight)
-        length = round(sum(pool.values()))
-        scale = length / sum(pool.values())
-        return {sample: weight * scale for sample, weight in pool.items()}, length
-
-
-def _weights(clips: int) -> npt.NDArray[np.float64]:
-    return np.linspace(0, 2.5, clips)

@@ -25,7 +25,8 @@ from streamvid.storage import cache_folder, shard_cache
 from streamvid.storage import retry as retries
 from tools.simulate.data import data
 from tools.simulate.engines import PacketRenderer, decoded
-from tools.simulate.job import Job, check
+from tools.simulate.expected import check
+from tools.simulate.job import Job
 from tools.simulate.kernel import Current, Kernel, Killed, Process
 from tools.simulate.machine import Disk, Disks, digest_of, installed
 from tools.simulate.store import SimulatedFileSystem, Store
