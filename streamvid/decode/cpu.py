@@ -26,7 +26,9 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
+from streamvid.video.image_decoder import opens_pipeline
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import START_S
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -176,13 +178,18 @@ class CpuDecoder:
     def _limits(self, encoded: EncodedSlice, segment: SliceSegment) -> tuple[float, float]:
         if self._open.keeps_limit:
             return math.inf, math.inf
-        return self._pace.deadline(encoded, segment[1] - segment[0]), self._pace.deadline(encoded, 1)
+        opening = START_S if opens_pipeline(encoded.stsd) else 0.0
+        return (
+            opening + self._pace.deadline(encoded, segment[1] - segment[0]),
+            opening + self._pace.deadline(encoded, 1),
+        )
 
     def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment, decoder: SliceDecoder) -> None:
-        began, packets = perf_counter(), segment[1] - segment[0]
+        began, packets, opens = perf_counter(), segment[1] - segment[0], opens_pipeline(encoded.stsd)
         for row, picture in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
             sink.write(row, picture)
-        self._pace.add(encoded, packets, perf_counter() - began)
+        if not opens:
+            self._pace.add(encoded, packets, perf_counter() - began)
 
 
 def _work(part: tuple[EncodedSlice, FrameSink, SliceSegment]) -> int:

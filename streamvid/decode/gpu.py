@@ -29,6 +29,7 @@ from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, Support, support
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import START_S
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ class GpuDecoder:
         images = partial(ImageBatches, device_id=device_id, threads=threads, max_batch=max_batch)
         self._images = DeadlineThreads(1, name="streamvid-decode-image", tool=images)
         self._pace = Pace()
+        self._open: set[object] = set()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(streams, threads)
 
@@ -277,17 +279,22 @@ class GpuDecoder:
         decode: Callable[[Tool], list[torch.Tensor]],
         slices: Sequence[EncodedSlice],
     ) -> Callable[[], list[torch.Tensor]]:
-        """Begin to decode slices in a thread with a deadline; waits for their frames when it is called."""
+        """Begin to decode slices in a thread with a deadline; waits for their frames when it is called. At first, and
+        after an error, pipelines are opened, which does not count."""
         found: list[list[torch.Tensor]] = []
 
         def timed(tool: Tool) -> None:
-            began = perf_counter()
+            began, was_open = perf_counter(), threads in self._open
+            self._open.discard(threads)
             found.append(decode(tool))
-            self._pace.add_all(slices, perf_counter() - began)
+            self._open.add(threads)
+            if was_open:
+                self._pace.add_all(slices, perf_counter() - began)
 
-        future = threads.submit(
-            timed, limits=lambda: (self._pace.deadline_of_all(slices), math.inf), overdue=partial(_overdue, slices)
-        )
+        def limits() -> tuple[float, float]:
+            return self._pace.deadline_of_all(slices) + (0 if threads in self._open else START_S), math.inf
+
+        future = threads.submit(timed, limits=limits, overdue=partial(_overdue, slices))
 
         def result() -> list[torch.Tensor]:
             future.result()

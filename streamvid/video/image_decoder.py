@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from streamvid.bitstream.image import CODECS, to_decode
+from streamvid.bitstream.image import CODECS, is_image_entry, to_decode
 from streamvid.errors import InputError
 from streamvid.forks import abandon_pipeline, in_children
 
@@ -103,6 +103,13 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
             lines[:, : plane.width] = pixels[..., channel]
         mine.kept, frame.pts = kept, rank
         yield frame
+
+
+def opens_pipeline(stsd: bytes) -> bool:
+    """Whether `decode_images` will open a pipeline in this thread for images of this sample description. That takes
+    milliseconds, and seconds where there are GPUs: nvImageCodec starts CUDA, for one thread after another."""
+    kept = _of_threads().__dict__.get("kept")
+    return is_image_entry(stsd) and (kept is None or kept.pid != os.getpid())
 
 
 def abandon_failed(pipeline: Pipeline, stsds: Iterable[bytes]) -> None:

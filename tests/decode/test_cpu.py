@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamvid.bitstream.image import CODECS
 from streamvid.color.picture import Picture, picture_of
+from streamvid.color.tags import RGB
 from streamvid.decode import cpu
 from streamvid.decode.cpu import CpuDecoder, StuckDecoderError, decode_frames, decode_with_pyav, split_at_keyframes
 from streamvid.decode.deadline import Pace
 from streamvid.errors import VideoError
+from streamvid.mp4.sample_entry import visual_sample_description
+from streamvid.video import image_decoder
+from streamvid.video.image_decoder import image_pipeline
+from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
+from tests.support.images import HEIGHT, WIDTH, taken
 from tests.support.reference import slice_of, whole
 from tests.support.stuck import Hangs, woken
 from tools.clips import Recipe, hard_recipes
@@ -237,3 +245,30 @@ def test_a_thread_that_wakes_up_late_writes_into_nothing_that_was_delivered(tmp_
         got[:] = 7
     assert (got == 7).all()
     decoder.close()
+
+
+def test_opening_dalis_pipeline_is_no_images_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds where nvImageCodec starts CUDA for many threads. What hangs then is found, but later."""
+    file = taken()["jpeg_444"]
+    stsd = visual_sample_description(CODECS["jpeg"], b"", width=WIDTH, height=HEIGHT)
+    one, packet = np.zeros(1, dtype=np.int64), np.frombuffer(file.data, dtype=np.uint8)
+    image = EncodedSlice("sound", "jpeg", stsd, WIDTH, HEIGHT, RGB, packet, one + len(packet), one, one)
+    expected = decode_with_pyav(image)
+    opened = threading.Event()
+
+    def slow(**options: Any) -> Any:
+        opened.wait(2.0)
+        return image_pipeline(**options)
+
+    monkeypatch.setattr(image_decoder, "image_pipeline", slow)
+    decoder = CpuDecoder(threads=2, pace=Pace(least_s=0.2))
+    try:
+        assert all(np.array_equal(made, expected) for made in decoder.decode([image] * 3))
+        monkeypatch.setattr(cpu, "START_S", 0.2)
+        stuck = CpuDecoder(threads=1, pace=Pace(least_s=0.2))
+        opening = stuck.submit([image])
+        with pytest.raises(StuckDecoderError):
+            opening.result()
+    finally:
+        opened.set()
+        decoder.close()
