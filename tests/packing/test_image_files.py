@@ -263,8 +263,3 @@ def test_a_row_that_cuts_an_image_is_listed(tmp_path: Path) -> None:
     sv.pack(tmp_path / "in", tmp_path / "made", images=True, cuts=tmp_path / "cuts.csv", progress=False)
     (row,) = rejected(tmp_path / "made")
     assert (row["source"], "nothing can be cut" in row["reason"]) == ("one.jpg", True)
-
-
-def test_the_dali_engine_says_that_it_has_no_images(dataset: Path) -> None:
-    with pytest.raises(InputError, match="takes no images"):
-        sv.StreamLoader(dataset, batch_size=2, sampling=sv.Window(1), transform=SQUARE, engine="dali", device="cpu")
