@@ -56,7 +56,8 @@ def has_headers(codec: str, headers: bytes) -> bool:
 
 
 def changes_size(codec: str, packets: Iterable[bytes], width: int, height: int) -> bool:
-    """Whether a packet of VP8 or VP9 says that its frames have another size than these, or cannot be read."""
+    """Whether a packet of VP8 or VP9 says that its frames have another size than these, or cannot be read: resolutions
+    that change midway, and spatial layers."""
     if codec not in ("vp8", "vp9"):
         return False
     try:

@@ -240,5 +240,6 @@ def _warn_of_incompatible(destination: str) -> None:
     from streamvid.loader.preflight import cpu_decoded_clips
 
     for kind, why, rows in cpu_decoded_clips(Dataset.open(destination)):
-        remedy = "" if kind.startswith("mjpeg") else "; --for gpu transcodes them"
+        kept = kind.startswith("mjpeg") or why.startswith("decode sessions")
+        remedy = "; --codec h264 transcodes them" if kept else "; --for gpu transcodes them"
         console().print(f"warning: in a GPU run CPU cores decode {len(rows):,} clips of {kind}: {why}{remedy}")

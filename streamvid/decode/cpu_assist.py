@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _STAGED_BYTES: Final = 16 << 20
 """Bytes of decoded frames copied to the GPU at once, at most; and those of how many whole ones."""
 _MOST: Final = 32
-_PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",)}
+_PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",), 12: ("yuv420p12le",)}
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.misfit import changes_size, has_headers, misfit
+from streamvid.bitstream.misfit import has_headers, misfit
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
 from streamvid.color.render import PlaneFormat
@@ -327,8 +327,6 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    if changes_size(encoded.codec, packets, encoded.width, encoded.height):
-        raise VideoError(f"clip {encoded.name} decodes to frames of another size than its dataset says: pack it again")
     # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
     idr = {n for n in starts if syntax is None or syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)

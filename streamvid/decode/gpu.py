@@ -8,9 +8,11 @@ from functools import lru_cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+import numpy as np
+
 from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.misfit import has_headers, misfit
+from streamvid.bitstream.misfit import changes_size, has_headers, misfit
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
@@ -233,6 +235,8 @@ class GpuDecoder:
             route = self.route(row)
             if not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 route = Route.CPU
+            if route is Route.NVDEC and _changes_size(encoded):
+                route = Route.CPU  # a session gives all frames the size of the first
             if as_dali and route is Route.NVDEC and not _made_as_dali(surface_form(encoded)):
                 route = Route.CPU if row.dali else Route.DALI
             if route is Route.DALI and not shared_guard().admit(self._device_id, codec, width, height):
@@ -331,6 +335,13 @@ class _ReopenedDali:
 
     def __exit__(self, *_: object) -> None:
         self._decoder = None
+
+
+def _changes_size(encoded: EncodedSlice) -> bool:
+    """Whether a slice of VP8 or VP9 has frames of another size than its row says."""
+    ends = np.cumsum(encoded.sizes).tolist()
+    packets = (encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False))
+    return changes_size(encoded.codec, packets, encoded.width, encoded.height)
 
 
 def _made_as_dali(form: PlaneFormat) -> bool:

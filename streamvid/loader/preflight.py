@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.arrays import Bool, Int64, unique_rows
 from streamvid.color.tags import ColorOption
@@ -139,7 +138,7 @@ def find_cpu_decoded(
         rate = f"{pace * num_threads:.0f} frames/s or less" if pace else "an unknown rate, as the largest is damaged"
         notes.append(f"{group.describe(dataset, members, reason)}, at {rate}")
     log.warning(
-        "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --for gpu` transcodes "
+        "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --codec h264` transcodes "
         "such clips, fallback='error' refuses them",
         np.count_nonzero(on_cpu), len(rows), num_threads, "; ".join(notes),
     )  # fmt: skip
@@ -147,11 +146,14 @@ def find_cpu_decoded(
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
-    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support`: codec, profile and pixel format;
-    why; and the clips' rows, int64 [clips]. Needs no GPU."""
-    return [
-        (str(group), group.support.reason, rows) for group, rows in group_clips(dataset).items() if _is_for_cpu(group)
-    ]
+    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support` and sample descriptions: codec,
+    profile and pixel format; why; and the clips' rows, int64 [clips]. Needs no GPU."""
+    groups = group_clips(dataset)
+    found = [(str(group), group.support.reason, rows) for group, rows in groups.items() if _is_for_cpu(group)]
+    for group, rows in groups.items():
+        if group.support.route is Route.NVDEC:
+            found += [(str(group), reason, some) for reason, some in _misfits(dataset, rows).items()]
+    return found
 
 
 def _on_gpu(group: ClipGroup, route: Route, clips: int) -> ClipRoute:
@@ -187,9 +189,9 @@ def _refused_by_gpu(
             refused.append((group, groups[group], f"{_NO_SESSIONS}, and {group.support.dali}"))
     groups = {group: members for group, members in groups.items() if routes[group] is not Route.CPU}
     for group in [group for group in groups if group.support.route is Route.NVDEC]:
-        reasons = _misfits(dataset, groups[group])
-        refused += [(group, groups[group][reasons == one], one) for one in sorted(set(reasons.tolist()) - {""})]
-        groups[group] = groups[group][reasons == ""]
+        for reason, members in _misfits(dataset, groups[group]).items():
+            refused.append((group, members, reason))
+            groups[group] = np.setdiff1d(groups[group], members)
     by_dali = [members for group, members in groups.items() if routes[group] is Route.DALI]
     if by_dali:
         rows = np.concatenate(by_dali)
@@ -214,19 +216,18 @@ def _refused_by_gpu(
     return refused, routes
 
 
-def _misfits(dataset: ClipSource, rows: Int64) -> npt.NDArray[np.object_]:
-    """Why decode sessions do not take clips, by their sample descriptions: str [clips], "" for those that they take. Of
-    very many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
+def _misfits(dataset: ClipSource, rows: Int64) -> dict[str, Int64]:
+    """Which clips decode sessions do not take, int64 [clips], by the reason, as their sample descriptions say. Of very
+    many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
     clips = dataset.clips
     first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])
-    if len(first) > _LOOKED_AT:
-        return np.full(len(rows), "", dtype=object)
-    reasons = []
-    for row in rows[first].tolist():
+    reasons: dict[str, list[int]] = {}
+    for number, row in enumerate(rows[first].tolist() if len(first) <= _LOOKED_AT else []):
         stsd, width, height = clips.stsds[int(clips.stsd_id[row])], int(clips.width[row]), int(clips.height[row])
         found = decode_support(clips.codec[row], stsd, width, height)
-        reasons.append(found.reason if found.route is Route.CPU else "")
-    return np.array(reasons, dtype=object)[which]
+        if found.route is Route.CPU:
+            reasons.setdefault(found.reason, []).append(number)
+    return {reason: rows[np.isin(which, numbers)] for reason, numbers in reasons.items()}
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:

@@ -18,26 +18,13 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.reference import whole
+from tests.support.reference import joined, whole
 from tools.clips import Recipe
 
 H264 = Recipe(frames=4, height=192)
 MPEG4 = replace(H264, codec="mpeg4")
 VP9 = Recipe(codec="vp9", container="webm", frames=12, gop=6)
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
-
-
-def joined(*parts: EncodedSlice) -> EncodedSlice:
-    """The packets of slices as one."""
-    order = [parts[0].display_order, *(one.display_order + len(parts[0].sizes) for one in parts[1:])]
-    return replace(
-        parts[0],
-        data=np.concatenate([one.data for one in parts]),
-        sizes=np.concatenate([one.sizes for one in parts]),
-        display_order=np.concatenate(order),
-        frames=np.concatenate([one.frames + n * len(parts[0].sizes) for n, one in enumerate(parts)]),
-        starts=np.array([0, len(parts[0].sizes)]),
-    )
 
 
 @pytest.mark.parametrize(
@@ -94,22 +81,20 @@ def test_packets_of_vp8_and_vp9_state_their_size(recipe: Recipe, tmp_path: Path)
     assert changes_size(recipe.codec, [packets[0][:6]], *size)
 
 
-@pytest.mark.parametrize("codec", ["vp8", "vp9", "h264", "hevc", "mpeg4"])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
 def test_a_stream_that_changes_its_size_is_no_job(codec: Any, tmp_path: Path) -> None:
     """A session that was opened for the larger size gives the smaller pictures under the larger ones' size."""
     parts = []
     for n, (width, height) in enumerate([(320, 192), (160, 144)]):
-        recipe = Recipe(codec=codec, container="webm" if codec.startswith("vp") else "ts", frames=6, gop=6)
-        recipe = replace(recipe, width=width, height=height, b_frames=0)
+        recipe = Recipe(codec=codec, container="ts", frames=6, gop=6, width=width, height=height, b_frames=0)
         (tmp_path / str(n)).mkdir()
-        source = write(recipe, tmp_path / str(n) / f"a.{recipe.container}")
-        parts.append(whole(store_clip(source, tmp_path / str(n))))
+        parts.append(whole(store_clip(write(recipe, tmp_path / str(n) / "a.ts"), tmp_path / str(n))))
     targets: list[Any] = [None]
     split_at_idr(parts[:1], targets)
     small = parts[1]
     if codec in ("h264", "hevc"):  # their parameter sets in band
         small = replace(small, data=_in_band(small), sizes=small.sizes + _extra(small))
-    with pytest.raises(VideoError, match=r"another size|another way"):
+    with pytest.raises(VideoError, match="another way"):
         split_at_idr([joined(parts[0], small)], targets)
 
 

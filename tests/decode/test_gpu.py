@@ -22,7 +22,7 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.reference import whole
+from tests.support.reference import joined, whole
 from tools.clips import Recipe
 
 
@@ -46,6 +46,23 @@ def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: R
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
 def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: str) -> None:
     assert decode_support(codec, START_CODE + b"\xff" * 120, 320, 180).route is Route.CPU
+
+
+@pytest.mark.parametrize("codec", ["vp8", "vp9"])
+def test_frames_that_change_their_size_are_decoded_by_cores(codec: Any, tmp_path: Path) -> None:
+    """A session that was opened for larger pictures gives smaller ones as if they were large."""
+    parts = []
+    for width, height in ((320, 192), (160, 144)):
+        recipe = Recipe(codec=codec, container="webm", frames=6, gop=6, width=width, height=height)
+        (tmp_path / str(width)).mkdir()
+        parts.append(whole(store_clip(write(recipe, tmp_path / str(width) / "a.webm"), tmp_path / str(width))))
+    decoder = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=False)
+    decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None))
+    try:
+        in_sessions, _, by_cpu, _ = decoder._divided([parts[0], joined(*parts), replace(parts[1], width=320)], [])
+    finally:
+        decoder.close()
+    assert (in_sessions, by_cpu) == ([0], [1, 2])
 
 
 def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

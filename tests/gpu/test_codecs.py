@@ -90,3 +90,26 @@ def test_vops_that_are_not_coded_are_no_frames(pool: NvdecSessionPool, tmp_path:
     for wanted in ([5], [4, 6], [18, 23]):
         (got,) = to_arrays(pool.submit([slice_of(clip, wanted)], color="auto").result())
         np.testing.assert_array_equal(got, frames[wanted])
+
+
+def test_streams_of_one_size_share_a_session(tmp_path: Path) -> None:
+    """Whatever came before: MPEG-4 of other tools, VP9 and VP8 with pictures that are not displayed."""
+    clips = []
+    for name in ("mpeg4", "mpeg4_coarse", "mpeg4_qpel", "mpeg4_open", "vp9", "vp9_hidden", "vp8", "vp8_hidden"):
+        (tmp_path / name).mkdir()
+        recipe = replace(CLIPS[name], seed=len(name))
+        clips.append(store_clip(write(recipe, tmp_path / name / f"a.{recipe.container}"), tmp_path / name))
+    alone = []
+    for clip in clips:
+        first = NvdecSessionPool(device_id=0, engines=1)
+        alone += to_arrays(first.submit([whole(clip)], color="auto").result())
+        first.close()
+    shared = NvdecSessionPool(device_id=0, engines=1)
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        order = rng.permutation(np.repeat(np.arange(len(clips)), 2)).tolist()
+        wanted = [np.sort(rng.choice(len(alone[n]), 4, replace=False)) for n in order]
+        slices = [slice_of(clips[n], some) for n, some in zip(order, wanted, strict=True)]
+        for n, some, got in zip(order, wanted, to_arrays(shared.submit(slices, color="auto").result()), strict=True):
+            np.testing.assert_array_equal(got, alone[n][some])
+    shared.close()

@@ -67,3 +67,16 @@ def whole(clip: StoredClip) -> EncodedSlice:
     leading = (index.flags & LEADING) != 0
     starts = [s for s, end in zip(index.starts.tolist(), ends, strict=False) if s and not leading[s:end].any()]
     return replace(slice_of(clip, np.arange(len(index.visible)), index=plain), starts=np.array([0, *starts]))
+
+
+def joined(*parts: EncodedSlice) -> EncodedSlice:
+    """The packets of two slices as one, with the sample description of the first."""
+    order = [parts[0].display_order, *(one.display_order + len(parts[0].sizes) for one in parts[1:])]
+    return replace(
+        parts[0],
+        data=np.concatenate([one.data for one in parts]),
+        sizes=np.concatenate([one.sizes for one in parts]),
+        display_order=np.concatenate(order),
+        frames=np.concatenate([one.frames + n * len(parts[0].sizes) for n, one in enumerate(parts)]),
+        starts=np.array([0, len(parts[0].sizes)]),
+    )
