@@ -138,8 +138,8 @@ def find_cpu_decoded(
         rate = f"{pace * num_threads:.0f} frames/s or less" if pace else "an unknown rate, as the largest is damaged"
         notes.append(f"{group.describe(dataset, members, reason)}, at {rate}")
     log.warning(
-        "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --codec h264` transcodes "
-        "such clips, fallback='error' refuses them",
+        "%d of %d clips are decoded by %d CPU threads and copied to the GPU: %s; `streamvid pack --codec h264` "
+        "transcodes such clips, fallback='error' refuses them",
         np.count_nonzero(on_cpu), len(rows), num_threads, "; ".join(notes),
     )  # fmt: skip
     return ClipRoutes(on_cpu, found)
