@@ -1,4 +1,4 @@
-"""What a run should be handed, clip by clip and without the plan."""
+"""What a run was handed, and what it should have been, clip by clip and without the plan."""
 
 from __future__ import annotations
 
@@ -45,6 +45,29 @@ class Options:
     def appendable(self) -> bool:
         """Whether an epoch goes on after an append."""
         return self.steps is None and not self.weighted and self.parts == 1
+
+
+@dataclass
+class Entry:
+    """One step as the loops of all ranks saw it."""
+
+    epoch: int
+    version: int
+    shape: Shape
+    samples: list[Sample]
+    """Those that are valid, rank after rank."""
+    state: dict[str, Any]
+    over: bool = False
+    """Whether the epoch ended behind this step, by itself or by `break`, and was judged."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A saved state, and how many steps of the run it has behind it."""
+
+    entries: int
+    text: str
+    over: bool = False
 
 
 def check(holds: bool, message: str) -> None:

@@ -17,33 +17,10 @@ from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import CacheUnusable
 from tools.simulate.data import data
 from tools.simulate.engines import PlanEngine
-from tools.simulate.expected import Options, Sample, Shape, check, check_passes, pool_of, weights_of
+from tools.simulate.expected import Entry, Mark, Options, Sample, Shape, check, check_passes, pool_of, weights_of
 from tools.simulate.kernel import Kernel, Killed, Process
 
 _RESIZED = Transform(resize=(64, 64))
-
-
-@dataclass
-class Entry:
-    """One step as the loops of all ranks saw it."""
-
-    epoch: int
-    version: int
-    shape: Shape
-    samples: list[Sample]
-    """Those that are valid, rank after rank."""
-    state: dict[str, Any]
-    over: bool = False
-    """Whether the epoch ended behind this step, by itself or by `break`, and was judged."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A saved state, and how many steps of the run it has behind it."""
-
-    entries: int
-    text: str
-    over: bool = False
 
 
 @dataclass
