@@ -51,9 +51,6 @@ _HEADER_BYTES: Final = 48
 def parameter_sets(stsd: bytes) -> ParameterSets:
     """Read a track's `avcC` box: AVCDecoderConfigurationRecord, ISO/IEC 14496-15, 5.3.3.1.
 
-    Args:
-        stsd: the sample description box, whole.
-
     Raises:
         ValueError: there is no such box, or it is cut off.
     """
@@ -323,9 +320,6 @@ def _x264_version(units: list[memoryview]) -> int | None:
 
 def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
-
-    Args:
-        stsd: the sample description box, whole.
 
     Raises:
         ValueError: it has no `avcC` box.

@@ -51,9 +51,6 @@ _HEADER_BYTES: Final = 48
 def parameter_sets(stsd: bytes) -> ParameterSets:
     """Read a track's `hvcC` box: HEVCDecoderConfigurationRecord, ISO/IEC 14496-15, 8.3.3.1.
 
-    Args:
-        stsd: the sample description box, whole.
-
     Raises:
         ValueError: there is no such box, or it is cut off.
     """
@@ -309,9 +306,6 @@ class HevcOrder(OutputOrder):
 
 def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
-
-    Args:
-        stsd: the sample description box, whole.
 
     Raises:
         ValueError: it has no `hvcC` box.

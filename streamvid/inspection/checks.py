@@ -75,15 +75,7 @@ def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
 def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
     """Compare the headers of the tar with the rows of the Parquet file: names, order, offsets, sizes, plain USTAR."""
     present = np.flatnonzero(clips.mp4_size).tolist()
-    wanted = [
-        (
-            f"{clips.key[i]}.{extension}",
-            int(getattr(clips, f"{kind}_offset")[i]),
-            int(getattr(clips, f"{kind}_size")[i]),
-        )
-        for i in present
-        for extension, kind in zip(EXTENSIONS, KINDS, strict=True)
-    ]
+    wanted = [(f"{clips.key[i]}.{name}", *place) for i in present for name, place in _places(clips, i).items()]
     there: list[tuple[str, int, int]] = []
     with path.open("rb") as file:
         try:
@@ -106,6 +98,14 @@ def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
     for number, (found, right) in enumerate(zip(there, wanted, strict=False)):
         if found != right:
             yield f"the tar has {_member(*found)} where {_member(*right)} should be", present[number // len(KINDS)]
+
+
+def _places(clips: ClipTable, row: int) -> dict[str, tuple[int, int]]:
+    """Offset and size in the tar of each of a clip's files, by extension."""
+    return {
+        extension: (int(getattr(clips, f"{kind}_offset")[row]), int(getattr(clips, f"{kind}_size")[row]))
+        for extension, kind in zip(EXTENSIONS, KINDS, strict=True)
+    }
 
 
 def _member(name: str, offset: int, size: int) -> str:
@@ -176,8 +176,7 @@ def check_index(stored: bytes, clips: ClipTable, row: int) -> tuple[FrameIndex |
 
 def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
     """Compare the tar headers of one clip's files with its row, as `check_tar` does for all clips."""
-    for extension, kind in zip(EXTENSIONS, KINDS, strict=True):
-        offset, size = (int(getattr(clips, f"{kind}_{what}")[row]) for what in ("offset", "size"))
+    for kind, (extension, (offset, size)) in zip(KINDS, _places(clips, row).items(), strict=True):
         name = f"{clips.key[row]}.{extension}"
         header = read(offset - BLOCK, BLOCK)
         if header[257:265] != _USTAR_MAGIC:
@@ -199,9 +198,8 @@ def check_clip(
     """Compare one clip's files with its row; `index` is its frame index, None if damaged, and `sha256` that of the mp4
     in the Parquet file."""
     files: dict[str, bytes] = {}
-    for kind in KINDS:
-        size = int(getattr(clips, f"{kind}_size")[row])
-        files[kind] = read(int(getattr(clips, f"{kind}_offset")[row]), size)
+    for kind, (offset, size) in zip(KINDS, _places(clips, row).values(), strict=True):
+        files[kind] = read(offset, size)
         if len(files[kind]) != size:
             yield f"its {kind} lies beyond the end of the tar"
             return

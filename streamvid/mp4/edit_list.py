@@ -31,7 +31,6 @@ def read_edit(source: Path, track: int) -> Edit | None:
     """The part of a track that is shown, if it is one part.
 
     Args:
-        source: a local file.
         track: the track's number (`track_ID`).
 
     Returns:

@@ -43,7 +43,6 @@ def read_entries(source: Path, track: int) -> dict[bytes, dict[bytes, bytes]]:
     """The sample entries of a video track by their four-letter codes, each as the payloads of its boxes.
 
     Args:
-        source: a local file.
         track: the track's number (`track_ID`).
 
     Returns:

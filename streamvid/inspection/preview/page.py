@@ -54,9 +54,9 @@ def page(title: str, body: str, data: str = "") -> str:
     return "\n".join([*lines, "</body>\n</html>\n"])
 
 
-def strip_html(strip: Strip, heading: str = "h3") -> str:
+def strip_html(strip: Strip) -> str:
     """A clip: its title, facts, frames and metadata."""
-    parts = [f"<{heading}><bdi>{escaped(strip.title)}</bdi></{heading}>"]
+    parts = [f"<h3><bdi>{escaped(strip.title)}</bdi></h3>"]
     if strip.facts:
         facts = " · ".join(f"<bdi>{escaped(fact)}</bdi>" for fact in strip.facts)
         parts.append(f'<p class="facts">{facts}</p>')
