@@ -36,6 +36,7 @@ Fallback = Literal["cpu", "error"]
 FALLBACKS: Final[tuple[Fallback, ...]] = ("cpu", "error")
 
 _PROBE_FRAMES: Final = 3
+_SAYS: Final = "the GPU's decoder says: "
 _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
 _LOOKED_AT: Final = 1 << 15
@@ -204,12 +205,17 @@ def _refused_by_gpu(
             area = _area(dataset, members)
             ends = (members[np.argmin(area)], members[np.argmax(area)]) if len(members) else ()
             for row in dict.fromkeys(int(end) for end in ends):
-                encoded = _readable(probe, row)
-                if encoded is not None and (problem := _try(encoded, decoder, routes[group])):
+                encoded, problem = _readable(probe, row), ""
+                # Once more where the driver fails, which for a run may be for another reason than the clip.
+                for _ in range(2):
+                    problem = "" if encoded is None else _try(encoded, decoder, routes[group])
+                    if problem:
+                        decoder.close()  # after an error a DALI pipeline is of no use
+                        decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
+                    if not problem.startswith(_SAYS):
+                        break
+                if problem:
                     refused.append((group, members, problem))
-                    decoder.close()
-                    # After an error a DALI pipeline is of no use.
-                    decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
                     break
     finally:
         decoder.close()
@@ -275,7 +281,7 @@ def _try(encoded: EncodedSlice, decoder: GpuDecoder, route: Route) -> str:
         raise
     except (VideoError, RuntimeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return f"the GPU's decoder says: {lines[-1].strip()[-200:] if lines else 'nothing'}"
+        return f"{_SAYS}{lines[-1].strip()[-200:] if lines else 'nothing'}"
     difference = float(np.abs(gpu.astype(np.int16) - expected).mean())
     if difference <= _MAX_DIFFERENCE:
         return ""

@@ -130,6 +130,21 @@ def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
     assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_clip_that_the_driver_fails_on_is_tried_once_more(
+    fails: int, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, left = Decoder.submit, iter(range(fails))
+
+    def fail(decoder: Decoder, slices: Sequence[EncodedSlice], **options: Any) -> Pending[list[torch.Tensor]]:
+        if slices[0].codec == "hevc" and next(left, None) is not None:
+            raise VideoError("clip hevc cannot be decoded (CUDA_ERROR_UNKNOWN)")
+        return submit(decoder, slices, **options)
+
+    monkeypatch.setattr(Decoder, "submit", fail)
+    assert ("hevc" in checked(dataset, monkeypatch).on_cpu) == (fails == 2)
+
+
 def test_routes_say_how_many_clips_go_where_and_why(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     routes = checked(dataset, monkeypatch, too_bright=8).routes
     assert sum(one.clips for one in routes) == len(dataset)
