@@ -7,12 +7,17 @@ would take several times as long for them, and could begin only when all frames 
 
 from __future__ import annotations
 
+import ctypes
+import math
+import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.color.picture import Picture
 from streamvid.color.render import normalise
 from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
@@ -33,6 +38,42 @@ _DTYPES: Final[Mapping[DType, type[_Number]]] = {
 }
 
 
+_LEAST_BYTES: Final = 1 << 20
+"""Smaller arrays are not worth being kept."""
+_KEPT: Final = 2
+"""Arrays that wait for their next use at most. A loop that is at a batch has dropped the one before."""
+
+
+class BatchMemory:
+    """Memory for the arrays of batches, which is used again as soon as nobody refers to a batch any more: fresh pages
+    take a twentieth of the cores' time, and to give them back takes milliseconds, in which Python's lock is held."""
+
+    def __init__(self) -> None:
+        self._free: deque[UInt8] = deque(maxlen=_KEPT)
+
+    def empty(self, shape: tuple[int, ...], dtype: type[_Number]) -> npt.NDArray[_Number]:
+        """An array with arbitrary contents, which no living one shares memory with."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < _LEAST_BYTES:
+            return np.empty(shape, dtype=dtype)
+        memory = self._take(size)
+        # All that is made of the array, tensors as well, refers to this.
+        lease = (ctypes.c_uint8 * size).from_buffer(memory.data)
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        return np.ndarray(shape, dtype, memoryview(lease).cast("B"))
+
+    def _take(self, size: int) -> UInt8:
+        for _ in range(len(self._free)):
+            try:
+                memory = self._free.popleft()
+            except IndexError:  # another thread took it
+                break
+            if size <= len(memory) <= 2 * size:
+                return memory
+            self._free.append(memory)
+        return np.empty(size, dtype=np.uint8)
+
+
 def fits_batch_writer(transform: Transform | Views) -> bool:
     """Whether nothing is left for DALI to do, in any view."""
     return fits_crop_resize(transform) and all(
@@ -48,17 +89,20 @@ class CpuBatchWriter:
         transform: one that `fits_batch_writer`.
         batch: its clips come out in one size.
         scratch: memory to work in.
+        memory: where tensors lie.
 
     Attributes:
         tensors: of each view, [batch, …] in its layout and dtype; complete once all sinks have got all frames.
         sinks: of each clip (`streamvid.decode.base.FrameSink`).
     """
 
-    def __init__(self, transform: Transform | Views, batch: EncodedBatch, scratch: Scratch) -> None:
+    def __init__(
+        self, transform: Transform | Views, batch: EncodedBatch, scratch: Scratch, memory: BatchMemory | None = None
+    ) -> None:
         params = batch_params(transform, batch)
         boxes = crop_boxes(transform, params, batch.heights, batch.widths)
         views = [
-            _View(one, batch.gather.shape, boxes[0][number].size)
+            _View(one, batch.gather.shape, boxes[0][number].size, memory or BatchMemory())
             for number, one in enumerate(by_view(transform).values())
         ]
         names = list(by_view(transform))
@@ -123,18 +167,21 @@ class _View:
         transform: says layout, dtype, mean and std.
         shape: clips, and frame positions of each.
         size: height and width.
+        memory: where it lies.
 
     Attributes:
         tensor: [batch, …], in the transform's layout and dtype.
         pictures: the same memory, as [batch, frames, channels, height, width]; bfloat16 as uint16.
     """
 
-    def __init__(self, transform: Transform, shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    def __init__(
+        self, transform: Transform, shape: tuple[int, ...], size: tuple[int, int], memory: BatchMemory
+    ) -> None:
         import torch
 
         lengths = {"T": shape[1], "C": 3, "H": size[0], "W": size[1]}
         axes = [lengths[axis] for axis in transform.layout]
-        array: npt.NDArray[_Number] = np.empty((shape[0], *axes), dtype=_DTYPES[transform.dtype])
+        array = memory.empty((shape[0], *axes), _DTYPES[transform.dtype])
         self.tensor = torch.from_numpy(array).view(getattr(torch, transform.dtype))
         self.pictures = array.transpose(0, *(1 + transform.layout.index(axis) for axis in "TCHW"))
         self._transform = transform

@@ -20,7 +20,7 @@ from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
-from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
+from streamvid.transform.cpu_batch_writer import BatchMemory, CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
@@ -124,7 +124,7 @@ class CpuRenderer:
     shared: ClassVar[bool] = True
 
     def __init__(self, transform: Transform | Views, *, threads: int, isolate: bool = False) -> None:
-        self._transform, self._scratch = transform, Scratch()
+        self._transform, self._scratch, self._memory = transform, Scratch(), BatchMemory()
         self._decoder = _cpu_decoder(threads, isolate)
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
@@ -140,7 +140,7 @@ class CpuRenderer:
         self._decoder.close()
 
     def _submit(self, batch: EncodedBatch) -> Pending[RenderedBatch]:
-        writer = CpuBatchWriter(self._transform, batch, self._scratch)
+        writer = CpuBatchWriter(self._transform, batch, self._scratch, self._memory)
         written = self._decoder.write(batch.slices, writer.sinks)
 
         def rendered() -> RenderedBatch:

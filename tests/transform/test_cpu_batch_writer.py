@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from streamvid.color.tags import RGB
 from streamvid.fetch.encoded_batch import EncodedBatch
-from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
+from streamvid.transform.cpu_batch_writer import BatchMemory, CpuBatchWriter, fits_batch_writer
 from streamvid.transform.cpu_crop_resize import Scratch
 from streamvid.transform.spec import Draw, Transform, Views, by_view
 from streamvid.video.packet_selection import EncodedSlice
@@ -95,3 +96,35 @@ def test_what_is_left_to_dali(options: dict[str, Any]) -> None:
         Views({"a": Transform(), "b": Transform(resize=8, crop=8, horizontal_flip=0.5, vertical_flip=0.5)})
     ).values():
         assert fits_batch_writer(one)
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it_any_more() -> None:
+    memory, shape = BatchMemory(), (2, 3, 512, 1024)
+    one: Any = memory.empty(shape, np.uint8)
+    address = one.ctypes.data
+    assert one.shape == shape
+    assert one.flags.writeable
+    held: Any = torch.from_numpy(one)[1, 2, 5:, 7].unsqueeze(0)
+    del one
+    other: Any = memory.empty(shape, np.uint8)
+    assert other.ctypes.data != address, "a part of it is held"
+    other[:] = 7
+    held.fill_(9)
+    assert (other == 7).all()
+    del held
+    again: Any = memory.empty((3, 512, 1024), np.float16)
+    assert again.ctypes.data == address
+    assert not np.shares_memory(again, other)
+
+
+def test_memory_that_waits_is_bounded_and_of_about_the_size() -> None:
+    memory = BatchMemory()
+    arrays: Any = [memory.empty((4 << 20,), np.uint8) for _ in range(5)]
+    addresses = {one.ctypes.data for one in arrays}
+    assert len(addresses) == 5
+    del arrays
+    assert len(memory._free) == 2
+    small: Any = memory.empty((1 << 20,), np.uint8)
+    assert small.ctypes.data not in addresses, "of a quarter of the size"
+    rest: Any = memory.empty((3 << 20,), np.uint8)
+    assert rest.ctypes.data in addresses
