@@ -213,6 +213,7 @@ def read_slices(
         if checksum is not None:
             _check(dataset, sample, path, origin, data, own[0] if checksum == "sha256" else None)
         slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
+        reader.turn.pause()
         if path in foreign and (sample.packets.crc32c < 0).any():
             _check_unknown(dataset, sample, path, slices[-1])
     return slices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -30,6 +31,10 @@ _CHUNKS_AHEAD: Final = 12
 _PLANNED_AT_ONCE: Final = 4
 """Of those, how many of the longest may read frame indexes at a time, or as many steps in more: enough to keep up, few
 enough not to hold up packets."""
+_COMPUTING: Final = 1e-3
+_PAUSE: Final = 1e-5
+"""After so many seconds of computing a chunk's thread sleeps for so long. Else the training loop would wait for 5 ms
+(`sys.getswitchinterval`), or twice that, when it wants to go on meanwhile."""
 _GROWTH: Final = 4
 """A chunk has one step and one more for so many before it: a loop that takes 0.8 of what comes waits for none."""
 _AHEAD_BYTES: Final = 256 << 20
@@ -202,6 +207,7 @@ class _ChunkTurn(Turn):
 
     def __enter__(self) -> Turn:
         self._chunks.computing.acquire(self._chunk)
+        self._since = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,6 +220,11 @@ class _ChunkTurn(Turn):
             yield
         finally:
             self.__enter__()
+
+    def pause(self) -> None:
+        if time.monotonic() - self._since > _COMPUTING:
+            time.sleep(_PAUSE)
+            self._since = time.monotonic()
 
     def admit(self, size: int) -> None:
         with self.waiting():

@@ -103,6 +103,8 @@ def plan_samples(
     random = [draws(spec.seed, number, item, spec.sampling.num_random) for item, number, _, _ in about]
 
     def plan(n: int, index: AnyIndex) -> SamplePlan:
+        if reader is not None:
+            reader.turn.pause()
         item, number, valid, absent = about[n]
         clip = row_of(item)
         selection = select(spec.sampling, clip_times(dataset, clip, index), random[n], number=sample_of(item))

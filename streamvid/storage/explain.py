@@ -30,6 +30,7 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotF
 _BROKEN_CONNECTION = {
     "ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError",
     "IncompleteRead", "IncompleteReadError", "ResponseParserError", "gaierror",
+    "ServiceRequestError", "ServiceResponseError",  # Azure
 }  # fmt: skip
 _UNAVAILABLE_STATUSES = {408, 425, 429}
 _UNAVAILABLE = {
@@ -136,14 +137,15 @@ def _response(exc: BaseException) -> dict[str, Any]:
 
 def code_of(exc: BaseException) -> str | None:
     """The error code of a storage's answer behind an exception; None if there is none."""
-    code = _response(exc).get("Error", {}).get("Code")
+    code = _response(exc).get("Error", {}).get("Code") or getattr(exc, "error_code", None)
     return None if code is None else str(code)
 
 
 def status_of(exc: BaseException) -> int | None:
     """The HTTP status of the response behind an exception; None if there is none."""
-    status = getattr(exc, "status", None) or _response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) else None
+    given = [getattr(exc, name, None) for name in ("status", "status_code", "code")]  # aiohttp's, Azure's, gcsfs'
+    given.append(_response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    return next((one for one in given if isinstance(one, int)), None)
 
 
 def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:

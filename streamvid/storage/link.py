@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 MOST_REQUESTS: Final = 256
 """Requests under way, and so connections, of one reader at most."""
@@ -39,8 +39,8 @@ _FEW_TIMES: Final = 4
 """Requests of any size whose times are known before one that takes four times as long is late."""
 _UNKNOWN_LATE: Final = 1.0
 """Seconds after which one is late until then, on top of what its bytes take."""
-_LOOK: Final = 0.25
-"""Seconds after which it is looked again when one is late."""
+_LOOK: Final = 0.01
+"""Seconds after which it is looked again whether one is late."""
 
 T = TypeVar("T")
 
@@ -65,7 +65,8 @@ class Link:
         self._busy = 0
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         self._queued = itertools.count()
-        self._asked: dict[asyncio.Future[Any], None] = {}
+        self._races: dict[_Race[Any], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self.latency, self.bandwidth = _EXPECTED_LATENCY, _EXPECTED_BANDWIDTH
         self._latencies: deque[float] = deque(maxlen=_SAMPLES)
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
@@ -121,12 +122,20 @@ class Link:
                 raise
         self._busy += 1
         self.count(1, size)
-        begin = loop.time()
+        race = _Race(loop, size, ask)
+        self._races[race] = None
+        if self._timer is None:
+            self._timer = loop.call_later(_LOOK, self._look, loop)
         try:
-            answer = await self._hedge(size, ask)
-            self._times.setdefault(size.bit_length(), deque(maxlen=4 * _SAMPLES)).append(loop.time() - begin)
+            answer = await race.answer
+            self._times.setdefault(size.bit_length(), deque(maxlen=4 * _SAMPLES)).append(loop.time() - race.begin)
             return answer
         finally:
+            del self._races[race]
+            race.end()
+            if not self._races:
+                self._timer.cancel()
+                self._timer = None
             self._busy -= 1
             self._wake()
 
@@ -138,36 +147,18 @@ class Link:
                 waiting.set_result(None)
                 free -= 1
 
-    async def _hedge(self, size: int, ask: Callable[[], Awaitable[T]]) -> T:
-        loop = asyncio.get_running_loop()
-        first, since = asyncio.ensure_future(ask()), loop.time()
-        asked, left = {first}, {first}
-        self._asked[first] = None
-        # Half of what may be hedged is for those that take four times as long: they are stuck, the others only late.
-        patience, share = 1, _HEDGED_SHARE / 2
-        try:
-            while True:
-                late = since + patience * self._late(size) - loop.time()  # by what others have taken meanwhile, too
-                timeout = min(late, _LOOK) if late > 0 else _LOOK
-                done, left = await asyncio.wait(left, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                good = next((one for one in done if one.exception() is None), None)
-                if good is not None or not left:
-                    return (good or done.pop()).result()
-                if not done and late <= _LOOK:
-                    if self._is_old(first) and self._may_hedge(size, share):
-                        self.hedged += 1
-                        self.hedged_bytes += size
-                        since = loop.time()
-                        asked.add(again := asyncio.ensure_future(ask()))
-                        left.add(again)
-                    patience, share = 4, _HEDGED_SHARE
-        finally:
-            del self._asked[first]
-            for one in asked:
-                one.cancel()
-
-    def _is_old(self, asked: asyncio.Future[Any]) -> bool:
-        return asked in itertools.islice(self._asked, _OLDEST)
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask again for the oldest that are late, by what others have taken meanwhile, too."""
+        self._timer = loop.call_later(_LOOK, self._look, loop)
+        for race in itertools.islice(self._races, _OLDEST):
+            if loop.time() - race.since >= race.patience * self._late(race.size):
+                # Half of what may be hedged is for those that take four times as long: they are stuck, the others only
+                # late.
+                if self._may_hedge(race.size, _HEDGED_SHARE / (2 if race.patience == 1 else 1)):
+                    self.hedged += 1
+                    self.hedged_bytes += race.size
+                    race.ask_again(loop)
+                race.patience = 4
 
     def _late(self, size: int) -> float:
         """After how many seconds a request of so many bytes is late. If few of its size class are known, those of all
@@ -191,3 +182,43 @@ class Link:
             return True
         within = self.hedged_bytes + size <= share * self.bytes
         return within and self.hedged + 1 <= share * self.requests
+
+
+class _Race(Generic[T]):
+    """A request, and others for the same: the first good answer counts.
+
+    Attributes:
+        begin, since: when the first one was made, and the last one.
+        size: bytes that it asks for.
+        answer: that of the first which succeeds, or the error of the last.
+        patience: after how many times what is late it is asked again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, ask: Callable[[], Awaitable[T]]) -> None:
+        self.size, self._ask, self.patience = size, ask, 1
+        self.begin = loop.time()
+        self.answer: asyncio.Future[T] = loop.create_future()
+        self._asked: list[asyncio.Future[T]] = []
+        self.ask_again(loop)
+
+    def ask_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the request once more."""
+        self.since = loop.time()
+        self._asked.append(asked := asyncio.ensure_future(self._ask()))
+        asked.add_done_callback(self._ended)
+
+    def end(self) -> None:
+        """Cancel what is under way."""
+        for asked in self._asked:
+            asked.cancel()
+
+    def _ended(self, asked: asyncio.Future[T]) -> None:
+        error = None if asked.cancelled() else asked.exception()
+        if self.answer.done():
+            return
+        if asked.cancelled():
+            self.answer.cancel()
+        elif error is None:
+            self.answer.set_result(asked.result())
+        elif all(one.done() for one in self._asked):
+            self.answer.set_exception(error)

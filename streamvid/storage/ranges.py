@@ -16,8 +16,9 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
+from streamvid.storage.part import changed, read_part
 from streamvid.storage.retry import Retry, Trouble
-from streamvid.storage.s3_ranges import S3Ranges, changed
+from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
 
 Range = tuple[AnyPath, int, int]
@@ -44,7 +45,7 @@ class RemoteRanges:
     def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
         self.link = link or Link()
         given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
-        self._etags: dict[str, str] = {locate(path, patient=True)[1]: mark for path, mark in given.items()}
+        self._marks: dict[str, str] = {_url(*locate(path, patient=True)): mark for path, mark in given.items()}
         self._sizes: dict[str, int] = {}
         self._s3 = S3Ranges()
 
@@ -52,7 +53,7 @@ class RemoteRanges:
         """A whole object in S3, whose size comes with its beginning: one request if it is short. Errors as of `read`,
         and DatasetError if it has more than `most` bytes."""
         (beginning,) = self.read([(path, 0, PART_BYTES)], retry=retry)
-        size = self._sizes.get(locate(path, patient=True)[1], len(beginning))
+        size = self._sizes.get(_url(*locate(path, patient=True)), len(beginning))
         if size > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {size} bytes, where {most} are the most.")
         starts = range(PART_BYTES, size, PART_BYTES)
@@ -111,14 +112,14 @@ class RemoteRanges:
             blocks: Sequence[Any]
             try:
                 wanted = {name: versions.get(os.fspath(ranges[n][0])) for name, n in zip(names, numbers, strict=True)}
-                if not is_s3(fs):  # there, the link counts
-                    self.link.count(len(numbers), sum(ends) - sum(starts))
-                if is_s3(fs):
-                    blocks = self._of_s3(fs, list(zip(names, starts, ends, strict=True)), wanted, turn)
-                elif any(wanted.values()):
-                    blocks = _of_version(fs, list(zip(names, starts, ends, strict=True)), wanted)
+                if is_s3(fs) or (fs.async_impl and not any(wanted.values())):
+                    blocks = self._side_by_side(fs, list(zip(names, starts, ends, strict=True)), wanted, turn)
                 else:
-                    blocks = fs.cat_ranges(names, starts, ends, on_error="return")
+                    self.link.count(len(numbers), sum(ends) - sum(starts))
+                    if any(wanted.values()):
+                        blocks = _of_version(fs, list(zip(names, starts, ends, strict=True)), wanted)
+                    else:
+                        blocks = fs.cat_ranges(names, starts, ends, on_error="return")
             except Exception as error:
                 blocks = [error] * len(numbers)
             found.update(zip(numbers, blocks, strict=True))
@@ -139,24 +140,25 @@ class RemoteRanges:
                 raise
         return outcomes
 
-    def _of_s3(
+    def _side_by_side(
         self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None], turn: int
     ) -> list[bytes | BaseException]:
-        """Ranges of objects, requested side by side, with their ETags compared. Empty ranges are not asked for."""
-        s3 = self._s3
-        marks = {name: version.mark for name, version in versions.items() if version is not None}
-        etags = self._etags if not marks else ChainMap(marks, self._etags)
+        """Ranges of files, by an asynchronous client, with their marks compared. Empty ranges are not asked for."""
+        read = self._s3.read if is_s3(fs) else read_part
+        given = {_url(fs, name): version.mark for name, version in versions.items() if version is not None}
+        marks = self._marks if not given else ChainMap(given, self._marks)
 
         async def one(name: str, start: int, end: int) -> bytes:
             if end <= start:
                 return b""
+            url = _url(fs, name)
             part = await self.link.fetch(
-                end - start, lambda: s3.read(fs, name, start, end, etags.get(name, ""), self.link), turn
+                end - start, lambda: read(fs, name, start, end, marks.get(url, ""), self.link), turn
             )
-            if (known := etags.setdefault(name, part.etag)) != part.etag:
-                raise changed(name, known, part.etag)
+            if (known := marks.setdefault(url, part.mark)) != part.mark:
+                raise changed(url, known, part.mark)
             if part.size is not None:
-                self._sizes[name] = part.size
+                self._sizes[url] = part.size
             return part.data
 
         async def every() -> list[bytes | BaseException]:
@@ -170,7 +172,7 @@ class RemoteRanges:
         if found > end - start:
             raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
         fs, name = locate(path, patient=True)
-        if (size := self._sizes.get(name)) is None:
+        if (size := self._sizes.get(_url(fs, name))) is None:
             size = fs.info(name).get("size") or 0
         if size >= min(end, start + found + 1):
             error = StorageUnavailable(
@@ -179,6 +181,11 @@ class RemoteRanges:
             )
             error.path = shown
             raise error
+
+
+def _url(fs: Any, name: str) -> str:
+    """What names a file among those of all storages."""
+    return f"{fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]}://{name}"
 
 
 def _of_version(

@@ -13,15 +13,16 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import fsspec
 
 from streamvid.errors import DatasetError
 from streamvid.storage import client
-from streamvid.storage.explain import FileChangedError, RefusedError, refusal
+from streamvid.storage.explain import RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
+from streamvid.storage.part import Part, changed
 
 _SIGNED_SECONDS: Final = 900
 """For how long a signed URL is good. It is used for half of that."""
@@ -31,20 +32,6 @@ _OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "Perma
 _BY_REQUEST_SECONDS: Final = 60.0
 _NO_SUCH_RANGE: Final = 416
 """The answer to every range of an empty object."""
-
-
-class Part(NamedTuple):
-    """A part of an object, as its storage gave it.
-
-    Attributes:
-        data: its bytes.
-        etag: of the object.
-        size: of the object in bytes, if the answer says it.
-    """
-
-    data: bytes
-    etag: str
-    size: int | None
 
 
 class S3Ranges:
@@ -135,7 +122,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
         async with session.get(signed.url, headers=headers, proxy=signed.proxy, allow_redirects=False) as answer:
             first = time.perf_counter() - begin
             if answer.status == 412:
-                raise changed(name, etag)
+                raise changed(f"s3://{name}", etag)
             if answer.status == _NO_SUCH_RANGE and not start:
                 return Part(b"", answer.headers.get("ETag", ""), 0)
             if answer.status not in (200, 206):
@@ -158,7 +145,7 @@ async def _get_object(s3: Any, wanted: Mapping[str, str], name: str, start: int,
         response = await s3.get_object(Range=f"bytes={start}-{end - 1}", **wanted, **match)
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == 412:
-            raise changed(name, etag) from None
+            raise changed(f"s3://{name}", etag) from None
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == _NO_SUCH_RANGE and not start:
             return Part(b"", "", 0)
         raise
@@ -175,14 +162,6 @@ def _size_of(content_range: str | None, data: bytes) -> int | None:
         return len(data)
     size = content_range.rpartition("/")[2]
     return int(size) if size.isdecimal() else None
-
-
-def changed(name: str, known: str, now: str = "") -> FileChangedError:
-    """The error of an object that is another one now."""
-    return FileChangedError(
-        f"s3://{name} has changed while it was being read: its ETag was {known}{f' and is {now}' if now else ''}; "
-        "go back to the version that the run began with, or start it anew"
-    )
 
 
 def _version_4(signature_version: object, **_: object) -> str | None:

@@ -24,6 +24,9 @@ class Turn:
         """While it waits for a storage, others may compute."""
         yield
 
+    def pause(self) -> None:
+        """Let others have the interpreter lock that wait for it, between one clip and the next."""
+
     def admit(self, size: int) -> None:
         """Wait until packets of so many bytes may be read."""
 

@@ -4,7 +4,9 @@ request that stalls holds up."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +16,15 @@ import pytest
 
 import streamvid as sv
 from streamvid.fetch import epoch_reader
+from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.epoch_reader import _Chunks
+from streamvid.fetch.plan_samples import SampleSpec
+from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
+from streamvid.plan.epoch import Step
 from streamvid.storage import link
+from streamvid.storage.ranges import RemoteRanges
+from streamvid.storage.turn import Turn
 from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
 from tools.clips import Recipe
@@ -108,6 +116,50 @@ def test_few_clips_at_a_time_have_their_frame_indexes_read() -> None:
 
 
 CLIPS, BATCH = 120, 2
+
+
+class NotedTurn(Turn):
+    """Notes whether it waits or computes, and where it lets others have the interpreter lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.noted = False, list[str]()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.waits = True
+        yield
+        self.waits = False
+
+    def pause(self) -> None:
+        assert not self.waits
+        self.noted.append("clip")
+
+    def admit(self, size: int) -> None:
+        assert size
+        self.noted.append("packets")
+
+
+def test_who_computes_lets_others_go_on_after_each_clip_and_while_it_waits(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    turn = NotedTurn()
+    read = RemoteRanges.read
+
+    def noting(self: RemoteRanges, *args: Any, **options: Any) -> list[bytes]:
+        assert turn.waits
+        turn.noted.append("read")
+        return read(self, *args, **options)
+
+    with faulty_s3() as s3:
+        dataset = sv.Dataset.open(s3.add_folder(packed, "bucket/set"))
+        monkeypatch.setattr(RemoteRanges, "read", noting)
+        ids = np.arange(3)
+        step = Step(ids, np.zeros_like(ids), np.ones(3, dtype=bool))
+        access = ShardAccess(dataset, cache=None, limit_bytes=1 << 30, by_range=True)
+        read_batches(dataset, [step], SampleSpec(sv.Window(2), 0, 0), access, turn=turn)
+    assert turn.noted == ["read", *["clip"] * 3, "packets", "read", *["clip"] * 3]
 
 
 @pytest.fixture(scope="module")

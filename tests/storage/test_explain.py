@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from streamvid.errors import DatasetError
-from streamvid.storage.explain import explained
+from streamvid.storage.explain import StorageUnavailable, explained
 
 
 class LibraryError(Exception):
@@ -15,6 +15,15 @@ class LibraryError(Exception):
 
 
 LibraryError.__module__ = "objectstore.errors"
+
+
+@pytest.mark.parametrize("name", ["status", "status_code", "code"])
+def test_the_status_of_an_answer_is_known_by_whatever_name(name: str) -> None:
+    """aiohttp's, Azure's, Google's."""
+    error = LibraryError("-")
+    setattr(error, name, 503)
+    with pytest.raises(StorageUnavailable, match="it answers 503"), explained("az://a/b", "read"):
+        raise error
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,23 @@ def test_stalls_of_one_percent_hold_nobody_up() -> None:
     assert len(lost) <= link.hedged <= 60
 
 
+def test_another_event_loop_is_watched_as_well() -> None:
+    """After one that ended in the midst of a request."""
+    storage, link = Storage({0, 101}), Link()
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(link.fetch(1000, storage.ask), 0.05)
+
+    async def run() -> None:
+        for _ in range(110):
+            await link.fetch(1000, storage.ask)
+
+    asyncio.run(give_up())
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert link.hedged >= 1
+
+
 def test_two_percent_are_made_again_at_most() -> None:
     """Of a storage that has become slow for all."""
     link = Link()

@@ -3,9 +3,10 @@ be written to, listed, and read by range and by shards, as on a local disk."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.storage import filesystem
+from streamvid.errors import DatasetError
+from streamvid.storage import filesystem, link, part
+from streamvid.storage.explain import MissingFile, StorageUnavailable
+from streamvid.storage.ranges import RemoteRanges
 from tests.support import storages
 from tests.support.clips import write
+from tests.support.clock import Clock
+from tests.support.web import website
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -85,6 +91,57 @@ def test_videos_come_from_there_as_well(bucket: str, videos: Path, packed: Path,
     assert list(sv.Dataset.open(tmp_path / "set").clips.key) == list(sv.Dataset.open(packed).clips.key)
 
 
+def check_that_a_change_is_found(bucket: str, write: Callable[[bytes], object]) -> None:
+    reader, clock = RemoteRanges(), Clock()
+    wanted = [(f"{bucket}/file", start, start + 10) for start in (10, 500)]
+    write(bytes(1000))
+    for _ in range(2):
+        assert reader.read(wanted, retry=clock.retry()) == [bytes(10)] * 2
+    write(bytes([1]) * 1000)
+    with pytest.raises(DatasetError, match="/file has changed while it was being read") as error:
+        reader.read(wanted, retry=clock.retry())
+    assert not isinstance(error.value, StorageUnavailable)
+    with pytest.raises(MissingFile):
+        reader.read([(f"{bucket}/none", 10, 20)], retry=clock.retry())
+    assert not clock.waits
+
+
+def test_a_blob_that_is_replaced_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with storages.azure(tmp_path, monkeypatch) as url:
+        check_that_a_change_is_found(url, lambda data: filesystem.write_bytes(f"{url}/file", data))
+    fsspec.get_filesystem_class("az").clear_instance_cache()
+
+
+def test_a_file_of_google_has_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in: the emulator says nothing of them."""
+    pytest.importorskip("gcsfs", reason="no gcsfs to test with: pip install gcsfs")
+    with website() as site:
+        site.marks = "X-Goog-Generation"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", site.url)
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
+        path = "/download/storage/v1/b/box/o/file?alt=media"
+        check_that_a_change_is_found("gs://box", lambda data: site.files.update({path: data}))
+        assert any("ifGenerationMatch" in asked for _, asked, _ in site.requests)
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def test_a_request_that_stalls_is_made_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem.write_bytes(f"{bucket}/file", bytes(range(200)))
+    monkeypatch.setattr(link, "_UNKNOWN_LATE", 0.05)
+    read, asked = part._read, list[int]()
+
+    async def first_one_stalls(*args: Any) -> part.Part:
+        asked.append(1)
+        if len(asked) == 1:
+            await asyncio.sleep(60)
+        return await read(*args)
+
+    monkeypatch.setattr(part, "_read", first_one_stalls)
+    reader = RemoteRanges()
+    assert reader.read([(f"{bucket}/file", 10, 20)], retry=Clock().retry()) == [bytes(range(10, 20))]
+    assert reader.link.hedged >= 1
+
+
 def test_the_hub_is_read_by_range(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with storages.hugging_face(packed, monkeypatch) as (url, seen):
         assert len(filesystem.list_files(f"{url}/shards")) == len(list((packed / "shards").iterdir()))
@@ -114,6 +171,6 @@ def test_a_wrong_key_of_azure_is_not_told(
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
         fsspec.get_filesystem_class("az").clear_instance_cache()
         with pytest.raises(sv.StreamvidError) as error:
-            sv.Dataset.open(f"{url}/set")
+            sv.Dataset.open(f"{url}/set", retry_for=0)
         fsspec.get_filesystem_class("az").clear_instance_cache()
     assert wrong not in str(error.value) + caplog.text

@@ -57,15 +57,22 @@ def website() -> Iterator[Site]:
             if self.path in site.redirects:
                 self._send(302, b"", {"Location": site.redirects[self.path]}, body)
                 return
-            data = site.files.get(self.path)
+            path, _, wanted = self.path.partition("&ifGenerationMatch=")
+            data = site.files.get(path)
             if data is None:
                 self._send(404, b"", {}, body)
                 return
             digest = md5(data).hexdigest()
             second = int(digest[:1], 16)
-            known = {"ETag": f'"{digest}"', "Last-Modified": f"Mon, 02 Nov 2026 10:00:{second:02d} GMT", "": ""}[
-                site.marks
-            ]
+            known = {
+                "ETag": f'"{digest}"',
+                "Last-Modified": f"Mon, 02 Nov 2026 10:00:{second:02d} GMT",
+                "X-Goog-Generation": str(int(digest[:12], 16)),
+                "": "",
+            }[site.marks]
+            if wanted not in ("", known):
+                self._send(412, b"", {}, body)
+                return
             headers = {site.marks: known} if site.marks else {}
             found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             if found and site.ranges and self.headers.get("If-Range", known) == known:

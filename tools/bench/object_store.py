@@ -9,7 +9,8 @@ It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limi
 runs in a process of its own, with empty caches, once through all clips or until `--limit` seconds are over, to the
 slice; at 50 ms once more to the tensor, for three times as long. And ranges once more for a loop that takes 0.8 of the
 clips that come, over a link on which no requests stall, or 1 % of them for 10 s: P50 and P99 are then of a step with
-its batch, in eight passes without a cache. Requests and bytes are those that the proxy sees. What is not installed is
+its batch, in eight passes without a cache, by a loop that has frozen what is imported (`gc.freeze`), as
+docs/training.md advises. Requests and bytes are those that the proxy sees. What is not installed is
 left out; `--peers` names the Python of an environment that has others' packages, and this one's.
 
 Others' readers fetch whole samples: `webdataset` by a pipe of curl, `litdata` and `mosaicml` from their own formats, of
