@@ -47,6 +47,12 @@ _SPARE_FILES: Final = 100
 """Files that a process may open beside those of the graph."""
 
 
+class _Order(StreamLoader):
+    """The order of a graph, and what its samples are. They may come out in several sizes."""
+
+    _one_size = False
+
+
 def pipeline(
     dataset: Any,
     *,
@@ -70,7 +76,8 @@ def pipeline(
 
     It is not built yet: `with pipe:` operators can be added to `pipe.nodes`, and other outputs be set. They are by name
     the transform's views, `video` or as they are called, and `mask`, `pts`, `label`, `clip`, `valid` and `epoch`, as
-    `streamvid.loader.batch.Batch` has them, each of one sample; views are on the device, the others on the CPU.
+    `streamvid.loader.batch.Batch` has them, each of one sample; views are on the device, the others on the CPU. Views
+    may differ in size from sample to sample, for operators to resize.
     `pipe.names` are those of the outputs that it was made with, `pipe.reader_name` is its reader's.
 
     Args:
@@ -98,7 +105,7 @@ def pipeline(
         raise InputError(f"sv.dali.pipeline takes no {name}: {_NOT_OF_GRAPHS[name]}")
     if not isinstance(reader_name, str) or not reader_name:
         raise InputError(f"reader_name must be a name; it is {reader_name!r}")
-    with StreamLoader(
+    with _Order(
         dataset, batch_size=batch_size, device=device, num_threads=num_threads, engine="dali", **options
     ) as loader:
         if state is not None:

@@ -117,6 +117,8 @@ class StreamLoader:
         DatasetError: a dataset that is missing or damaged.
     """
 
+    _one_size = True  # of all that comes out: else it fits no batch
+
     @suggest_keywords
     def __init__(
         self,
@@ -154,7 +156,6 @@ class StreamLoader:
         roots: Sequence[str | os.PathLike[str]] = (),
         revision: int | None = None,
     ) -> None:
-        # Options first: these need no dataset to be wrong.
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
             raise InputError(f"batch_fn must be a function of a batch; it is {batch_fn!r}")
@@ -187,7 +188,7 @@ class StreamLoader:
             text = "%d of %d clips are too short for %s and are skipped"
             log.warning(text, self.skipped, len(self.dataset), samples.spec.sampling)
         rows = samples.pools.rows()
-        check_output_sizes(samples.transform, self.dataset.clips, rows)
+        check_output_sizes(samples.transform, self.dataset.clips, rows, one_size=self._one_size)
         plan = Plan(
             SampleStream(samples.pools.pools, samples.source.weights, samples.spec.seed, order, BLOCK_SHARDS),
             batch_size,

@@ -126,13 +126,15 @@ def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callabl
                 )
 
 
-def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64) -> None:
-    """Raise InputError unless all these clips come out in one size, so that they fit a batch.
+def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64, *, one_size: bool = True) -> None:
+    """Raise InputError unless the transform fits all these clips, and they come out in one size, so that they fit a
+    batch.
 
     Args:
         transform: what is done to the frames.
         clips: the dataset's rows.
         rows: int64 [clips], which of them.
+        one_size: False: sizes may differ, as in a graph, whose user may have his own operators resize them.
     """
 
     def check(rows: Int64) -> None:
@@ -142,6 +144,10 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
         output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])
 
     first, _ = unique_rows(clips.width[rows], clips.height[rows], clips.rotation[rows])
+    if not one_size:
+        for n in first:
+            check(rows[[n]])
+        return
     try:
         check(rows[first])
     except InputError:

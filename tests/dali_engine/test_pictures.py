@@ -12,7 +12,7 @@ import torch
 
 import streamvid as sv
 from streamvid.decode.deadline import LateBatches
-from streamvid.errors import ClipError, VideoError
+from streamvid.errors import ClipError, InputError, VideoError
 from streamvid.forks import abandon_pipeline
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
@@ -136,6 +136,25 @@ def test_the_graph_by_itself(stills: Path, both: Path, which: int) -> None:
     for n, one in enumerate(made[:-1]):
         if one["video"].shape == expected[n]["video"].shape:
             assert torch.equal(one["video"], expected[n]["video"])
+
+
+def test_own_operators_on_clips_of_many_sizes(both: Path) -> None:
+    """A graph's views may differ in size, which an operator of the user's own may even out; crops must fit, still."""
+    from nvidia.dali import fn
+
+    options: dict[str, Any] = {"batch_size": 18, "sampling": sv.Window(1), "device": "cpu", "num_threads": 2}
+    pipe = sv.dali.pipeline(both, **options)
+    with pipe:
+        video = fn.resize(pipe.nodes["video"], resize_x=24, resize_y=16)
+        pipe.set_outputs(video, pipe.nodes["clip"])
+    ((batch,),) = list(sv.dali.iterator(pipe, ["video", "clip"]))
+    assert batch["video"].shape == (18, 1, 16, 24, 3)
+    assert sorted(batch["clip"].tolist()) == list(range(18))
+    assert all(one.any() for one in batch["video"])
+    with pytest.raises(InputError, match="200"):
+        sv.dali.pipeline(both, transform=sv.Transform(crop=200), **options)
+    with pytest.raises(InputError, match="different sizes"):
+        sv.StreamLoader(both, **options)
 
 
 def damage(source: Path, folder: Path, mark: bytes, change: bytes, skip: int) -> str:
