@@ -305,8 +305,7 @@ class StreamLoader:
         return self._samples.source, self._samples.pools.excluded, self._schedule
 
     def remaining(self) -> tuple[SampleSet, Epoch]:
-        """What `sv.dali.pipeline` asks a loader for: clips and how samples are made of them, and what is left of the
-        next epoch on this rank."""
+        """For `sv.dali.pipeline`: clips, how samples are made of them, and what is left of the epoch on this rank."""
         self._meet_world(settle=True)
         return self._samples, replace(self._position.next.epoch(), absent=self._quarantine.absent())
 
