@@ -38,6 +38,15 @@ def test_it_grows_with_packets_at_the_pace_of_the_same_codec_and_size(encoded: E
         assert pace.deadline(other) == 10
 
 
+def test_the_median_that_was_measured(encoded: EncodedSlice) -> None:
+    pace = Pace()
+    assert pace.measured(encoded) is None
+    for seconds in (50.0, 10.0, 0.1):
+        pace.add(encoded, 10, seconds)
+    assert pace.measured(encoded) == 1.0
+    assert pace.measured(replace(encoded, codec="av1")) is None
+
+
 def test_it_follows_a_machine_that_becomes_slow(encoded: EncodedSlice) -> None:
     pace = Pace()
     for seconds in (*[0.1] * 1000, *[5.0] * 40):

@@ -105,6 +105,17 @@ def test_all_streams_go_before_the_models(clips: Clips, opened: list[Any], monke
     assert max(made) < 0
 
 
+def test_cores_tell_the_queue_how_slow_they_are(
+    clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(nvdec.DecodeQueue, "core_took", lambda queue, key, slower: told.append((key.codec, slower)))
+    pool = NvdecSessionPool(device_id=0, engines=1, cpu_workers=2)
+    agree(pool, {name: clips[name] for name in ("h264", "long")}, rounds=6)
+    assert {codec for codec, _ in told} == {"h264"}
+    assert min(slower for _, slower in told) > 0
+
+
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
 WITHOUT_NAL_UNITS = {
     "vp8": Recipe(codec="vp8", container="webm", frames=40, gop=10),
