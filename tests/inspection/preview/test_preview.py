@@ -18,13 +18,11 @@ from streamvid.dataset.columns import Columns
 from streamvid.decode import isolated
 from streamvid.errors import DatasetError, InputError
 from streamvid.fetch.plan_samples import SamplePlan
-from streamvid.inspection.preview import draw
 from streamvid.inspection.preview import preview as module
 from streamvid.inspection.preview import table as table_module
 from streamvid.inspection.preview.charts import dataset_charts, svg
-from streamvid.inspection.preview.draw import draw_strips
 from streamvid.inspection.preview.pictures import MOST_PICTURES, Strip
-from streamvid.inspection.preview.preview import PreviewReport, preview
+from streamvid.inspection.preview.preview import PreviewReport, draw_strips, preview
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.packing.index import index
@@ -54,7 +52,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that are not of bad clips: a decoder's process takes half a second to start."""
-    monkeypatch.setattr(draw, "SampleRenderer", lambda spec, isolate: SampleRenderer(spec))
+    monkeypatch.setattr(module, "SampleRenderer", lambda spec, isolate: SampleRenderer(spec))
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +129,8 @@ def test_long_samples_decode_no_more_than_is_shown(tmp_path: Path, monkeypatch: 
     with packing_inline():
         pack([tmp_path / "long.avi"], tmp_path / "set", options=PackOptions("any"), progress=False)
     read: list[SamplePlan] = []
-    whole = draw.read_slices
-    monkeypatch.setattr(draw, "read_slices", lambda *a, **k: (read.extend(a[1]), whole(*a, **k))[1])
+    whole = module.read_slices
+    monkeypatch.setattr(module, "read_slices", lambda *a, **k: (read.extend(a[1]), whole(*a, **k))[1])
     (strip,) = strips(tmp_path / "set", sv.All())
     assert len(strip.pictures) == 16
     assert strip.positions == 100
