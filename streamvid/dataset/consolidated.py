@@ -34,7 +34,7 @@ from streamvid.errors import DatasetError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_LAYOUT: Final = b"streamvid rows 6\n"
+_LAYOUT: Final = b"streamvid rows 7\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
 _METADATA_KEY: Final = b"streamvid"
 _STSD: Final = "stsd"
@@ -104,9 +104,10 @@ def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTa
     """The rows and metadata columns that `write_rows` wrote; arrays are views of `content`."""
     length = int.from_bytes(content[content.size - 8 :], "little")
     about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())
-    columns: dict[str, Any] = {"shard": shard_numbers(entries)}
-    for name, (dtype, start) in about["numbers"].items():
-        columns[name] = np.frombuffer(content, dtype, len(columns["shard"]), start)
+    clips = sum(entry.clips for entry in entries)
+    columns: dict[str, Any] = {
+        name: np.frombuffer(content, dtype, clips, start) for name, (dtype, start) in about["numbers"].items()
+    }
     columns |= {name: Categories(columns[name], tuple(texts)) for name, texts in about["names"].items()}
     streams = [pa.ipc.open_stream(content[start:end]).read_all() for start, end in pairwise(about["streams"])]
     some = groupby(streams, key=lambda table: (str(table.schema), table.schema.metadata))
@@ -183,8 +184,9 @@ class _Joined:
     """
 
     def __init__(self, entries: Sequence[ShardEntry]) -> None:
-        clips = sum(entry.clips for entry in entries)
-        kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id"), "int32")
+        self._shard = shard_numbers(entries)
+        clips = len(self._shard)
+        kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id", "shard"), "int32")
         kinds |= {} if all(entry.has_tar for entry in entries) else _FILE_NUMBERS
         self.places: dict[str, tuple[str, int]] = {}
         self.end = 0
@@ -204,7 +206,7 @@ class _Joined:
     def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch]:
         """Take a block: its numbers, with their places in the file, and its texts and metadata."""
         rows = slice(self._done, self._done + len(block))
-        numbers = dict(block.numbers)
+        numbers = {**block.numbers, "shard": self._shard[rows]}
         for name, category in block.categories.items():
             known = self._names[name]
             renumbered = [known.setdefault(text, len(known)) for text in category.names]

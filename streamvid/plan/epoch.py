@@ -82,17 +82,44 @@ class Step:
 
 @dataclass(frozen=True)
 class Partition:
-    """Samples that some or all ranks share, in order: ids and passes as in `Step`, both int64 [samples]."""
+    """Samples that some or all ranks share, in order, computed when they are asked for: of all nodes' partitions, a
+    rank needs its own.
 
-    sample_ids: Int64
-    passes: Int64
+    Attributes:
+        size: samples.
+        make: computes ids and passes as in `Step`, both int64 [samples].
+    """
+
+    size: int
+    make: Callable[[], tuple[Int64, Int64]]
 
     def __len__(self) -> int:
-        return len(self.sample_ids)
+        return self.size
 
-    def at(self, places: Int64 | slice) -> Partition:
-        """The samples at these indices."""
-        return Partition(self.sample_ids[places], self.passes[places])
+    @cached_property
+    def _made(self) -> tuple[Int64, Int64]:
+        return self.make()
+
+    @property
+    def sample_ids(self) -> Int64:
+        return self._made[0]
+
+    @property
+    def passes(self) -> Int64:
+        return self._made[1]
+
+    def upto(self, end: int) -> Partition:
+        """The first samples."""
+        return self if end >= self.size else Partition(end, lambda: (self.sample_ids[:end], self.passes[:end]))
+
+    def ordered(self, size: int, find: Callable[[], Int64 | slice]) -> Partition:
+        """So many samples, at the indices that are found when they are needed."""
+
+        def make() -> tuple[Int64, Int64]:
+            places = find()
+            return self.sample_ids[places], self.passes[places]
+
+        return Partition(size, make)
 
 
 @dataclass(frozen=True)
@@ -158,18 +185,19 @@ class Epoch:
 
     def _planned(self, number: int) -> Step:
         partition, share, batch = self.partitions[self.partition], self.topology.share, self.topology.batch
-        here = partition.at(slice(number * share, (number + 1) * share))
+        step = slice(number * share, (number + 1) * share)
+        here, here_passes = partition.sample_ids[step], partition.passes[step]
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
         if len(here) == share:
-            return Step(here.sample_ids[mine], here.passes[mine], np.ones(batch, dtype=bool), number)
+            return Step(here[mine], here_passes[mine], np.ones(batch, dtype=bool), number)
         # A node may have no sample at all, if there are fewer samples than nodes.
         spare = partition if len(partition) else next(other for other in self.partitions if len(other))
         if self.last_batch == "fill":
-            sample_ids = np.resize(np.concatenate([here.sample_ids, spare.sample_ids]), share)[mine]
-            passes = np.resize(np.concatenate([here.passes, spare.passes]), share)[mine]
+            sample_ids = np.resize(np.concatenate([here, spare.sample_ids]), share)[mine]
+            passes = np.resize(np.concatenate([here_passes, spare.passes]), share)[mine]
             return Step(sample_ids, passes, (np.arange(share) < len(here))[mine], number)
         mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
-        sample_ids, passes = here.sample_ids[mine], here.passes[mine]
+        sample_ids, passes = here[mine], here_passes[mine]
         if len(sample_ids) == 0:
             # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
             return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool), number)

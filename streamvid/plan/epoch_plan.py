@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.arrays import Int64
 from streamvid.checks import integer, one_of
@@ -22,7 +22,7 @@ from streamvid.plan.bucket_key import BucketKeys
 from streamvid.plan.bucketing import bucket_order
 from streamvid.plan.epoch import LAST_BATCH, Epoch, LastBatch, Partition, Topology
 from streamvid.plan.mixture import SampleStream
-from streamvid.plan.permutation import arrange, pass_samples, split_by_node
+from streamvid.plan.permutation import NodePart, arrange, pass_samples, split_by_node
 from streamvid.plan.rng import BUCKET, generator
 from streamvid.plan.sample_id import rows_of
 from streamvid.plan.world import World
@@ -189,7 +189,9 @@ class Plan:
         partitions, done = self._replayed(position)
         if self.bucket_steps:
             orders = self._orders(partitions, self.topology, position.epoch)
-            partitions = [partition.at(order) for partition, order in zip(partitions, orders, strict=True)]
+            partitions = [
+                partition.ordered(len(partition), order) for partition, order in zip(partitions, orders, strict=True)
+            ]
         return Epoch(
             partitions=tuple(partitions),
             partition=self.world.node if self.local else 0,
@@ -217,7 +219,7 @@ class Plan:
                 partitions = self._divided(left, run.topology, position, number)
                 before, done = before + done * topology.share, 0
             topology, size, done = run.topology, sizes[number], done + run.steps
-        return [partition.at(slice(max(0, size - before))) for partition in partitions], done
+        return [partition.upto(max(0, size - before)) for partition in partitions], done
 
     def _remaining(
         self, partitions: list[Partition], topology: Topology, steps: int, upto: int, epoch: int
@@ -225,32 +227,37 @@ class Plan:
         """What `steps` steps in a topology leave of each partition, of which it divided the first `upto` samples."""
         consumed = steps * topology.share
         if not topology.bucket_steps:
-            return [partition.at(slice(consumed, None)) for partition in partitions]
+            rest = partial(slice, consumed, None)
+            return [partition.ordered(max(0, len(partition) - consumed), rest) for partition in partitions]
         left = []
-        divided = [partition.at(slice(upto)) for partition in partitions]
+        divided = [partition.upto(upto) for partition in partitions]
         for partition, order in zip(partitions, self._orders(divided, topology, epoch), strict=True):
             still = np.ones(len(partition), dtype=bool)
-            still[order[:consumed]] = False
-            left.append(partition.at(np.flatnonzero(still)))
+            still[order()[:consumed]] = False
+            places = np.flatnonzero(still)
+            left.append(partition.ordered(len(places), partial(np.asarray, places)))
         return left
 
-    def _orders(self, partitions: list[Partition], topology: Topology, epoch: int) -> Iterator[Int64]:
-        """The bucketed order of each partition: int64 [samples], indices into it."""
+    def _orders(self, partitions: list[Partition], topology: Topology, epoch: int) -> Iterator[Callable[[], Int64]]:
+        """Computes the bucketed order of each partition: int64 [samples], indices into it."""
         if self.bucket_keys is None:
             raise ValueError("a plan with bucketing needs bucket_keys")
         bucket_keys = self.bucket_keys()
         full = min(len(partition) for partition in partitions) // topology.share
-        for partition in partitions:
+
+        def order(partition: Partition) -> Int64:
             # The same draws for each partition: at any step all nodes decode clips of about the same size.
             random = None if self.stream.shuffle == "none" else generator(self.stream.seed, epoch, BUCKET)
-            yield bucket_order(
+            return bucket_order(
                 bucket_keys[rows_of(partition.sample_ids)],
                 ranks=topology.ranks, batch=topology.batch, window=topology.bucket_steps, full=full, random=random,
             )  # fmt: skip
 
+        return (partial(order, partition) for partition in partitions)
+
     def _first_partitions(self, position: Position, size: int, topology: Topology) -> list[Partition]:
         if not self.local:
-            return [Partition(*self.stream.take(position.first, size))]
+            return [Partition(size, partial(self.stream.take, position.first, size))]
         sample_ids, shards = pass_samples(self.stream.pools[0], self.stream.seed, position.epoch)
         return self._ordered(split_by_node(sample_ids, shards, topology.partitions, seed=self.stream.seed), position, 0)
 
@@ -266,14 +273,14 @@ class Plan:
         split = split_by_node(sample_ids, shards, topology.partitions, seed=self.stream.seed)
         return self._ordered(split, position, number)
 
-    def _ordered(
-        self, parts: list[tuple[Int64, npt.NDArray[np.int32]]], position: Position, number: int
-    ) -> list[Partition]:
-        stream, partitions = self.stream, []
-        for node, (sample_ids, shards) in enumerate(parts):
+    def _ordered(self, parts: list[NodePart], position: Position, number: int) -> list[Partition]:
+        stream = self.stream
+
+        def make(node: int, part: NodePart) -> tuple[Int64, Int64]:
             ordered = arrange(
-                sample_ids, shards, stream.shuffle, block_shards=stream.block_shards,
+                *part.take(), stream.shuffle, block_shards=stream.block_shards,
                 seed=stream.seed, number=position.epoch, partition=1 + node + number * _MOST_NODES,
             )  # fmt: skip
-            partitions.append(Partition(ordered, np.full(len(ordered), position.epoch, dtype=np.int64)))
-        return partitions
+            return ordered, np.broadcast_to(np.int64(position.epoch), len(ordered))
+
+        return [Partition(part.size, partial(make, node, part)) for node, part in enumerate(parts)]

@@ -202,7 +202,9 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
         if not per_clip.sum() >= 0.5:
             raise InputError("the weights leave no clip in an epoch: raise them")
         weights = np.repeat(per_clip, samples)
-    return Pool(expand(kept, samples), np.repeat(dataset.clips.shard[kept], samples), weights)
+    # Of a whole dataset, the column itself, which all processes of a node share.
+    shards = dataset.clips.shard if len(kept) == len(dataset) else dataset.clips.shard[kept]
+    return Pool(expand(kept, samples), shards if most == 1 == samples.min() else np.repeat(shards, samples), weights)
 
 
 def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *, dtype: Any) -> npt.NDArray[Any]:

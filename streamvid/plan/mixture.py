@@ -77,7 +77,7 @@ class SampleStream:
             number, start = divmod(first, length)
             taken = self.order(number, part)[start : start + count]
             sample_ids.append(taken)
-            passes.append(np.full(len(taken), number, dtype=np.int64))
+            passes.append(np.broadcast_to(np.int64(number), len(taken)))
             first, count = first + len(taken), count - len(taken)
         if len(sample_ids) == 1:
             return sample_ids[0], passes[0]

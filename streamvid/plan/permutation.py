@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -93,22 +95,38 @@ def arrange(
 
 def _shard_bounds(shards: npt.NDArray[np.int32]) -> Int64:
     """int64 [shards + 1]: the index of each shard's first sample, and the number of samples."""
-    return np.concatenate([[0], np.flatnonzero(np.diff(shards)) + 1, [len(shards)]]).astype(np.int64)
+    return np.concatenate([[0], np.flatnonzero(shards[1:] != shards[:-1]) + 1, [len(shards)]]).astype(np.int64)
 
 
-def split_by_node(
-    sample_ids: Int64, shards: npt.NDArray[np.int32], nodes: int, *, seed: int
-) -> list[tuple[Int64, npt.NDArray[np.int32]]]:
+@dataclass(frozen=True)
+class NodePart:
+    """A node's part of a pass.
+
+    Attributes:
+        size: samples.
+        take: computes its samples, and the shard of each.
+    """
+
+    size: int
+    take: Callable[[], tuple[Int64, npt.NDArray[np.int32]]]
+
+
+def split_by_node(sample_ids: Int64, shards: npt.NDArray[np.int32], nodes: int, *, seed: int) -> list[NodePart]:
     """Divide a pass among nodes, in equal parts (give or take one sample) that share as few shards as possible.
 
     Which shards a node gets depends on the seed alone: they are the same in every pass, and stay in the node's cache. A
-    shard at a boundary is shared by two nodes.
-
-    Returns:
-        For each node its samples, and the shard of each.
+    shard at a boundary is shared by two nodes. A node's rank computes its own part alone.
     """
     bounds = _shard_bounds(shards)
     order = generator(seed, 0, SHARDS).permutation(len(bounds) - 1)
-    index = np.concatenate([np.arange(bounds[s], bounds[s + 1]) for s in order.tolist()] or [np.empty(0, np.int64)])
+    ends = np.cumsum(np.diff(bounds)[order])
+
+    def take(first: int, last: int) -> tuple[Int64, npt.NDArray[np.int32]]:
+        start, end = np.searchsorted(ends, [first, last - 1], side="right").tolist()
+        runs = [np.arange(bounds[s], bounds[s + 1]) for s in order[start : end + 1].tolist()]
+        skipped = first - int(ends[start - 1]) if start else first
+        index = np.concatenate([np.empty(0, dtype=np.int64), *runs])[skipped : skipped + last - first]
+        return sample_ids[index], shards[index]
+
     cuts = [len(sample_ids) * node // nodes for node in range(nodes + 1)]
-    return [(sample_ids[index[a:b]], shards[index[a:b]]) for a, b in pairwise(cuts)]
+    return [NodePart(b - a, partial(take, a, b)) for a, b in pairwise(cuts)]

@@ -11,7 +11,8 @@ the clips.
 - hits: share of a node's clips in the second epoch that are in its cache, by the plan's own future.
 - requests/s, GB/s: at the bucket, of all ranks, in that epoch, if each epoch takes the same frames of a clip ("same"),
   or others every time ("random"), of which the frame index alone may be there.
-- GiB: of the plan, per rank, and of the rows that a node maps.
+- GiB: of the plan, per rank, with two epochs, as a cache of ranges that is full asks for the next one; and of the rows
+  that a node maps.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ ROW_BYTES: Final = 300
 
 def node(clips: int, scale: int, *, local: bool, shuffle: Any) -> dict[str, float]:
     """Of one node: hits in its second epoch, seconds and memory of a rank's plan."""
-    ids = np.arange(clips)
-    pool = Pool(ids, (ids // PER_SHARD).astype(np.int32))
-    world = World(0, RANKS, NODES)
+    shards = np.repeat(np.arange(clips // PER_SHARD, dtype=np.int32), PER_SHARD)  # a column of the rows
     tracemalloc.start()
+    pool = Pool(np.arange(clips), shards)
+    world = World(0, RANKS, NODES)
     began = time.perf_counter()
     plan = Plan(SampleStream((pool,), (1,), 0, shuffle, 16), BATCH, world, local=local)
     position = plan.start(0)
     epoch, following = plan.epoch(position), plan.epoch(plan.after(position))
+    for one in (epoch, following):
+        one.step(0)
     seconds = (time.perf_counter() - began) / 2
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

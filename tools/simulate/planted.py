@@ -23,6 +23,7 @@ from streamvid.plan import epoch_plan
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
+from streamvid.plan.permutation import NodePart
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage import cache_folder, retry, shard_cache
 from streamvid.storage.cache_folder import CacheFolder
@@ -106,11 +107,14 @@ def _left_bucketed(self: Plan, partitions: list[Any], topology: Any, steps: int,
     return [partition.at(slice(steps * topology.share, None)) for partition in partitions]
 
 
-def _split_overlapping(sample_ids: Any, shards: Any, nodes: int, *, seed: int) -> list[tuple[Any, Any]]:
+def _split_overlapping(sample_ids: Any, shards: Any, nodes: int, *, seed: int) -> list[NodePart]:
     """Two nodes share the sample at their boundary, and the last one of all is lost."""
     cuts = [len(sample_ids) * node // nodes for node in range(nodes + 1)]
-    return [(sample_ids[max(0, a - 1) : b - (b == cuts[-1])], shards[max(0, a - 1) : b - (b == cuts[-1])])
-            for a, b in pairwise(cuts)]  # fmt: skip
+
+    def part(here: slice) -> NodePart:
+        return NodePart(len(sample_ids[here]), lambda: (sample_ids[here], shards[here]))
+
+    return [part(slice(max(0, a - 1), b - (b == cuts[-1]))) for a, b in pairwise(cuts)]
 
 
 def _unread(folder: Any, dataset: ClipSource) -> Int64:
