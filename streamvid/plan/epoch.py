@@ -189,7 +189,7 @@ class Epoch:
         here, here_passes = partition.sample_ids[step], partition.passes[step]
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
         if len(here) == share:
-            return Step(here[mine], here_passes[mine], np.ones(batch, dtype=bool), number)
+            return Step(here[mine], here_passes[mine].copy(), np.ones(batch, dtype=bool), number)
         # A node may have no sample at all, if there are fewer samples than nodes.
         spare = partition if len(partition) else next(other for other in self.partitions if len(other))
         if self.last_batch == "fill":
@@ -197,8 +197,8 @@ class Epoch:
             passes = np.resize(np.concatenate([here_passes, spare.passes]), share)[mine]
             return Step(sample_ids, passes, (np.arange(share) < len(here))[mine], number)
         mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
-        sample_ids, passes = here[mine], here_passes[mine]
+        sample_ids, passes = here[mine], here_passes[mine].copy()
         if len(sample_ids) == 0:
             # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
-            return Step(spare.sample_ids[:1], spare.passes[:1], np.zeros(1, dtype=bool), number)
+            return Step(spare.sample_ids[:1], spare.passes[:1].copy(), np.zeros(1, dtype=bool), number)
         return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool), number)

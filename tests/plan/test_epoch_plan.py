@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 
 from streamvid import All
 from streamvid.errors import InputError
+from streamvid.plan import epoch_plan
 from streamvid.plan.checkpoint import Cursor, RunSchedule, position_from
 from streamvid.plan.epoch import LAST_BATCH, LastBatch, Step, Topology
 from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import BLOCK, SampleStream, whole_weights
-from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
+from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle, arrange
 from streamvid.plan.rng import draws
 from streamvid.plan.world import World
 
@@ -249,6 +251,27 @@ def test_nodes_have_shards_of_their_own(nodes: int, ranks: int, batch: int, seed
         of_node.append(shards)
         assert sum(len(held) for held in shards.values()) <= 20 * nodes + nodes - 1
     assert of_node[0] == of_node[1]
+
+
+def test_a_rank_orders_the_samples_of_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And passes, of which an epoch has one, take no memory for each sample."""
+    sizes: list[int] = []
+
+    def counting(sample_ids: Any, *more: Any, **options: Any) -> Any:
+        sizes.append(len(sample_ids))
+        return arrange(sample_ids, *more, **options)
+
+    monkeypatch.setattr(epoch_plan, "arrange", counting)
+    (plan, *_) = ranks_of(stream(np.arange(5600)), 4, 16, nodes=8, local=True)
+    epoch = plan.epoch(plan.start(3))
+    epoch.step(2)
+    assert epoch.steps == len(plan)
+    assert sizes == [700]
+    whole = replace(plan, local=False)
+    for one in (epoch, whole.epoch(whole.start(3))):
+        assert one.partitions[one.partition].passes.strides == (0,)
+        assert one.step(2).passes.tolist() == [3] * 4
+        assert one.step(2).passes.flags.writeable
 
 
 @given(rows(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), seeds, st.integers(1, 6))
