@@ -143,9 +143,11 @@ def code_of(exc: BaseException) -> str | None:
 
 def status_of(exc: BaseException) -> int | None:
     """The HTTP status of the response behind an exception; None if there is none."""
-    given = [getattr(exc, name, None) for name in ("status", "status_code", "code")]  # aiohttp's, Azure's, gcsfs'
-    given.append(_response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    return next((one for one in given if isinstance(one, int)), None)
+    for name in ("status", "status_code", "code"):  # aiohttp's, Azure's, gcsfs'
+        if isinstance(status := getattr(exc, name, None), int):
+            return status
+    status = _response(exc).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:
