@@ -16,6 +16,7 @@ import http.server
 import json
 import os
 import re
+import socket
 import socketserver
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
+from tools.bench.plan_dataset import peak_mib
 from tools.bench.plan_rows import write_rows
 from tools.bench.report import Check, Report, arguments, finish
 from tools.bench.store_server import ROOT, compile_link, slow_link
@@ -93,7 +95,7 @@ def served(folder: Path) -> Iterator[tuple[int, Counter[str]]]:
 
 
 def first_batch(cache: str) -> dict[str, float]:
-    """Seconds to the slices of the first batch, with those to open the dataset."""
+    """Seconds to the slices of the first batch, with those to open the dataset, and the most memory, in MiB."""
     import streamvid as sv
     from streamvid.storage.shard_cache import ShardCache
     from tools.bench.store_ways import slices
@@ -106,7 +108,7 @@ def first_batch(cache: str) -> dict[str, float]:
         next(batches)
         seconds = time.perf_counter() - begin
         batches.close()  # type: ignore[attr-defined]
-    return {"seconds": seconds, "open": opened}
+    return {"seconds": seconds, "open": opened, "peak": peak_mib()}
 
 
 def fetch_tables(names: list[str]) -> dict[str, float]:
@@ -161,16 +163,16 @@ def main() -> int:
         manifest = Manifest.from_json((rows / FILE_NAME).read_bytes(), path=str(rows))
         files = [FILE_NAME, *(table.file for table in manifest.tables)]
         program = compile_link(folder)
-        with (
-            served(rows.parent) as (server, asked),
-            slow_link(program, port := server + 1, server, options.latency, RATE),
-        ):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with served(rows.parent) as (server, asked), slow_link(program, port, server, options.latency, RATE):
             found = apart("first_batch", str(folder / "cache"), port, folder / "home")
             requests = dict(asked)
             bare = apart("fetch_tables", [f"{one}:{(rows / one).stat().st_size}" for one in files], port, folder)
     row = {
         "clips": clips, "shards": len(manifest.shards), "tables": len(manifest.tables), "MB": bare["bytes"] / 1e6,
         "fetch s": bare["seconds"], "open s": found["open"], "first batch s": found["seconds"],
+        "peak MiB": found["peak"],
         "requests": sum(requests.values()),
     }  # fmt: skip
     own = sum(count for what, count in requests.items() if what.endswith((".parquet", "list")))
