@@ -229,7 +229,9 @@ class PlaneRenderer:
 
     def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]
-        levels = np.tensordot(self._matrix[:, :3], np.stack(made), axes=1) + self._matrix[:, 3, None, None]
+        # In the order of pixels.c: a matrix product rounds as BLAS likes.
+        y, u, v = made
+        levels = np.stack([a * y + b * u + d * v + e for a, b, d, e in self._matrix])
         levels = np.floor(np.clip(levels, 0, 255) + np.float32(0.5))
         if self._dtype == "uint8":
             out[:] = levels

@@ -57,6 +57,23 @@ def test_levels_are_those_of_the_definition(data: st.DataObject) -> None:
         assert np.abs(one - expected).max() < 0.51
 
 
+@pytest.mark.skipif(render.compiled() is None, reason="the native part was not built")
+def test_both_ways_give_the_same_bits() -> None:
+    """A machine without a compiler has the same pixels: each sum is rounded in the same order."""
+    random = np.random.default_rng(0)
+    for _ in range(8):
+        height, width = random.integers(200, 500, 2).tolist()
+        planes = planes_of(random, form := PlaneFormat(height, width, (2, 2), 8))
+        renderer = PlaneRenderer(
+            form, Color("bt709", False, (1, 0)), start=(3.25, 5.5), end=(height - 7.75, width - 2.125), size=(224, 224),
+            dtype="float32", mean=(120, 110, 100), std=(58, 57, 56),
+        )  # fmt: skip
+        one, other = (np.zeros((3, 224, 224), dtype=np.float32) for _ in range(2))
+        renderer(planes, one)
+        renderer._by_numpy(planes, other)
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_normalised_by_any_strides(way: str, dtype: str) -> None:
     import torch
