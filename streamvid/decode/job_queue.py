@@ -22,9 +22,8 @@ SESSION_OPEN_PACKETS: Final = 64
 """Packets decoded in the time that opening a session takes: 45 ms, against 0.7 ms for a packet of 720p H.264 (H200)."""
 CPU_BACKLOG: Final = 3
 """CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs. A core
-takes one to two and a half times as long as an engine, and must not be the one that a batch waits for in the end."""
-_MARGIN: Final = 1.5
-"""Where a core was seen to take longer, so many times that takes the place of `CPU_BACKLOG`."""
+takes one to two and a half times as long as an engine, or as it was seen to take, and must not be the one that a batch
+waits for in the end."""
 _AGAIN: Final = 1000
 """Jobs of engines after which a core that has taken none since may try whether it is as slow as it was."""
 CPU_MIN_PIXELS: Final = 20_000_000
@@ -143,7 +142,7 @@ class DecodeQueue:
                         count = _worthwhile(jobs) or (0 if self._engines else 1)
                         packets = sum(len(jobs[-n].packets) for n in range(1, count + 1))
                         slower = self._slower.get(key, 0.0) if self._since[key] < _AGAIN else 0.0
-                        if count and ahead >= max(CPU_BACKLOG, _MARGIN * slower) * self._engines * packets:
+                        if count and ahead >= max(CPU_BACKLOG, slower) * self._engines * packets:
                             self._since[key] = 0
                             return [self._pop(batch, key, -1) for _ in range(count)]
                     ahead -= sum(len(job.packets) for jobs in batch.values() for job in jobs)
