@@ -69,6 +69,8 @@ class WorkerProcess:
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
+            # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too: seconds, and memory of the GPU.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
         self.pid = self._popen.pid
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))

@@ -72,3 +72,9 @@ def test_time_without_a_core_does_not_count() -> None:
     finally:
         busy.kill()
         busy.communicate()
+
+
+def test_workers_see_no_gpu(process: WorkerProcess) -> None:
+    """They have no use for one, and decoders of images would start CUDA on it, each in every process."""
+    assert process.call(os.getenv, "CUDA_VISIBLE_DEVICES") == ""
+    assert process.call(os.getenv, "PATH") == os.environ["PATH"]
