@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -21,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 import streamvid as sv
+from streamvid.loader.engine import ENGINES, EngineName
 from tools.bench.pairs import rate
 from tools.bench.report import Report, Row, arguments, finish
 
@@ -47,11 +49,10 @@ def write_images(folder: Path, count: int) -> None:
         list(pool.map(write, range(count)))
 
 
-def streamed(dataset: Path, device: str, threads: int) -> Iterator[Any]:
+def streamed(dataset: Path, device: str, threads: int, engine: EngineName) -> Iterator[Any]:
     """Epochs of a StreamLoader, without end."""
-    with sv.StreamLoader(
-        dataset, batch_size=BATCH, sampling=sv.Window(1), transform=TRANSFORM, device=device, num_threads=threads
-    ) as loader:
+    options: dict[str, Any] = {"device": device, "num_threads": threads, "engine": engine}
+    with sv.StreamLoader(dataset, batch_size=BATCH, sampling=sv.Window(1), transform=TRANSFORM, **options) as loader:
         while True:
             yield from loader
 
@@ -119,8 +120,9 @@ def measure(folder: Path, device: str, *, images: int, batches: int, rounds: int
     sv.pack(folder / "images", folder / "set", images=True, labels="folders", progress=False)
     ways: dict[str, Callable[[], Iterator[Any]]] = {}
     for one in dict.fromkeys((device, "cpu")):
-        ways[f"StreamLoader, {one}"] = lambda one=one: streamed(folder / "set", one, threads)  # type: ignore[misc]
-        ways[f"DALI by hand, {one}"] = lambda one=one: by_dali(folder / "images", one, threads)  # type: ignore[misc]
+        for engine in ENGINES:
+            ways[f"StreamLoader, {one}, engine={engine!r}"] = partial(streamed, folder / "set", one, threads, engine)
+        ways[f"DALI by hand, {one}"] = partial(by_dali, folder / "images", one, threads)
     ways["Pillow in a DataLoader"] = lambda: by_workers(folder / "images", device, threads)
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
