@@ -21,9 +21,9 @@ from streamvid.errors import VideoError
 SESSION_OPEN_PACKETS: Final = 64
 """Packets decoded in the time that opening a session takes: 45 ms, against 0.7 ms for a packet of 720p H.264 (H200)."""
 CPU_BACKLOG: Final = 3
-"""CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs. A core
-takes one to two and a half times as long as an engine, or as it was seen to take, and must not be the one that a batch
-waits for in the end."""
+"""CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs; more
+where a core was seen to take more times as long as an engine. It usually is one to two and a half, and a core must not
+be the one that a batch waits for in the end."""
 _AGAIN: Final = 1000
 """Jobs of engines after which a core that has taken none since may try whether it is as slow as it was."""
 CPU_MIN_PIXELS: Final = 20_000_000
