@@ -111,7 +111,11 @@ def test_the_option_is_checked(packed: Path, value: Any) -> None:
 def test_a_run_goes_on_without_a_cache_whose_disk_is_full(
     s3: FaultyS3, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any) -> int:
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: Any, place: int) -> int:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
+            return pwrite(descriptor, data, place)  # the rows of the dataset, which are in memory
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
