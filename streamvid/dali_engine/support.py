@@ -64,7 +64,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
 def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
     """Why DALI does not decode a group on this device; empty if it does."""
     if group.support.route is Route.IMAGE:
-        return ""
+        return "on a GPU its graph takes no images" if on_gpu else ""
     if on_gpu:
         return group.support.dali or (group.support.reason if group.support.route is Route.CPU else "")
     return "" if group.codec in _CPU_CODECS else "DALI's CPU decoder knows VP8, VP9 and Motion JPEG alone"

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import streamvid as sv
+from streamvid.dali_engine.support import check_decodable
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import ClipError, InputError, VideoError
 from streamvid.forks import abandon_pipeline
@@ -20,6 +22,7 @@ from streamvid.packing.pack import pack
 from streamvid.video import image_decoder
 from tests.dali_engine import test_engine
 from tests.dali_engine.test_engine import VP9, WINDOW, assert_same
+from tests.dali_engine.test_support import A_GPU
 from tests.support.clips import write
 from tests.support.images import encode, exif, picture, taken
 
@@ -155,6 +158,15 @@ def test_own_operators_on_clips_of_many_sizes(both: Path) -> None:
         sv.dali.pipeline(both, transform=sv.Transform(crop=200), **options)
     with pytest.raises(InputError, match="different sizes"):
         sv.StreamLoader(both, **options)
+
+
+def test_images_are_refused_on_a_gpu(stills: Path, both: Path) -> None:
+    """In words, before a run; on a CPU all of it is taken."""
+    for dataset in map(sv.Dataset.open, (stills, both)):
+        rows = np.arange(len(dataset))
+        check_decodable(dataset, rows, device_id=None)
+        with pytest.raises(InputError, match=r"clips of jpeg .* takes no images.*engine=\"default\""):
+            check_decodable(dataset, rows, device_id=A_GPU)
 
 
 def damage(source: Path, folder: Path, mark: bytes, change: bytes, skip: int) -> str:

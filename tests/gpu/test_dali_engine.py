@@ -14,6 +14,7 @@ import torch
 import streamvid as sv
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color
+from streamvid.errors import InputError
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -155,22 +156,13 @@ def test_colours_by_the_tags(tmp_path: Path, color: Any) -> None:
         assert off.mean() < 1.5
 
 
-@pytest.mark.parametrize("videos", [0, 6])
-def test_images_and_videos_in_one_graph(tmp_path: Path, videos: int) -> None:
-    """nvJPEG, CPU threads and NVDEC in one batch: frames as by the default engine."""
+def test_images_are_refused(tmp_path: Path) -> None:
+    """In words, before a run: a graph of images and videos was not seen to come through on a GPU."""
     (tmp_path / "files").mkdir()
-    for name, file in taken().items():
-        (tmp_path / "files" / f"{name}.{file.extension}").write_bytes(file.data)
-    for number in range(videos):
-        write(replace(HARD["h264"], width=336, seed=number, frames=20), tmp_path / "files" / f"{number}.mp4")
+    (tmp_path / "files" / "image.jpg").write_bytes(taken()["jpeg_420"].data)
     with packing_inline():
-        pack(tmp_path / "files", tmp_path / "set", images=True, progress=False, options=PackOptions("any"))
-    transform = sv.Transform(crop=40, layout="THWC", dtype="uint8", color="bt601")
-    sampling = sv.Window(4, stride=2) if videos else sv.Window(1)
-    default, dali = (
-        batches(str(tmp_path / "set"), engine, sampling=sampling, transform=transform) for engine in ENGINES
-    )
-    assert_same_but_for_video(default, dali)
-    for a, b in zip(default, dali, strict=True):
-        assert b["video"].is_cuda
-        assert (a["video"].int() - b["video"].int()).abs().max() <= 1
+        pack(tmp_path / "files", tmp_path / "set", images=True, progress=False)
+    with pytest.raises(InputError, match=r'takes no images.*engine="default"'):
+        batches(str(tmp_path / "set"), "dali", sampling=sv.Window(1))
+    (batch, _) = batches(str(tmp_path / "set"), "default", sampling=sv.Window(1))
+    assert batch["video"].is_cuda
