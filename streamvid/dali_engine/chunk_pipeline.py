@@ -112,7 +112,7 @@ class ClipKinds:
     @property
     def of_pictures(self) -> dict[str, InputType]:
         """The last of those, by name."""
-        return picture_inputs(videos=self.videos, on_gpu=self.on_gpu) if self.images else {}
+        return picture_inputs(videos=self.videos) if self.images else {}
 
 
 class ChunkPipeline:

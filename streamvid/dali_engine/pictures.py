@@ -12,7 +12,6 @@ import numpy.typing as npt
 from streamvid.arrays import Bool
 from streamvid.bitstream.image import CODECS, part_to_decode
 from streamvid.dataset.clip_table import ClipTable
-from streamvid.decode.images import is_for_gpu
 from streamvid.errors import VideoError
 from streamvid.transform.dali_pipeline import InputType
 from streamvid.video.image_decoder import image_node
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     Take = Callable[[DataNode], DataNode]
 
 _INPUTS: Final[Mapping[str, InputType]] = {
-    "is_image": (np.bool_, 0), "by_chip": (np.bool_, 0), "head": (np.uint8, 1), "start": (np.int32, 1),
-    "size": (np.int32, 1),
+    "is_image": (np.bool_, 0), "head": (np.uint8, 1), "start": (np.int32, 1), "size": (np.int32, 1),
 }  # fmt: skip
 
 
@@ -35,13 +33,11 @@ class Picture:
 
     Attributes:
         stsd: the sample description of its clip.
-        by_chip: nvJPEG decodes it, in a graph on a GPU.
         head: bytes before it.
         start, size: where it is, in bytes.
     """
 
     stsd: bytes
-    by_chip: bool
     head: bytes
     start: int
     size: int
@@ -64,27 +60,25 @@ def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
         VideoError: it is damaged, or not what its row says.
     """
     try:
-        header, head, (start, end) = part_to_decode(encoded.data.tobytes(), encoded.stsd)
+        _, head, (start, end) = part_to_decode(encoded.data.tobytes(), encoded.stsd)
     except ValueError as error:
         raise VideoError(f"the image {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     size = end - start + (end - start) % 2 if head else end - start
-    return Picture(encoded.stsd, is_for_gpu(header), head, begin + start, size)
+    return Picture(encoded.stsd, head, begin + start, size)
 
 
-def picture_inputs(*, videos: bool, on_gpu: bool) -> dict[str, InputType]:
-    """The inputs of `decode_by_kind` by name, of images among videos or alone, in a graph on a GPU or not."""
-    unused = {"is_image": not videos, "by_chip": not on_gpu}
-    return {name: one for name, one in _INPUTS.items() if not unused.get(name)}
+def picture_inputs(*, videos: bool) -> dict[str, InputType]:
+    """The inputs of `decode_by_kind` by name, of images among videos or alone."""
+    return {name: one for name, one in _INPUTS.items() if videos or name != "is_image"}
 
 
 def picture_arrays(
     pictures: Sequence[Picture | None], names: Collection[str]
 ) -> Iterator[list[npt.NDArray[np.generic]]]:
     """The inputs of these names, per sample; None: a video."""
-    some = [one or Picture(b"", False, b"", 0, 0) for one in pictures]
+    some = [one or Picture(b"", b"", 0, 0) for one in pictures]
     made: dict[str, list[npt.NDArray[np.generic]]] = {
         "is_image": [np.array(one is not None) for one in pictures],
-        "by_chip": [np.array(one.by_chip) for one in some],
         "head": [np.frombuffer(one.head, dtype=np.uint8) for one in some],
         "start": [np.array([one.start], dtype=np.int32) for one in some],
         "size": [np.array([one.size], dtype=np.int32) for one in some],
@@ -97,13 +91,13 @@ def decode_by_kind(
     inputs: Mapping[str, DataNode],
     decode_videos: Callable[[Take], DataNode] | None,
 ) -> DataNode:
-    """Decode a batch of images and videos, inside a pipeline definition: uint8 [frames, height, width, 3] each.
+    """Decode a batch of images and videos on CPU threads, in a graph: uint8 [frames, height, width, 3] each.
 
     Samples are divided by the operators that DALI makes of an `if` (`enable_conditionals`).
 
     Args:
         encoded: per sample, what the reader gives.
-        inputs: nodes of `picture_inputs`. In a graph on a GPU, nvJPEG decodes what it can; all else, CPU threads.
+        inputs: nodes of `picture_inputs`.
         decode_videos: is told how to take the videos' part of a node; None: all are images.
     """
     from nvidia.dali import fn
@@ -118,13 +112,7 @@ def decode_by_kind(
     start, size = of_images(inputs["start"]), of_images(inputs["size"])
     picture = fn.slice(of_images(encoded), start=start, shape=size, axes=[0], out_of_bounds_policy="pad")
     picture = fn.cat(of_images(inputs["head"]), picture, axis=0)
-    if "by_chip" in inputs:
-        by_chip = of_images(inputs["by_chip"])
-        mine, others = split(picture, predicate=by_chip)
-        decoded = merge(image_node(mine, "mixed"), image_node(others, "cpu").gpu(), predicate=by_chip)
-    else:
-        decoded = image_node(picture, "cpu")
-    frames = fn.expand_dims(decoded, axes=0, new_axis_names="F")
+    frames = fn.expand_dims(image_node(picture, "cpu"), axes=0, new_axis_names="F")
     if decode_videos is None:
         return frames
     return merge(frames, decode_videos(lambda node: split(node, predicate=is_image)[1]), predicate=is_image)
