@@ -133,9 +133,11 @@ class _Crew:
             self._calls.clear()
             self._queued.notify_all()
             self._ended.notify_all()
+            ended = not self._threads
         for call in dropped:
             call.future.cancel()
-        atexit.unregister(self.end_at_exit)
+        if ended:
+            atexit.unregister(self.end_at_exit)
 
     def end_at_exit(self) -> None:
         self.dismiss()
@@ -188,6 +190,9 @@ class _Crew:
             self._tools.pop(me, None)
             self._threads.discard(me)
             self._ended.notify_all()
+            last = self._dismissed and not self._threads
+        if last:
+            atexit.unregister(self.end_at_exit)
 
     def _watch(self) -> None:
         while True:

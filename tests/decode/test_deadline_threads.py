@@ -194,6 +194,26 @@ def test_the_process_does_not_wait_for_them() -> None:
     assert (done.returncode, done.stdout) == (0, "TimeoutError\n"), done.stderr
 
 
+_DROPPED_AT_EXIT = """
+import math, threading, time
+from tests.decode.test_deadline_threads import DeadlineThreads, no_tool, overdue
+threads, begun = DeadlineThreads(1, name="exit", tool=no_tool), threading.Event()
+def work(tool):
+    begun.set()
+    time.sleep(0.5)
+    print("done")
+threads.submit(work, limits=lambda: (60, math.inf), overdue=overdue)
+begun.wait()
+del threads
+"""
+
+
+def test_a_call_whose_owner_was_dropped_ends_before_the_process() -> None:
+    """A loader that a function leaves behind is decoding ahead when the program ends."""
+    done = subprocess.run([sys.executable, "-c", _DROPPED_AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 def test_a_forked_process_closes_what_it_got_without_waiting() -> None:
     go = threading.Event()
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="fork", tool=no_tool)
