@@ -17,16 +17,8 @@ from torch.nn.functional import cross_entropy
 import streamvid as sv
 
 
-def main() -> None:
-    """Train, from the last checkpoint if there is one."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("dataset")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="stop after so many")
-    arguments = parser.parse_args()
-
-    accelerator = Accelerator()
+def train(arguments: argparse.Namespace, accelerator: Accelerator) -> None:
+    """All epochs, or so many steps; with a checkpoint, from there on."""
     loader = sv.StreamLoader(
         arguments.dataset,
         batch_size=2,
@@ -53,8 +45,23 @@ def main() -> None:
             step += 1
             if step == arguments.steps:
                 accelerator.save_state(str(arguments.checkpoints))
-                accelerator.end_training()
                 return
+
+
+def main() -> None:
+    """Train, from the last checkpoint if there is one."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dataset")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="stop after so many")
+    arguments = parser.parse_args()
+
+    accelerator = Accelerator()
+    train(arguments, accelerator)
+    # Where a model in DistributedDataParallel outlives its process group, PyTorch with gloo aborts one process in fifty
+    # at exit.
+    accelerator.free_memory()
     accelerator.end_training()
 
 
