@@ -92,7 +92,14 @@ def main() -> None:
     last = get_last_checkpoint(arguments.checkpoints) if Path(arguments.checkpoints).exists() else None
     if last is not None:
         loader.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
-    StreamTrainer(loader, model=Classifier(), args=options).train(resume_from_checkpoint=last)
+    trainer = StreamTrainer(loader, model=Classifier(), args=options)
+    trainer.train(resume_from_checkpoint=last)
+    # Where a model in DistributedDataParallel outlives its process group, PyTorch with gloo aborts one process in fifty
+    # at exit.
+    accelerator = trainer.accelerator
+    del trainer
+    accelerator.free_memory()
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
