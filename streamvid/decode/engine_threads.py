@@ -37,7 +37,9 @@ class Worker(Protocol):
     """
 
     doing: tuple[GopJob, ...]
-    packets: int
+
+    @property
+    def packets(self) -> int: ...
 
     def run(self) -> None:
         """Decode until the queue is closed and empty, or `abandon` was called."""

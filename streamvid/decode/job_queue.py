@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final
@@ -86,7 +86,7 @@ class DecodeQueue:
                 return
         job.group.fail(error)
 
-    def take(self, *, current: SessionKey | None, opened: Collection[SessionKey], block: bool) -> GopJob | None:
+    def take(self, *, current: SessionKey | None, opened: Container[SessionKey], block: bool) -> GopJob | None:
         """The next job for an engine: retries first, then the oldest batch; of that a job that the current session can
         decode, one that another open session can, or one that is worth opening a session for.
 
@@ -150,6 +150,11 @@ class DecodeQueue:
                     return []
                 self._changed.wait()
 
+    def seen(self) -> list[SessionKey]:
+        """All configurations that ever came."""
+        with self._changed:
+            return list(self._seen)
+
     def session_closed(self, key: SessionKey) -> None:
         """An engine closed its session of this configuration."""
         with self._changed:
@@ -162,7 +167,7 @@ class DecodeQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def _choose(self, current: SessionKey | None, opened: Collection[SessionKey], *, thrifty: bool) -> GopJob | None:
+    def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, thrifty: bool) -> GopJob | None:
         for batch in self._batches:
             if current in batch:
                 return self._pop(batch, current)

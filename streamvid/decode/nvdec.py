@@ -1,4 +1,4 @@
-"""Persistent decode sessions: PyNvVideoCodec fed with packets, one worker for each NVDEC engine of the chip.
+"""Persistent decode sessions, fed with packets by one worker for each NVDEC engine of the chip.
 
 DALI opens a decoder for every stream of a batch that its cache has none for, and waits for the last stream of a batch
 before it starts the next. Here sessions stay open for the whole run, engines take jobs from a queue
@@ -24,7 +24,9 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import SessionKey, split_at_idr, surface_form
 from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
+from streamvid.decode.native_session import Caps, NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
+from streamvid.decode.pynv_session import NAMES
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.decode.surface_target import SurfaceTarget, Write, full_size, make_targets
 from streamvid.errors import InputError
@@ -60,11 +62,28 @@ def load_nvdec() -> None:
 
 def missing_packages() -> list[str]:
     """Of the packages that decode sessions need, those that are not installed."""
-    return [name for name in ("PyNvVideoCodec", "triton") if importlib.util.find_spec(name) is None]
+    needed = ("triton",) if native_library() is not None else ("PyNvVideoCodec", "triton")
+    return [name for name in needed if importlib.util.find_spec(name) is None]
+
+
+def decoder_caps(device_id: int, codec: str) -> Caps:
+    """What NVDEC decodes of a codec, of 8 bits and 4:2:0.
+
+    Raises:
+        Exception: neither the native module nor PyNvVideoCodec can say it.
+    """
+    if (library := native_library()) is not None:
+        return library.caps(device_id, codec)
+    import PyNvVideoCodec as nvc  # noqa: N813
+
+    said = nvc.GetDecoderCaps(gpuid=device_id, codec=getattr(nvc.cudaVideoCodec, NAMES.get(codec, codec.upper())))
+    sizes = [said[f"{side}_{end}"] for end in ("min", "max") for side in ("width", "height")]
+    return Caps(bool(said["supported"]), said.get("num_decoder_engines") or 0, *sizes)
 
 
 def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool | None:
-    """A pool of decode sessions, or None (and one warning) if PyNvVideoCodec and Triton do not work on this machine.
+    """A pool of decode sessions of the native module, or of PyNvVideoCodec where that was not built; None (and one
+    warning) if neither works on this machine, or Triton does not.
 
     Args:
         device_id: the GPU's number.
@@ -73,17 +92,17 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
     if missing := missing_packages():
         _warn_of_dali(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
         return None
+    library = native_library()
     try:
-        import PyNvVideoCodec as nvc  # noqa: N813
-
-        caps = nvc.GetDecoderCaps(gpuid=device_id, codec=nvc.cudaVideoCodec.H264)
-        engines = caps.get("num_decoder_engines") or NVDEC_ENGINES
-        pool = NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=max(0, threads - engines - 1))
+        engines = decoder_caps(device_id, "h264").engines or NVDEC_ENGINES
+        cores = max(0, threads - engines - 1)
+        pool = NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=cores, library=library)
         # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
         pool.compile(Kernel("uint8", wide=False))
         return pool
     except Exception as error:
-        _warn_of_dali(f"PyNvVideoCodec or Triton does not work here ({' '.join(str(error).split())[:300]})")
+        what = "PyNvVideoCodec" if library is None else "the native module"
+        _warn_of_dali(f"{what} or Triton does not work here ({' '.join(str(error).split())[:300]})")
         return None
 
 
@@ -104,20 +123,23 @@ class NvdecSessionPool:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
         cpu_workers: threads that decode on the CPU while the engines have more than they can do.
+        library: the native module; None: PyNvVideoCodec decodes.
 
     Attributes:
         stream: allocates what is decoded to. One of its own: memory that was freed on another stream would have to be
             waited for.
     """
 
-    def __init__(self, *, device_id: int, engines: int, cpu_workers: int = 0) -> None:
+    def __init__(
+        self, *, device_id: int, engines: int, cpu_workers: int = 0, library: NvdecLibrary | None = None
+    ) -> None:
         import torch
 
         self.stream = loader_stream(device_id)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
         limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
-        engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit)
+        engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit, library=library)
         core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, pace, self._first)
         makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}

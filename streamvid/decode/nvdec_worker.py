@@ -1,63 +1,94 @@
-"""One NVDEC engine: PyNvVideoCodec decode sessions that stay open, by decoder configuration, and the loop that feeds
-them."""
+"""One NVDEC engine: decode sessions that stay open, and the loop that feeds them."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
-from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
 from streamvid.decode.job_queue import DecodeQueue
+from streamvid.decode.native_session import NvdecLibrary, alike, largest, open_session, staging_bytes
+from streamvid.decode.pynv_session import NvdecDecoder, PynvSession, open_decoder
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
-from streamvid.errors import VideoError
 
 if TYPE_CHECKING:
     import torch
 
-_AT_ONCE: Final = 4
-"""Wanted frames of one call that are worth a launch, which reads the decoder's own surfaces. Fewer are copied, as those
-are reused after the next call, and wait for others: a launch takes as long in Python as ten copies."""
-_STAGED: Final = 32
-"""Frames that wait so at most: few enough to need little memory."""
 _SURFACES: Final = 32
-"""Surfaces that a session holds memory for, measured: 25 to 33."""
+"""Surfaces that a session of PyNvVideoCodec holds memory for, measured: 25 to 33; one of the native module, 9 to 22."""
 
 log = logging.getLogger(__name__)
 
 
-class NvdecFrame(Protocol):
-    """A decoded frame of PyNvVideoCodec."""
+class DecodeSession(Protocol):
+    """A decoder that takes jobs one after another, and hands their wanted frames over, many at a time.
 
-    shape: Sequence[int]
+    After any error it is of no use but to be closed. To be used by one thread, but for `stop`, `packets` and `waiting`.
 
-    def framesize(self) -> int: ...
+    Attributes:
+        key: the largest configuration that it takes.
+    """
 
-    def getPTS(self) -> int: ...  # noqa: N802
+    key: SessionKey
 
-    def GetPtrToPlane(self, plane: int) -> int: ...  # noqa: N802
+    @property
+    def confirmed(self) -> int:
+        """All jobs with a lower number have got all their frames."""
 
+    @property
+    def packets(self) -> int:
+        """How many it was given until now."""
 
-class NvdecDecoder(Protocol):
-    """A decode session of PyNvVideoCodec."""
+    def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
+        """Whether it can decode jobs of a configuration that need so many DPB frames."""
 
-    def Decode(self, packet: object) -> Sequence[NvdecFrame]: ...  # noqa: N802
+    def follows(self, job: GopJob) -> bool:
+        """Whether it takes a job while frames of others are left in it."""
+
+    def decode(self, number: int, job: GopJob) -> None:
+        """Decode a job, as the continuation of those before. Frames may be left in the decoder.
+
+        Args:
+            number: of the job, higher than those before.
+            job: of a configuration that it takes, and one that `follows`, or the decoder was flushed. Behind one that
+                has to be alone it is to be flushed.
+
+        Raises:
+            VideoError: frames are lost, or not what the dataset says.
+            RuntimeError: the driver fails.
+        """
+
+    def waiting(self) -> list[int]:
+        """Of each decoded frame that waits to be handed over, the number of its job."""
+
+    def hand_over(self) -> None:
+        """Hand them over, and launch the work on them."""
+
+    def flush(self) -> None:
+        """Take the frames that are left in the decoder, and hand over all.
+
+        Raises:
+            RuntimeError, VideoError: as `decode`.
+        """
+
+    def stop(self) -> None:
+        """Have a `decode` that is under way end soon, if that is possible. Any thread may call it."""
+
+    def close(self) -> None:
+        """Free it."""
 
 
 @dataclass(frozen=True)
-class _Session:
-    """An open decode session, and the DPB frames it was opened for."""
+class _Opened:
+    """An open session, and the configuration of the job that it was opened for."""
 
-    decoder: NvdecDecoder
-    dpb_frames: int
+    session: DecodeSession
+    first: SessionKey
 
 
 class NvdecWorker:
@@ -71,36 +102,49 @@ class NvdecWorker:
         pace: is told how long jobs take.
         first: shared by the workers of a pool.
         memory_limit: bytes of GPU memory that its sessions may take together. One may always be open.
+        library: the native module; None: PyNvVideoCodec decodes.
     """
 
     def __init__(
-        self, device_id: int, queue: DecodeQueue, pace: Pace, first: FirstLaunches, *, memory_limit: int
+        self,
+        device_id: int,
+        queue: DecodeQueue,
+        pace: Pace,
+        first: FirstLaunches,
+        *,
+        memory_limit: int,
+        library: NvdecLibrary | None = None,
     ) -> None:
 
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
+        self._library = library
         self.doing: tuple[GopJob, ...] = ()
-        self.packets = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
         self._stream = loader_stream(device_id)
         self._surfaces = SurfaceQueue(self._stream, first)
-        self._packet = _PacketFactory()
-        # Least recently used first.
-        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
+        # By the largest configuration that each takes; least recently used first.
+        self._sessions: OrderedDict[SessionKey, _Opened] = OrderedDict()
+        # Of the last job, and the session that it is in.
         self._current: SessionKey | None = None
-        self._matcher = FrameMatcher()
+        self._in: DecodeSession | None = None
         # Jobs in the current session by number, and how many of their frames have no launch yet.
         self._jobs: dict[int, GopJob] = {}
         self._frames_left: dict[int, int] = {}
         self._last_number = 0
         # Jobs whose frames all have one but are not yet confirmed, and the CUDA event after which they are written.
         self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
-        # The last job whose surface size was checked.
-        self._checked = 0
-        # Of each frame that waits for a launch, the number of its job; and how many of them are copies in `_staging`.
+        # Of each frame that waits for a launch, the number of its job.
         self._waiting: list[int] = []
-        self._staged = 0
-        self._staging: dict[SessionKey, torch.Tensor] = {}
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an open session takes jobs of a configuration."""
+        return isinstance(key, SessionKey) and any(one.session.takes(key) for one in self._sessions.values())
+
+    @property
+    def packets(self) -> int:
+        """See `streamvid.decode.engine_threads.Worker`."""
+        return 0 if (session := self._in) is None else session.packets
 
     def run(self) -> None:
         """See `streamvid.decode.engine_threads.Worker`."""
@@ -120,153 +164,114 @@ class NvdecWorker:
     def abandon(self) -> list[GopJob]:
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
+        for one in list(self._sessions.values()):
+            one.session.stop()
         return list(dict.fromkeys([*self._jobs.values(), *self.doing]))
 
     def _next(self) -> GopJob | None:
         if self._abandoned:
             return None
-        job = self._queue.take(current=self._current, opened=self._sessions, block=False)
+        job = self._queue.take(current=self._current, opened=self, block=False)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
-            try:
-                self._flush()
+            self._flush()
+            with suppress(RuntimeError):
                 self._surfaces.synchronize()
-            except Exception as error:
-                self._fail(error)
             self.doing = ()
             if self._abandoned:
                 return None
-            job = self._queue.take(current=self._current, opened=self._sessions, block=True)
+            job = self._queue.take(current=self._current, opened=self, block=True)
         return job
 
     def _decode(self, job: GopJob) -> None:
         began = perf_counter()
+        if job.alone or self._in is None or not self._in.follows(job):
+            self._flush()
         try:
-            # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures,
-            # wrongly.
-            if job.key != self._current or job.alone or not job.starts_with_idr:
-                self._flush()
-            decoder = self._session(job).decoder
+            session = self._session(job)
         except Exception as error:
             self._fail(error)
             self._queue.retry(job, job.as_video_error(error))
-            if job.key not in self._sessions:
+            if job.key not in self:
                 self._queue.session_closed(job.key)
             return
         self._last_number += 1
         self._jobs[self._last_number] = job
         self._frames_left[self._last_number] = len(job.dst_rows)
         try:
-            # Only Annex B says where one packet ends and the next begins.
-            per_call = PACKETS_PER_CALL if job.key.codec in NAL_SYNTAX else 1
-            calls = self._matcher.expect(
-                self._last_number,
-                job.display_order,
-                job.dst_rows,
-                exact=job.exact,
-                per_call=per_call,
-                hidden=job.hidden,
-                timed=job.timed,
-            )
-            for first, end, timestamp in calls:
-                self.packets += 1
-                data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
-                self._receive(decoder.Decode(self._packet(data, timestamp)), job.key)
-            if job.alone:
-                self._flush()
-            self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
+            session.decode(self._last_number, job)
+            # What a batch before is due must not wait for frames of this one.
+            if any(self._jobs[number].group is not job.group for number in dict.fromkeys(session.waiting())):
+                session.hand_over()
+            self._finish_confirmed(session.confirmed)
         except Exception as error:
             self._fail(error)
-
-    def _session(self, job: GopJob) -> _Session:
-        """The session for a job's configuration, opened or reopened if need be; it becomes the current one."""
-        key = job.key
-        session = self._sessions.get(key)
-        if session is not None and (session.dpb_frames < job.dpb_frames or job.retry_of is not None):
+            return
+        if job.alone:
             self._flush()
-            self._stream.synchronize()  # kernels read the session's surfaces
-            del self._sessions[key]
-            session = None
-        if session is None:
+        self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
+
+    def _session(self, job: GopJob) -> DecodeSession:
+        """The session for a job's configuration, opened or reopened if need be; it becomes the current one."""
+        key, size, first = job.key, None, job.key
+        for other, opened in list(self._sessions.items()):
+            if not opened.session.takes(key):
+                continue
+            if job.retry_of is None and opened.session.takes(key, job.dpb_frames):
+                size = other
+            else:
+                self._flush()
+                self._free(other)
+                first = opened.first
+        if size is None:
+            size = key if self._library is None else largest(key, self._queue.seen())
             for other in list(self._sessions):
-                if sum(_SURFACES * k.surface_bytes for k in (*self._sessions, key)) <= self._memory_limit:
-                    break
-                self._close(other)
+                memory = sum(_SURFACES * k.surface_bytes + staging_bytes(k) for k in (*self._sessions, size))
+                if memory > self._memory_limit or (self._library is not None and alike(other, size)):
+                    self._close(other)
             try:
-                decoder = self._open(key)
+                session = self._open_session(size, job.dpb_frames)
             except Exception:
                 if not self._sessions:
                     raise
                 # The driver may have run out of memory: close all others and try again.
                 for other in list(self._sessions):
                     self._close(other)
-                decoder = self._open(key)
-            session = self._sessions[key] = _Session(decoder, job.dpb_frames)
-        self._sessions.move_to_end(key)
-        self._current = key
-        return session
+                session = self._open_session(size, job.dpb_frames)
+            self._sessions[size] = _Opened(session, first)
+        self._sessions.move_to_end(size)
+        self._current, self._in = key, self._sessions[size].session
+        return self._in
+
+    def _open_session(self, key: SessionKey, dpb_frames: int) -> DecodeSession:
+        log.debug("opening a decode session for %s", key)
+        device = self._stream.device
+        if self._library is not None:
+            stream = self._stream.cuda_stream
+            return open_session(self._library, key, stream=stream, device=device, take=self._take, launch=self._launch)
+        copies = self._surfaces.copies
+        return PynvSession(
+            self._open(key), key, dpb_frames, take=self._take, launch=self._launch, copies=copies, device=device
+        )
 
     def _open(self, key: SessionKey) -> NvdecDecoder:
-        import PyNvVideoCodec as nvc  # noqa: N813
+        return open_decoder(key, device_id=self._device_id, stream=self._stream.cuda_stream)
 
-        log.debug("opening a decode session for %s", key)
-        decoder: NvdecDecoder = nvc.CreateDecoder(
-            gpuid=self._device_id,
-            codec=getattr(nvc.cudaVideoCodec, key.codec.upper()),
-            cudastream=self._stream.cuda_stream,
-            usedevicememory=True,
-            maxwidth=key.width,
-            maxheight=key.height,
-        )
-        return decoder
+    def _close(self, size: SessionKey) -> None:
+        self._queue.session_closed(self._sessions[size].first)
+        self._free(size)
 
-    def _close(self, key: SessionKey) -> None:
-        with suppress(RuntimeError):
-            self._stream.synchronize()  # kernels read its surfaces
-        del self._sessions[key]
-        self._staging.pop(key, None)
-        self._queue.session_closed(key)
+    def _free(self, size: SessionKey) -> None:
+        opened = self._sessions.pop(size, None)
+        if opened is not None:
+            with suppress(RuntimeError):
+                self._stream.synchronize()  # kernels read its surfaces
+            opened.session.close()
 
-    def _receive(self, frames: Sequence[NvdecFrame], key: SessionKey) -> None:
-        """Take the wanted ones of the frames that a session handed out. Their surfaces are reused after its next
-        packet, in the order of the CUDA stream, so they are read or copied at once."""
-        wanted: list[tuple[NvdecFrame, int, int]] = []
-        for frame in frames:
-            destination = self._matcher.match(frame.getPTS)
-            if destination is None:
-                continue
-            number, row = destination
-            # The size cannot change within a job, and reading it takes as long as a copy.
-            if number != self._checked:
-                shape, size = (key.height * 3 // 2, key.pitch), key.luma_bytes * 3 // 2
-                if tuple(frame.shape) != shape or frame.framesize() != size:
-                    raise VideoError(
-                        f"clip {self._jobs[number].encoded.name} decodes to surfaces of {list(frame.shape)} in "
-                        f"{frame.framesize()} bytes, its dataset says {list(shape)} in {size}: pack it again"
-                    )
-                self._checked = number
-            wanted.append((frame, number, row))
-        for frame, number, row in wanted:
-            surface = frame.GetPtrToPlane(0)
-            if len(wanted) < _AT_ONCE:
-                surface = self._copied(surface, key)
-            self._surfaces.add(surface, key.pitch, key.luma_bytes, self._jobs[number].target, row)
-            self._waiting.append(number)
-        if len(wanted) >= _AT_ONCE or self._staged > _STAGED - _AT_ONCE:
-            self._launch()
-        self._finish_confirmed()
-
-    def _copied(self, surface: int, key: SessionKey) -> int:
-        """A copy of a surface that stays as it is until the next launch."""
-        import torch
-
-        if key not in self._staging:
-            shape = (_STAGED, key.surface_bytes)
-            self._staging[key] = torch.empty(shape, dtype=torch.uint8, device=self._stream.device)
-        copy = self._staging[key].data_ptr() + self._staged * key.surface_bytes
-        self._surfaces.copies.on_device(copy, surface, key.surface_bytes)
-        self._staged += 1
-        return copy
+    def _take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
+        """See `streamvid.decode.surface_queue.Take`."""
+        self._surfaces.add(surface, pitch, chroma_at, self._jobs[number].target, row)
+        self._waiting.append(number)
 
     def _launch(self) -> None:
         """Queue the work on all frames that wait for it."""
@@ -277,29 +282,23 @@ class NvdecWorker:
             self._frames_left[number] -= 1
             if not self._frames_left[number]:
                 self._unconfirmed.append((number, written))
-        self._waiting, self._staged = [], 0
+        self._waiting = []
 
     def _flush(self) -> None:
-        """End the current stream and take its last frames. If any is missing, all jobs still in it are retried."""
-        if self._current is not None and self._current in self._sessions:
-            decoder = self._sessions[self._current].decoder
-            self._receive(decoder.Decode(self._packet(b"", 0)), self._current)
-        self._launch()
-        missing = self._matcher.drain()
-        if missing:
-            self._stream.synchronize()  # what is retried must not be written by what failed
-        self._finish_confirmed()
-        self._unconfirmed.clear()
+        """End the current stream and take its last frames. If any is missing, all jobs still in it are retried: nobody
+        knows which frames it is."""
+        try:
+            if self._in is not None:
+                self._in.flush()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._finish_confirmed(self._last_number + 1)
         for number in list(self._jobs):
-            job = self._forget(number)
-            # Nobody knows which frames are missing, so no job that is still in the decoder can be trusted.
-            if missing:
-                self._queue.retry(job, job.as_video_error(f"{missing} frames do not come out of the decoder"))
-            else:
-                job.group.finish()
+            self._forget(number).group.finish()
 
-    def _finish_confirmed(self) -> None:
-        while self._unconfirmed and self._unconfirmed[0][0] < self._matcher.confirmed:
+    def _finish_confirmed(self, confirmed: int) -> None:
+        while self._unconfirmed and self._unconfirmed[0][0] < confirmed:
             number, written = self._unconfirmed.popleft()
             self._forget(number).group.finish(written)
 
@@ -310,35 +309,13 @@ class NvdecWorker:
     def _fail(self, error: Exception) -> None:
         """Close a session that failed and retry every job in it: it may have held frames of each."""
         self._surfaces.clear()
-        self._waiting, self._staged = [], 0
+        self._waiting = []
         self._unconfirmed.clear()
-        self._matcher.reset()
-        if self._current is not None and self._current in self._sessions:
-            self._close(self._current)
-        self._current = None
+        failed, self._current, self._in = self._in, None, None
+        for size in [size for size, opened in self._sessions.items() if opened.session is failed]:
+            self._close(size)
         with suppress(RuntimeError):
-            self._stream.synchronize()  # as in `_flush`
+            self._stream.synchronize()  # what is retried must not be written by what failed
         for number in list(self._jobs):
             job = self._forget(number)
             self._queue.retry(job, job.as_video_error(error))
-
-
-class _PacketFactory:
-    """Makes PyNvVideoCodec's packets; one without data ends the stream."""
-
-    def __init__(self) -> None:
-        import PyNvVideoCodec as nvc  # noqa: N813
-
-        self._new = nvc.PacketData
-        # The address of the bytes by Python's C interface takes a tenth of the time that it takes by way of NumPy.
-        self._address = ctypes.PyDLL(None).PyBytes_AsString
-        self._address.argtypes, self._address.restype = [ctypes.py_object], ctypes.c_void_p
-
-    def __call__(self, data: bytes, timestamp: int) -> Any:
-        packet = self._new()
-        if data:
-            # PyNvVideoCodec copies what it points to before `Decode` returns; `data` lives that long.
-            packet.bsl_data = self._address(data)
-        packet.bsl = len(data)
-        packet.pts = timestamp
-        return packet

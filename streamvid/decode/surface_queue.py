@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from streamvid.color import surfaces
@@ -33,6 +34,12 @@ def loader_stream(device_id: int) -> torch.cuda.Stream:
     import torch
 
     return torch.cuda.Stream(device_id, priority=_PRIORITY)  # type: ignore[no-untyped-call]
+
+
+Take = Callable[[int, int, int, int, int], None]
+"""Takes a decoded frame that is wanted: number of its job, which of its slice's frames it is; of its surface the
+address, samples from a line to the next, and bytes to its chroma. The surface stays until the next launch, and is
+reused behind that in the order of the stream."""
 
 
 class FirstLaunches:

@@ -21,7 +21,8 @@ import numpy as np
 
 from streamvid.color import render
 from streamvid.dataset.revisions import dataset_path, read_manifest
-from streamvid.decode.nvdec import load_nvdec, missing_packages, open_session_pool
+from streamvid.decode.native_session import CODECS, Caps, built_modules, native_library
+from streamvid.decode.nvdec import decoder_caps, load_nvdec, missing_packages, open_session_pool
 from streamvid.errors import InputError, StreamvidError
 from streamvid.plan.world import find_cores
 from streamvid.storage.byte_range import ByteRange
@@ -55,7 +56,6 @@ _PIECE: Final = 4 << 20
 _PIECES: Final = 16
 _ONCE: Final = Retry(0)
 """A storage that does not answer is a finding, which comes at once."""
-_CODECS: Final = ("H264", "HEVC", "VP8", "VP9", "AV1", "MPEG4")
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,9 @@ def _native() -> Iterator[Finding]:
     built = render.compiled() is not None
     remedy = "NumPy resizes and converts pictures on the CPU: install a C compiler, then streamvid again"
     yield _finding("native part", "built" if built else "not built", built, "note", remedy)
+    built = bool(built_modules())
+    remedy = "PyNvVideoCodec feeds NVDEC, at the cost of cores: install a C compiler, then streamvid again"
+    yield _finding("native part, NVDEC", "built" if built else "not built", built, "note", remedy)
 
 
 def _cores() -> Iterator[Finding]:
@@ -181,26 +184,26 @@ def _sessions() -> Iterator[Finding]:
         yield Finding("decode sessions", f"{', '.join(missing)} not installed", "problem",
                       f"pip install {' '.join(missing)}: {slower}")  # fmt: skip
         return
-    import PyNvVideoCodec as nvc  # noqa: N813
-
-    for name in _CODECS:
-        codec = getattr(nvc.cudaVideoCodec, name, None)
-        if codec is not None:
-            yield _codec(name, nvc.GetDecoderCaps(gpuid=0, codec=codec))
+    for codec in CODECS:
+        try:
+            yield _codec(codec, decoder_caps(0, codec))
+        except (RuntimeError, AttributeError) as error:
+            yield Finding(f"NVDEC {codec}", f"does not say ({error})", "note")
     pool = open_session_pool(0)
     if pool is None:
         yield Finding("decode sessions", "do not open", "problem", "the log above says why; Triton needs a C compiler")
     else:
         pool.close()
-        yield Finding("decode sessions", "open, with PyNvVideoCodec and Triton")
+        by = "PyNvVideoCodec" if native_library() is None else "the native module"
+        yield Finding("decode sessions", f"open, by {by}, with Triton")
 
 
-def _codec(name: str, caps: Mapping[str, int]) -> Finding:
-    """What PyNvVideoCodec says of a codec at 8 bits and 4:2:0; see its `GetDecoderCaps`."""
-    if not caps["supported"]:
-        return Finding(f"NVDEC {name}", "no decoder", "note", "CPU cores decode it, or transcode it when packing")
-    sizes = f"{caps['width_min']}x{caps['height_min']} to {caps['width_max']}x{caps['height_max']}"
-    return Finding(f"NVDEC {name}", f"{sizes}, {caps['num_decoder_engines']} engines")
+def _codec(codec: str, caps: Caps) -> Finding:
+    """What the driver says of a codec at 8 bits and 4:2:0."""
+    if not caps.supported:
+        return Finding(f"NVDEC {codec}", "no decoder", "note", "CPU cores decode it, or transcode it when packing")
+    sizes = f"{caps.min_width}x{caps.min_height} to {caps.max_width}x{caps.max_height}"
+    return Finding(f"NVDEC {codec}", f"{sizes}, {caps.engines} engines")
 
 
 def _driver_version() -> str | None:

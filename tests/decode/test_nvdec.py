@@ -25,6 +25,7 @@ import torch
 from streamvid.decode import nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
+from streamvid.decode.native_session import NvdecLibrary
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
@@ -32,6 +33,7 @@ from streamvid.video.remux import store_clip
 from tests.support import mpeg4
 from tests.support.clips import write
 from tests.support.fake_gpu import Decoder, Surface, put_in_place
+from tests.support.nvdec_driver import stand_in
 from tests.support.reference import slice_of, whole
 from tests.support.sps import rewrite, with_reorder
 from tools.clips import Recipe
@@ -41,6 +43,18 @@ from tools.clips import Recipe
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for the GPU; the arguments of every session that is opened."""
     return put_in_place(monkeypatch)
+
+
+@pytest.fixture(params=["pynv", "native"])
+def library(request: pytest.FixtureRequest, opened: list[Any]) -> Iterator[NvdecLibrary | None]:
+    """None: PyNvVideoCodec decodes; else the native module, with FFmpeg behind the stand-in for the driver."""
+    if request.param == "pynv":
+        yield None
+        return
+    driver = stand_in()
+    driver.decode_by_ffmpeg()
+    yield driver.library
+    driver.reset()
 
 
 Clips = dict[str, tuple[Any, Any]]
@@ -82,10 +96,10 @@ def agree(pool: NvdecSessionPool, clips: Clips, *, rounds: int) -> None:
 
 @pytest.mark.parametrize(("engines", "cpu_workers"), [(1, 0), (3, 0), (0, 2), (1, 2)])
 def test_frames_are_those_of_the_sequential_decode(
-    clips: Clips, opened: list[Any], engines: int, cpu_workers: int
+    clips: Clips, opened: list[Any], library: NvdecLibrary | None, engines: int, cpu_workers: int
 ) -> None:
-    agree(NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers), clips, rounds=2)
-    assert bool(opened) == bool(engines)
+    agree(NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library), clips, rounds=2)
+    assert bool(opened) == (bool(engines) and library is None)
     assert {(one["codec"], one["maxwidth"], one["maxheight"]) for one in opened} <= {
         ("h264", 960, 540), ("hevc", 320, 180),
     }  # fmt: skip
@@ -214,16 +228,91 @@ def test_packets_of_zeros_are_an_error(codec: Any, opened: list[Any], tmp_path: 
 
 
 def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
-    clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+    clips: Clips, opened: list[Any], library: NvdecLibrary | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 20))
-    pool = NvdecSessionPool(device_id=0, engines=1)
+    before = 0 if library is None else stand_in().decoders_opened()
+    pool = NvdecSessionPool(device_id=0, engines=1, library=library)
     for name in ("h264", "hevc", "h264"):
         clip, frames = clips[name]
         (got,) = pool.submit([slice_of(clip, [3, 17])]).result()
         np.testing.assert_array_equal(got[..., 0].numpy(), frames[[3, 17]])
     pool.close()
-    assert [one["codec"] for one in opened] == ["h264", "hevc", "h264"]
+    if library is None:
+        assert [one["codec"] for one in opened] == ["h264", "hevc", "h264"]
+    else:
+        assert stand_in().decoders_opened() == before + 3
+        assert stand_in().open_objects() == 0
+
+
+@pytest.mark.usefixtures("opened")
+def test_the_native_module_takes_clips_of_all_sizes_by_few_sessions(tmp_path: Path) -> None:
+    made = {}
+    for n, (width, height) in enumerate(((320, 180), (176, 144), (480, 272), (128, 256), (208, 160))):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        clip = store_clip(
+            write(Recipe(width=width, height=height, frames=24, gop=8, b_frames=2), folder / "a.mp4"), folder
+        )
+        with av.open(str(clip.mp4)) as container:
+            made[str(n)] = clip, np.stack([frame.to_ndarray()[:height] for frame in container.decode(video=0)])
+    driver = stand_in()
+    driver.decode_by_ffmpeg()
+    before = driver.decoders_opened()
+    # Both engines know the largest size from the first batch on.
+    agree(NvdecSessionPool(device_id=0, engines=2, library=driver.library), made, rounds=3)
+    assert driver.decoders_opened() <= before + 2
+    assert driver.open_objects() == 0
+    driver.reset()
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("spoiled", ["lost", "twice", "error"])
+def test_a_driver_that_fails_at_times_costs_no_frame(clips: Clips, spoiled: str) -> None:
+    calls = count(1)
+
+    def spoil(frames: list[av.VideoFrame]) -> list[av.VideoFrame]:
+        if not frames or next(calls) not in (20, 150):
+            return frames
+        if spoiled == "error":
+            raise av.error.InvalidDataError(1, "no data")
+        return frames[:-1] if spoiled == "lost" else [*frames, frames[-1]]
+
+    driver = stand_in()
+    driver.decode_by_ffmpeg(spoil)
+    agree(NvdecSessionPool(device_id=0, engines=1, library=driver.library), clips, rounds=2)
+    assert next(calls) > 150
+    assert driver.open_objects() == 0
+    driver.reset()
+
+
+@pytest.mark.usefixtures("opened", "impatient")
+def test_a_driver_that_hangs_costs_its_batches_and_its_session_is_closed_when_it_wakes_up(
+    clips: Clips, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, wakes = count(1), threading.Event()
+
+    def hang(frames: list[av.VideoFrame]) -> list[av.VideoFrame]:
+        if next(calls) == 5:
+            assert wakes.wait(60)
+        return frames
+
+    driver = stand_in()
+    driver.decode_by_ffmpeg(hang)
+    pool = NvdecSessionPool(device_id=0, engines=1, library=driver.library)
+    clip, frames = clips["h264"]
+    with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered .*; the clips in it: clip"):
+        pool.submit([whole(clip)]).result()
+    assert "left behind" in caplog.text
+    stuck = next(thread for thread in threading.enumerate() if thread.name == "streamvid-nvdec-0")
+    (got,) = pool.submit([whole(clip)]).result()
+    wakes.set()
+    stuck.join(60)
+    assert not stuck.is_alive()
+    np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    agree(pool, clips, rounds=1)
+    assert driver.open_objects() == 0
+    driver.reset()
 
 
 @pytest.mark.parametrize("spoiled", ["lost", "twice", "error"])
@@ -246,7 +335,7 @@ def test_a_decoder_that_fails_at_times_costs_no_frame(
 
 
 def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_by_timestamp(
-    opened: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NvdecLibrary | None
 ) -> None:
     """The parameter sets say that nothing is reordered, so a decoder may hand out B-frames behind what they precede."""
     recipe = Recipe(width=320, height=180, frames=24, gop=8, b_frames=3)
@@ -255,24 +344,27 @@ def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_b
     with av.open(str(clip.mp4)) as container:
         frames = np.stack([frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)])
 
-    def late(frames: list[Surface]) -> list[Surface]:
+    def late(frames: list[Any]) -> list[Any]:
         return [*frames[:1], *frames[:0:-1]]
 
+    stand_in().decode_by_ffmpeg(late)
     monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, late))
-    pool = NvdecSessionPool(device_id=0, engines=1)
+    pool = NvdecSessionPool(device_id=0, engines=1, library=library)
     for wanted in (np.arange(24), np.array([1, 2, 19])):
         (got,) = pool.submit([slice_of(clip, wanted)]).result()
         np.testing.assert_array_equal(got[..., 0].numpy(), frames[wanted])
     pool.close()
 
 
-def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(clips: Clips, opened: list[Any]) -> None:
+def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(
+    clips: Clips, opened: list[Any], library: NvdecLibrary | None
+) -> None:
     clip, frames = clips["h264"]
     good = whole(clip)
     bad: list[EncodedSlice] = []
     for name, change in {"gone": {"frames": np.append(good.frames, 1000)}, "torn": {"data": 0 * good.data}}.items():
         bad.append(replace(good, name=name, **change))  # type: ignore[arg-type]
-    pool = NvdecSessionPool(device_id=0, engines=2)
+    pool = NvdecSessionPool(device_id=0, engines=2, library=library)
     for part in bad:
         with pytest.raises(VideoError, match=part.name):
             pool.submit([part]).result()
@@ -336,8 +428,8 @@ def test_an_engine_that_hangs_is_noticed_however_long_its_job(clips: Clips, monk
 
 @pytest.mark.usefixtures("opened", "impatient")
 def test_a_stuck_engine_holds_up_neither_the_others_nor_closing(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, wakes = count(3), threading.Event()
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    calls, wakes = {"hevc": count(3), "h264": count(4)}, threading.Event()
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls[key.codec], wakes))
     pool = NvdecSessionPool(device_id=0, engines=2)
     bad = pool.submit([slice_of(clips["hevc"][0], [3])])
     clip, frames = clips["h264"]

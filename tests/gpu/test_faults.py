@@ -23,6 +23,7 @@ import streamvid as sv
 from streamvid.decode import gpu, nvdec
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.deadline import Pace
+from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
 from tests.support.dali_route import leave_to_dali
@@ -161,8 +162,27 @@ def test_damage_that_nothing_notices_stays_in_its_clip(kind: str, whole: Path, u
     assert_good_ones({place: sample for place, sample in got.items() if place[1] not in bad}, expected, set())
 
 
+class FaultySession:
+    """A decode session of the native module that fails in its n-th job, counted over all of them."""
+
+    def __init__(self, session: Any, fault: str, at: int) -> None:
+        self._session, self._fault, self._at = session, fault, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def decode(self, number: int, job: Any) -> None:
+        n = next(Faulty.calls)
+        if n == self._at and self._fault == "hang":
+            Faulty.hangs.wait(120)
+        if n != self._at or self._fault != "error":
+            self._session.decode(number, job)
+        if n == self._at and self._fault != "hang":
+            raise RuntimeError("CUDA_ERROR_UNKNOWN of one session")
+
+
 class Faulty:
-    """A decode session that fails in its n-th call, counted over all of them."""
+    """A decoder of PyNvVideoCodec that fails in its n-th call, counted over all of them."""
 
     calls = count(1)
     hangs = threading.Event()
@@ -180,15 +200,20 @@ class Faulty:
         return frames[:-1] * 3 if n == self._at and self._fault == "garbage" and frames else frames
 
 
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], None]]:
-    opened = NvdecWorker._open
+@pytest.fixture(params=["native", "pynv"])
+def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], None]]:
+    native = request.param == "native"
+    if native and native_library() is None:
+        pytest.skip("the native module was not built")
+    name, wrapped = ("_open_session", FaultySession) if native else ("_open", Faulty)
+    opened: Callable[..., Any] = getattr(NvdecWorker, name)
+    monkeypatch.setattr(nvdec, "native_library", native_library if native else lambda: None)
     monkeypatch.setattr(nvdec, "Pace", partial(Pace, least_s=1.0))
     monkeypatch.setattr(gpu, "Pace", partial(Pace, least_s=1.0))
     Faulty.calls, Faulty.hangs = count(1), threading.Event()
 
     def install(fault: str, at: int) -> None:
-        monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Faulty(opened(worker, key), fault, at))
+        monkeypatch.setattr(NvdecWorker, name, lambda *given: wrapped(opened(*given), fault, at))
 
     yield install
     Faulty.hangs.set()
@@ -224,6 +249,7 @@ def test_an_engine_that_fails_costs_no_frame(
     assert not (tmp_path / "quarantine").exists()
 
 
+@pytest.mark.parametrize("faulty", ["pynv"], indirect=True)
 @pytest.mark.parametrize("fault", ["error", "hang"])
 def test_a_dali_decoder_that_fails_costs_no_frame(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

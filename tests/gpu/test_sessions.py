@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -15,10 +17,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import session_key
 from streamvid.decode.gpu import GpuDecoder, decode_support
+from streamvid.decode.native_session import NvdecLibrary, native_library
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError
@@ -66,8 +70,18 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return made
 
 
+@pytest.fixture(params=["native", pytest.param("pynv", marks=FULL)])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NvdecLibrary | None:
+    """The native module; None: PyNvVideoCodec decodes."""
+    found = native_library() if request.param == "native" else None
+    if request.param == "native" and found is None:
+        pytest.skip("the native module was not built")
+    monkeypatch.setattr(nvdec, "native_library", lambda: found)
+    return found
+
+
 @pytest.fixture
-def sessions() -> NvdecSessionPool:
+def sessions(library: NvdecLibrary | None) -> NvdecSessionPool:
     opened = open_session_pool(0, threads=12)
     assert opened is not None
     return opened
@@ -77,10 +91,10 @@ def sessions() -> NvdecSessionPool:
     params=[*(pytest.param(counts, marks=FULL) for counts in ((1, 0), (7, 0), (0, 3))), (2, 3)],
     ids=["one", "all", "cpu", "both"],
 )
-def workers(request: pytest.FixtureRequest) -> NvdecSessionPool:
+def workers(request: pytest.FixtureRequest, library: NvdecLibrary | None) -> NvdecSessionPool:
     """NVDEC engines alone, CPU workers alone, and both at once."""
     engines, cpu_workers = request.param
-    return NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers)
+    return NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library)
 
 
 def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
@@ -163,8 +177,80 @@ def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, ses
     sessions.close()
 
 
+def of_cores(clips: Sequence[StoredClip]) -> list[npt.NDArray[np.uint8]]:
+    """Their frames as FFmpeg decodes them, and the same kernel converts them."""
+    cores = NvdecSessionPool(device_id=0, engines=0, cpu_workers=8)
+    found = to_arrays(cores.submit([whole(clip) for clip in clips]).result())
+    cores.close()
+    return found
+
+
+def many(recipes: Sequence[Recipe], folder: Path) -> list[StoredClip]:
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda n: stored(replace(recipes[n], seed=n), folder / str(n)), range(len(recipes))))
+
+
+def test_clips_of_132_sizes_in_random_batches_come_out_whole(tmp_path: Path, library: NvdecLibrary | None) -> None:
+    """Sessions are set from one size to another; what is coded is larger than what is shown."""
+    sizes = [(162 + 2 * (n * 29 % 400), 160 + 2 * (n * 17 % 150)) for n in range(132)]
+    assert len(set(sizes)) == 132
+    recipes = [
+        Recipe(codec="hevc" if n % 3 == 2 else "h264", width=w, height=h, frames=9, gop=5, b_frames=2, style="texture")
+        for n, (w, h) in enumerate(sizes)
+    ]
+    clips = many(recipes, tmp_path)
+    expected = of_cores(clips)
+    sessions, rng = NvdecSessionPool(device_id=0, engines=3, library=library), np.random.default_rng(4)
+    begun = []
+    for _ in range(8):
+        order = rng.integers(0, len(clips), 66).tolist()
+        wanted = [np.sort(rng.choice(9, 3, replace=False)) for _ in order]
+        begun.append(
+            (order, wanted, sessions.submit([slice_of(clips[n], f) for n, f in zip(order, wanted, strict=True)]))
+        )
+    for order, wanted, pending in begun:
+        for n, frames, pictures in zip(order, wanted, pending.result(), strict=True):
+            np.testing.assert_array_equal(pictures.cpu().numpy(), expected[n][frames], err_msg=str(sizes[n]))
+    sessions.close()
+
+
+def test_frames_are_right_while_the_gpu_is_busy(tmp_path: Path, library: NvdecLibrary | None) -> None:
+    """Copies and kernels of a picture wait for milliseconds, while its surface is due to be decoded to again."""
+    recipes = [
+        Recipe(codec="hevc" if h == 240 else "h264", width=w, height=h, frames=40, gop=20, b_frames=2, style="texture")
+        for w, h in ((640, 360), (416, 240), (1280, 720))
+    ]
+    clips = many(recipes, tmp_path)
+    expected = [torch.from_numpy(frames).cuda() for frames in of_cores(clips)]
+    sessions = NvdecSessionPool(device_id=0, engines=7, library=library)
+    matrix, over = torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda"), threading.Event()
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            while not over.is_set():
+                for _ in range(20):
+                    matrix @ matrix
+                torch.cuda.current_stream().synchronize()
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    wrong = []
+    try:
+        for _ in range(6):
+            begun = [sessions.submit([whole(clip) for clip in clips] * 4) for _ in range(2)]
+            for pending in begun:
+                for n, pictures in enumerate(pending.result()):
+                    if not torch.equal(pictures, expected[n % len(clips)]):
+                        wrong.append(n)
+    finally:
+        over.set()
+        busy.join()
+    assert not wrong
+    sessions.close()
+
+
 @FULL
-def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
+def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path, library: NvdecLibrary | None) -> None:
     """One session takes streams of one size whose numbers of reference frames, profiles and GOPs differ."""
     recipes = [
         Recipe(frames=40, gop=40, b_frames=0, params=(("ref", "1"),), crf=20),
@@ -177,7 +263,7 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path) -> None:
     assert len({clip.stsd for clip in clips}) == len(clips)
     references = stock_frames(clips)
     # A single engine: all go through the same sessions.
-    sessions = NvdecSessionPool(device_id=0, engines=1)
+    sessions = NvdecSessionPool(device_id=0, engines=1, library=library)
     rng = np.random.default_rng(3)
     for _ in range(5):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 2))
@@ -215,7 +301,7 @@ def test_a_damaged_slice_costs_its_batch_alone(tmp_path: Path, sessions: NvdecSe
 
 @FULL
 def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, library: NvdecLibrary | None
 ) -> None:
     """A CPU worker gives such a job back: frames must not depend on who was free."""
     clip = stored(Recipe(width=1280, height=720, frames=40, gop=40, b_frames=0, style="texture"), tmp_path / "clip")
@@ -224,13 +310,13 @@ def test_of_damage_that_only_ffmpeg_notices_an_engine_has_the_last_word(
     data = good.data.copy()
     data[middle : middle + 40] = np.random.default_rng(2).integers(0, 256, 40)
     torn = replace(good, name="torn", data=data)
-    alone = NvdecSessionPool(device_id=0, engines=1)
+    alone = NvdecSessionPool(device_id=0, engines=1, library=library)
     (reference,) = alone.submit([torn]).result()
     expected = reference.cpu()
     alone.close()
     (undamaged,) = stock_frames([clip])
     assert not np.array_equal(expected.numpy(), undamaged), "nothing is damaged"
-    both = NvdecSessionPool(device_id=0, engines=1, cpu_workers=3)
+    both = NvdecSessionPool(device_id=0, engines=1, cpu_workers=3, library=library)
     with caplog.at_level(logging.DEBUG, logger="streamvid.decode.cpu_assist"):
         got = both.submit([torn] * 12 + [good] * 2).result()
     assert "left to an engine" in caplog.text
@@ -292,7 +378,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     [(without_vui, 3), (without_vui, 7), (with_reorder(0), 3), (with_reorder(1), 7)],
 )
 def test_pictures_that_are_reordered_further_than_the_bitstream_says_keep_their_places(
-    change: Rewrite, b_frames: int, tmp_path: Path
+    change: Rewrite, b_frames: int, tmp_path: Path, library: NvdecLibrary | None
 ) -> None:
     """Short GOPs, in which few frames have a timestamp of ours; alone and in windows, by engines and by cores."""
     recipe = Recipe(width=320, height=192, frames=48, gop=8, b_frames=b_frames, style="texture")
@@ -303,7 +389,7 @@ def test_pictures_that_are_reordered_further_than_the_bitstream_says_keep_their_
     honest = whole(store_clip(tmp_path / "a.mp4", tmp_path / "honest"))
     reference = to_arrays(GpuDecoder(device_id=0, threads=1, max_batch=1).decode([honest]))[0]
     for engines, cpu_workers in ((1, 0), (0, 1)):
-        sessions = NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers)
+        sessions = NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library)
         for wanted in (list(range(48)), [1], [2, 3], [13, 30, 31], *([n] for n in range(16, 24))):
             (pictures,) = sessions.submit([slice_of(clip, wanted)]).result()
             np.testing.assert_array_equal(pictures.cpu().numpy(), reference[wanted])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import streamvid as sv
+from streamvid.decode.native_session import Caps
 from streamvid.errors import InputError
 from streamvid.inspection import doctor
 from streamvid.inspection.doctor import TESTED, TESTED_PYTHONS, Finding, examine
@@ -51,6 +52,10 @@ def test_whether_the_native_part_was_built(built: bool, monkeypatch: pytest.Monk
     found = finding("native part", list(examine()))
     assert (found.found, found.state) == (("built", "ok") if built else ("not built", "note"))
     assert ("C compiler" in found.remedy) != built
+    monkeypatch.setattr(doctor, "built_modules", lambda: [Path("nvdec.so")] if built else [])
+    found = finding("native part, NVDEC", list(examine()))
+    assert (found.found, found.state) == (("built", "ok") if built else ("not built", "note"))
+    assert ("PyNvVideoCodec feeds NVDEC" in found.remedy) != built
 
 
 def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,19 +85,9 @@ def test_decode_sessions_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None
     (row,) = doctor._sessions()
     assert row.state == "problem"
     assert "pip install PyNvVideoCodec" in row.remedy
-    assert doctor._codec("AV1", {"supported": 0}).state == "note"
-    known = doctor._codec(
-        "H264",
-        {
-            "supported": 1,
-            "width_max": 4096,
-            "height_max": 4096,
-            "width_min": 48,
-            "height_min": 16,
-            "num_decoder_engines": 7,
-        },
-    )
-    assert known == Finding("NVDEC H264", "48x16 to 4096x4096, 7 engines")
+    assert doctor._codec("av1", Caps(False, 0, 0, 0, 0, 0)).state == "note"
+    known = doctor._codec("h264", Caps(True, 7, 48, 16, 4096, 4096))
+    assert known == Finding("NVDEC h264", "48x16 to 4096x4096, 7 engines")
 
 
 def test_little_memory_files_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

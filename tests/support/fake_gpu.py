@@ -30,10 +30,10 @@ class Surface:
         picture = picture_of(frame)
         luma, first, second = picture.planes
         height, pitch = frame.height, 2 * first.shape[1]
-        self._samples = np.zeros((height + len(first), pitch), dtype=luma.dtype)
-        chroma = self._samples[height:]
-        self._samples[:height, : frame.width], chroma[:, ::2], chroma[:, 1::2] = luma, first, second
-        self._samples <<= 16 - picture.form.bits if picture.form.bits > 8 else 0
+        self.samples = np.zeros((height + len(first), pitch), dtype=luma.dtype)
+        chroma = self.samples[height:]
+        self.samples[:height, : frame.width], chroma[:, ::2], chroma[:, 1::2] = luma, first, second
+        self.samples <<= 16 - picture.form.bits if picture.form.bits > 8 else 0
         self._pts = frame.pts
         # PyNvVideoCodec rounds down.
         self.shape = (height * 3 // 2, pitch)
@@ -47,11 +47,11 @@ class Surface:
         return self._pts
 
     def GetPtrToPlane(self, plane: int) -> int:  # noqa: N802
-        return self._samples.ctypes.data
+        return self.samples.ctypes.data
 
     def reuse(self) -> None:
         """What a decoder does with its surfaces."""
-        self._samples[:] = 77
+        self.samples[:] = 77
 
 
 class Decoder:
@@ -70,22 +70,26 @@ class Decoder:
         # NVDEC holds pictures back as long as the standard lets it, where the bitstream does not say how long.
         self._context = open_context(in_band_description(self._codec, width=64, height=64), MAX_REORDER)
 
+    def frames(self, data: bytes, pts: int) -> list[av.VideoFrame]:
+        """Those that come out for a packet, or at the end."""
+        if not data:
+            frames = self._context.decode(None)
+            self._start()
+            return list(frames)
+        units = [padded_packet(data)]
+        if self._codec in NAL_SYNTAX:
+            units = [*self._context.parse(data), *self._context.parse()]
+        frames = []
+        for n, unit in enumerate(units):
+            unit.pts = pts + n
+            frames += self._context.decode(unit)
+        return frames
+
     def Decode(self, packet: Any) -> list[Surface]:  # noqa: N802
         for surface in self._handed_out:
             surface.reuse()
-        if not packet.bsl:
-            frames = self._context.decode(None)
-            self._start()
-        else:
-            data = ctypes.string_at(packet.bsl_data, packet.bsl)
-            units = [padded_packet(data)]
-            if self._codec in NAL_SYNTAX:
-                units = [*self._context.parse(data), *self._context.parse()]
-            frames = []
-            for n, unit in enumerate(units):
-                unit.pts = packet.pts + n
-                frames += self._context.decode(unit)
-        self._handed_out = [Surface(frame) for frame in frames]
+        data = ctypes.string_at(packet.bsl_data, packet.bsl) if packet.bsl else b""
+        self._handed_out = [Surface(frame) for frame in self.frames(data, packet.pts)]
         return self._spoil(self._handed_out)
 
 
@@ -119,6 +123,16 @@ class Event:
         return True
 
 
+def launch_in_order(*given: Any) -> None:
+    """What was queued before is done before."""
+    for wait in BEFORE_LAUNCHES:
+        wait()
+    launch(*given)
+
+
+BEFORE_LAUNCHES: list[Callable[[], None]] = []
+
+
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have the stand-ins used. Returns the arguments of every session that is opened."""
     calls: list[Any] = []
@@ -142,5 +156,5 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
     monkeypatch.setattr(surface_queue, "CudaCopies", Copies)
-    monkeypatch.setattr(surfaces, "launch", launch)
+    monkeypatch.setattr(surfaces, "launch", launch_in_order)
     return calls

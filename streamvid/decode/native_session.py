@@ -1,0 +1,356 @@
+"""Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of a whole job.
+
+Python gets the GIL back once a job, and where the staging memory is full. A session is opened for a largest size, and
+set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.surface_queue import Take
+from streamvid.errors import VideoError
+
+if TYPE_CHECKING:
+    import torch
+
+STAGED: Final = 32
+"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory."""
+_FEWEST_STAGED: Final = 4
+_STAGING_BYTES: Final = 64 << 20
+"""Of large ones so many bytes, but not fewer than `_FEWEST_STAGED`."""
+SLOTS: Final = 64
+CODECS: Final = {"mpeg2video": 1, "mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
+"""`cudaVideoCodec`."""
+_VERSION: Final = 1
+"""`nvdec_version`."""
+_EXTRA_SURFACES: Final = 2
+_DELAY: Final = 4
+"""Pictures that the parser holds back. Mapping a picture waits until it is decoded, so the engine needs others to be
+at."""
+_STREAM, _NOT_WANTED, _NOT_SHOWN = 2, -1, -2
+_ERROR_BYTES: Final = 400
+
+log = logging.getLogger(__name__)
+
+
+class Staging(ctypes.Structure):
+    """Which pictures wait in a session's staging memory: `nvdec_staging`.
+
+    Attributes:
+        address, bytes: device memory.
+        confirmed: all jobs with a lower number have got all their pictures.
+        packets: given until now.
+        slots, count: pictures to hold at most, and how many there are.
+        jobs, rows: of each, the number of its job and its row in the job's target.
+        places, columns, chroma_at: its device address, samples from a line to the next, and bytes to its chroma.
+    """
+
+    _fields_ = (
+        ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("confirmed", ctypes.c_int64),
+        ("packets", ctypes.c_int64), ("slots", ctypes.c_int32), ("count", ctypes.c_int32),
+        ("jobs", ctypes.c_int64 * SLOTS), ("places", ctypes.c_uint64 * SLOTS),
+        ("chroma_at", ctypes.c_int64 * SLOTS), ("rows", ctypes.c_int32 * SLOTS), ("columns", ctypes.c_int32 * SLOTS),
+    )  # fmt: skip
+
+
+_FULL: Final = ctypes.CFUNCTYPE(ctypes.c_int32)
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("device", ctypes.c_int32), ("codec", ctypes.c_int32), ("bit_depth", ctypes.c_int32),
+        ("max_width", ctypes.c_int32), ("max_height", ctypes.c_int32), ("surfaces", ctypes.c_int32),
+        ("delay", ctypes.c_int32), ("flags", ctypes.c_int32), ("stream", ctypes.c_void_p),
+        ("staging", ctypes.POINTER(Staging)), ("full", _FULL),
+    )  # fmt: skip
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_int64), ("width", ctypes.c_int32), ("height", ctypes.c_int32),
+        ("packets", ctypes.c_int32), ("alone", ctypes.c_int32), ("lenient", ctypes.c_int32),
+        ("untimed", ctypes.c_int32),
+        ("data", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("rows", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Caps:
+    """What a chip decodes of a codec, as `cuvidGetDecoderCaps` says."""
+
+    supported: bool
+    engines: int
+    min_width: int
+    min_height: int
+    max_width: int
+    max_height: int
+
+
+class NvdecLibrary:
+    """The native module, with the driver behind it.
+
+    Args:
+        path: of the module.
+        cuda, nvcuvid: the driver's libraries.
+
+    Raises:
+        OSError: it cannot be loaded, or the driver's libraries cannot.
+    """
+
+    def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
+        library = ctypes.CDLL(str(path))
+        if library.nvdec_version() != _VERSION:
+            raise OSError(f"{path} was built for another version: install streamvid again")
+        session, text = ctypes.c_void_p, ctypes.c_char_p
+        for name, result, arguments in (
+            ("load", text, (text, text)),
+            ("open", session, (ctypes.POINTER(_Options), text, ctypes.c_int32)),
+            ("decode", ctypes.c_int, (session, ctypes.POINTER(_Job))),
+            ("flush", ctypes.c_int, (session,)),
+            ("stop", None, (session,)),
+            ("close", ctypes.c_int, (session,)),
+            ("error", text, (session,)),
+            ("counts", None, (session, ctypes.POINTER(ctypes.c_int64))),
+            ("caps", ctypes.c_int, (*(ctypes.c_int32,) * 3, ctypes.POINTER(ctypes.c_int32), text, ctypes.c_int32)),
+        ):
+            function = getattr(library, f"nvdec_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, f"_{name}", function)
+        self.calls = library
+        if error := library.nvdec_load(cuda.encode(), nvcuvid.encode()):
+            raise OSError(error.decode(errors="replace"))
+
+    def caps(self, device_id: int, codec: str, bit_depth: int = 8) -> Caps:
+        """What a GPU decodes of a codec.
+
+        Raises:
+            RuntimeError: the driver does not say.
+        """
+        found, error = (ctypes.c_int32 * 6)(), ctypes.create_string_buffer(_ERROR_BYTES)
+        if self.calls.nvdec_caps(device_id, CODECS[codec], bit_depth, found, error, len(error)):
+            raise RuntimeError(error.value.decode(errors="replace"))
+        return Caps(bool(found[0]), *found[1:])
+
+
+def built_modules() -> list[Path]:
+    """Files of the native module: none where streamvid was installed without a C compiler."""
+    return sorted(Path(__file__).parents[1].glob("native/nvdec*.so"))
+
+
+@cache
+def native_library() -> NvdecLibrary | None:
+    """The native module, loaded once; None where it was not built, or finds no driver: the log says it."""
+    reason = "streamvid was installed without a C compiler"
+    for path in built_modules():
+        try:
+            return NvdecLibrary(path)
+        except (OSError, AttributeError) as error:  # built for another machine, or long ago
+            reason = str(error)
+    log.info("the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC, if it is there", reason)
+    return None
+
+
+def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
+    """What a session for jobs of a configuration should be opened for: the largest of all that were seen which it can
+    be set to."""
+    found = [key, *(other for other in seen if alike(other, key))]
+    return replace(key, width=max(k.width for k in found), height=max(k.height for k in found), dpb_group="")
+
+
+def alike(one: SessionKey, other: SessionKey) -> bool:
+    """Whether a session can be switched between two configurations if it is large enough. Its memory is that of the
+    largest: 4K and 8K are apart."""
+    return _family(one) == _family(other)
+
+
+def _family(key: SessionKey) -> tuple[str, int, bool, bool]:
+    side = max(key.width, key.height)
+    return key.codec, key.bit_depth, side > 2048, side > 4096
+
+
+def staging_bytes(key: SessionKey) -> int:
+    """Staging memory of a session."""
+    return max(_FEWEST_STAGED * key.surface_bytes, min(STAGED * key.surface_bytes, _STAGING_BYTES))
+
+
+class NativeSession:
+    """A decode session of the native module. To be used by one thread, but for `stop`.
+
+    Args:
+        library: the native module.
+        device_id: the GPU's number.
+        key: codec and bit depth of all its jobs, width and height of the largest.
+        stream: CUDA stream of the copies.
+        staging: where pictures are copied to; its memory and the number of its slots are set.
+        take, launch: what becomes of wanted pictures; also called in `decode`, where `staging` is full.
+
+    Raises:
+        RuntimeError: the driver refuses it.
+    """
+
+    def __init__(
+        self,
+        library: NvdecLibrary,
+        *,
+        device_id: int,
+        key: SessionKey,
+        stream: int,
+        staging: Staging,
+        take: Take,
+        launch: Callable[[], None],
+        extra_surfaces: int = _EXTRA_SURFACES,
+        delay: int = _DELAY,
+        flags: int = 0,
+    ) -> None:
+        self._calls, self._staging, self.key = library.calls, staging, key
+        self._take, self._launch = take, launch
+        # Of the jobs in the decoder.
+        self._now, self._dpb_frames = key, 0
+        self._lock = threading.Lock()
+        self.memory: torch.Tensor | None = None
+        self._raised: Exception | None = None
+        self._name = ""
+
+        def empty() -> int:
+            try:
+                self.hand_over()
+            except Exception as error:
+                self._raised = error
+                return 1
+            return 0
+
+        self._full = _FULL(empty)
+        options = _Options(
+            device_id, CODECS[key.codec], key.bit_depth, key.width, key.height, extra_surfaces, delay, flags, stream,
+            ctypes.pointer(staging), self._full,
+        )  # fmt: skip
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self._session: int | None = self._calls.nvdec_open(ctypes.byref(options), error, len(error))
+        if self._session is None:
+            raise RuntimeError(error.value.decode(errors="replace"))
+
+    @property
+    def confirmed(self) -> int:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        return int(self._staging.confirmed)
+
+    @property
+    def packets(self) -> int:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        return int(self._staging.packets)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How often a decoder was opened, and set to another size; its surfaces, and the largest size it can be set
+        to."""
+        found = (ctypes.c_int64 * 5)()
+        self._calls.nvdec_counts(self._session, found)
+        return tuple(found)
+
+    def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`. Surfaces are added where a job needs more."""
+        mine = self.key
+        return alike(key, mine) and key.width <= mine.width and key.height <= mine.height
+
+    def follows(self, job: GopJob) -> bool:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`: what is in the decoder comes out first where it must."""
+        return self.takes(job.key)
+
+    def decode(self, number: int, job: GopJob) -> None:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        # The decoder is set to another size, or opened anew with more surfaces; and it does not reset at a CRA picture
+        # that follows another job: it would decode its leading pictures, wrongly.
+        alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
+        self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
+        self._name = job.encoded.name
+        packets, count = job.packets, len(job.packets)
+        data = (ctypes.c_char_p * count)(*packets)
+        sizes = array("q", map(len, packets))
+        rows = job.dst_rows | dict.fromkeys(job.hidden, _NOT_SHOWN)
+        wanted = array("i", [rows.get(rank, _NOT_WANTED) for rank in job.display_order])
+        places = {rank: place for place, rank in enumerate(sorted(job.display_order))}
+        order = array("i", [places[rank] for rank in job.display_order])
+        given = _Job(
+            number, job.key.width, job.key.height, count, alone, job.exact, not job.timed,
+            ctypes.addressof(data), sizes.buffer_info()[0], wanted.buffer_info()[0],
+            order.buffer_info()[0],
+        )  # fmt: skip
+        self._check(self._calls.nvdec_decode(self._session, ctypes.byref(given)))
+
+    def flush(self) -> None:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        self._check(self._calls.nvdec_flush(self._session))
+        self.hand_over()
+
+    def waiting(self) -> list[int]:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        return list(self._staging.jobs[: self._staging.count])
+
+    def hand_over(self) -> None:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        staging = self._staging
+        count = staging.count
+        for one in zip(
+            staging.jobs[:count], staging.rows[:count], staging.places[:count], staging.columns[:count],
+            staging.chroma_at[:count], strict=True,
+        ):  # fmt: skip
+            self._take(*one)
+        if staging.count:
+            staging.count = 0
+            self._launch()
+
+    def stop(self) -> None:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        with self._lock:
+            if self._session is not None:
+                self._calls.nvdec_stop(self._session)
+
+    def close(self) -> None:
+        """Free the session; not while a call is under way."""
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                self._calls.nvdec_close(session)
+
+    def _check(self, status: int) -> None:
+        if not status:
+            return
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+        text = self._calls.nvdec_error(self._session).decode(errors="replace")
+        if status == _STREAM:
+            raise VideoError(f"clip {self._name} {text}: pack it again")
+        raise RuntimeError(text)
+
+
+def open_session(
+    library: NvdecLibrary,
+    key: SessionKey,
+    *,
+    stream: int,
+    device: torch.device,
+    take: Take,
+    launch: Callable[[], None],
+) -> NativeSession:
+    """A session with memory of its own on a GPU. See `NativeSession`."""
+    import torch
+
+    memory = torch.empty(staging_bytes(key), dtype=torch.uint8, device=device)
+    staging = Staging(address=memory.data_ptr(), bytes=memory.nbytes, slots=STAGED)
+    session = NativeSession(
+        library, device_id=device.index or 0, key=key, stream=stream, staging=staging, take=take, launch=launch
+    )
+    session.memory = memory
+    return session

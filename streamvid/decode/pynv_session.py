@@ -1,0 +1,198 @@
+"""A decode session of PyNvVideoCodec, where the native module (`streamvid.decode.native_session`) was not built."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from streamvid.bitstream.annexb import NAL_SYNTAX
+from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
+from streamvid.decode.surface_queue import CudaCopies, Take
+from streamvid.errors import VideoError
+
+if TYPE_CHECKING:
+    import torch
+
+_AT_ONCE: Final = 4
+"""Wanted frames of one call that are worth a launch, which reads the decoder's own surfaces. Fewer are copied, as those
+are reused after the next call, and wait for others: a launch takes as long in Python as ten copies."""
+_STAGED: Final = 32
+"""Frames that wait so at most: few enough to need little memory."""
+NAMES: Final = {"mpeg2video": "MPEG2"}
+"""PyNvVideoCodec's, where they differ from ours."""
+
+
+class NvdecFrame(Protocol):
+    """A decoded frame of PyNvVideoCodec."""
+
+    shape: Sequence[int]
+
+    def framesize(self) -> int: ...
+
+    def getPTS(self) -> int: ...  # noqa: N802
+
+    def GetPtrToPlane(self, plane: int) -> int: ...  # noqa: N802
+
+
+class NvdecDecoder(Protocol):
+    """A decode session of PyNvVideoCodec."""
+
+    def Decode(self, packet: object) -> Sequence[NvdecFrame]: ...  # noqa: N802
+
+
+def open_decoder(key: SessionKey, *, device_id: int, stream: int) -> NvdecDecoder:
+    """PyNvVideoCodec's decoder for a configuration, which works on a CUDA stream."""
+    import PyNvVideoCodec as nvc  # noqa: N813
+
+    decoder: NvdecDecoder = nvc.CreateDecoder(
+        gpuid=device_id,
+        codec=getattr(nvc.cudaVideoCodec, NAMES.get(key.codec, key.codec.upper())),
+        cudastream=stream,
+        usedevicememory=True,
+        maxwidth=key.width,
+        maxheight=key.height,
+    )
+    return decoder
+
+
+class PynvSession:
+    """See `streamvid.decode.nvdec_worker.DecodeSession`.
+
+    Args:
+        decoder: PyNvVideoCodec's, for `key`.
+        key, dpb_frames: configuration of its jobs, and the most DPB frames that they may need.
+        take, launch: what becomes of wanted frames.
+        copies: on the decoder's stream.
+        device: the GPU.
+    """
+
+    def __init__(
+        self,
+        decoder: NvdecDecoder,
+        key: SessionKey,
+        dpb_frames: int,
+        *,
+        take: Take,
+        launch: Callable[[], None],
+        copies: CudaCopies,
+        device: torch.device,
+    ) -> None:
+        self._decoder: NvdecDecoder | None = decoder
+        self.key, self._dpb_frames, self.packets = key, dpb_frames, 0
+        self._take, self._launch, self._copies, self._device = take, launch, copies, device
+        self._packet = _PacketFactory()
+        self._matcher = FrameMatcher()
+        # Of the last job whose surface size was checked.
+        self._checked = 0
+        # Copies that wait for a launch, and their memory.
+        self._staged = 0
+        self._staging: torch.Tensor | None = None
+
+    @property
+    def confirmed(self) -> int:
+        return self._matcher.confirmed
+
+    def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
+        return key == self.key and dpb_frames <= self._dpb_frames
+
+    def follows(self, job: GopJob) -> bool:
+        # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures, wrongly.
+        return job.key == self.key and job.starts_with_idr
+
+    def decode(self, number: int, job: GopJob) -> None:
+        # Only Annex B says where one packet ends and the next begins.
+        per_call = PACKETS_PER_CALL if self.key.codec in NAL_SYNTAX else 1
+        calls = self._matcher.expect(
+            number,
+            job.display_order,
+            job.dst_rows,
+            exact=job.exact,
+            per_call=per_call,
+            hidden=job.hidden,
+            timed=job.timed,
+        )
+        for first, end, timestamp in calls:
+            self.packets += 1
+            data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
+            self._decode(data, timestamp, job.encoded.name)
+
+    def flush(self) -> None:
+        self._decode(b"", 0, "")
+        self.hand_over()
+        if missing := self._matcher.drain():
+            raise RuntimeError(f"{missing} frames do not come out of the decoder")
+
+    def waiting(self) -> list[int]:
+        return []
+
+    def hand_over(self) -> None:
+        self._launch()
+        self._staged = 0
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._decoder = None
+
+    def _decode(self, data: bytes, timestamp: int, name: str) -> None:
+        """Take the wanted ones of the frames that the decoder hands out for a packet. Their surfaces are reused after
+        its next, in the order of the CUDA stream, so they are read or copied at once."""
+        assert self._decoder is not None
+        key, wanted = self.key, []
+        for frame in self._decoder.Decode(self._packet(data, timestamp)):
+            destination = self._matcher.match(frame.getPTS)
+            if destination is None:
+                continue
+            number, row = destination
+            # The size cannot change within a job, and reading it takes as long as a copy.
+            if number != self._checked:
+                # Rounded down where a side is odd.
+                shape, size = (key.height * 3 // 2, key.pitch), key.luma_bytes * 3 // 2
+                if tuple(frame.shape) != shape or frame.framesize() != size:
+                    raise VideoError(
+                        f"clip {name} decodes to surfaces of {list(frame.shape)} in {frame.framesize()} bytes, its "
+                        f"dataset says {list(shape)} in {size}: pack it again"
+                    )
+                self._checked = number
+            wanted.append((number, row, frame.GetPtrToPlane(0)))
+        for number, row, surface in wanted:
+            address = self._copied(surface) if len(wanted) < _AT_ONCE else surface
+            self._take(number, row, address, key.pitch, key.luma_bytes)
+        if len(wanted) >= _AT_ONCE or self._staged > _STAGED - _AT_ONCE:
+            self.hand_over()
+
+    def _copied(self, surface: int) -> int:
+        """A copy of a surface that stays as it is until the next launch."""
+        import torch
+
+        size = self.key.surface_bytes
+        if self._staging is None:
+            self._staging = torch.empty((_STAGED, size), dtype=torch.uint8, device=self._device)
+        copy = self._staging.data_ptr() + self._staged * size
+        self._copies.on_device(copy, surface, size)
+        self._staged += 1
+        return copy
+
+
+class _PacketFactory:
+    """Makes PyNvVideoCodec's packets; one without data ends the stream."""
+
+    def __init__(self) -> None:
+        import PyNvVideoCodec as nvc  # noqa: N813
+
+        self._new = nvc.PacketData
+        # The address of the bytes by Python's C interface takes a tenth of the time that it takes by way of NumPy.
+        self._address = ctypes.PyDLL(None).PyBytes_AsString
+        self._address.argtypes, self._address.restype = [ctypes.py_object], ctypes.c_void_p
+
+    def __call__(self, data: bytes, timestamp: int) -> Any:
+        packet = self._new()
+        if data:
+            # PyNvVideoCodec copies what it points to before `Decode` returns; `data` lives that long.
+            packet.bsl_data = self._address(data)
+        packet.bsl = len(data)
+        packet.pts = timestamp
+        return packet

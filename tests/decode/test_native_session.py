@@ -1,0 +1,416 @@
+"""Sessions of the native module, with a stand-in for the driver whose pictures are functions of their seeds."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from streamvid.decode import native_session
+from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, Staging, largest
+from streamvid.errors import VideoError
+from tests.support.nvdec_driver import SOURCES, StandIn, compile_c, stand_in
+
+KEY = SessionKey("h264", 64, 48, 8, "")
+IPBB = (0, 3, 1, 2, 6, 4, 5, 7)
+"""Display order of packets with B-frames."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What a packet of the stand-in's format says of its picture."""
+
+    width: int = 64
+    height: int = 48
+    coded_width: int = 64
+    coded_height: int = 48
+    left: int = 0
+    top: int = 0
+    depth: int = 8
+    surfaces: int = 6
+    reorder: int = 2
+
+    def packet(self, *, seed: int, order: int, key: bool, broken: bool = False, shown: bool = True) -> bytes:
+        sizes = (self.width, self.height, self.coded_width, self.coded_height, self.left, self.top)
+        flags = (self.depth, self.surfaces, self.reorder, key, shown, broken, 0, 0)
+        return struct.pack("<IIi6H8B", 0, seed, order, *sizes, *flags)
+
+    def picture(self, seed: int) -> npt.NDArray[np.integer[Any]]:
+        """NV12 of what is shown, both sides rounded up to even ones."""
+        wide, high = -(-self.width // 2) * 2, -(-self.height // 2) * 2
+        row, x = np.mgrid[: self.coded_height * 3 // 2, : self.coded_width].astype(np.uint32)
+        with np.errstate(over="ignore"):
+            h = np.uint32(seed) * np.uint32(2654435761) ^ row * np.uint32(40503) ^ x * np.uint32(2246822519)
+            value = ((h ^ h >> 13) * np.uint32(3266489917)) >> 16
+        samples = value.astype(np.uint16 if self.depth > 8 else np.uint8)[:, self.left : self.left + wide]
+        luma = samples[self.top : self.top + high]
+        return np.concatenate([luma, samples[self.coded_height + self.top // 2 :][: high // 2]])
+
+
+def job(
+    first_seed: int, *, coded: Coded | None = None, order: Sequence[int] = IPBB, wanted: Sequence[int] | None = None,
+    broken: int = -1, dpb_frames: int = 0, codec: str = "h264", hidden: Sequence[int] = (),
+) -> GopJob:  # fmt: skip
+    """Pictures whose seeds count up in display order from the first, which is also the row of the first."""
+    coded = coded or Coded()
+    ranks = range(len(order)) if wanted is None else wanted
+    encoded: Any = SimpleNamespace(name=f"clip-{first_seed}")
+    return GopJob(
+        encoded=encoded,
+        target=None,  # type: ignore[arg-type]
+        packets=[
+            coded.packet(seed=first_seed + rank, order=rank, key=n == 0, broken=n == broken, shown=rank not in hidden)
+            for n, rank in enumerate(order)
+        ],
+        starts_with_idr=True,
+        display_order=list(order),
+        hidden=frozenset(hidden),
+        dst_rows={rank: first_seed + rank for rank in ranks},
+        key=SessionKey(codec, coded.width, coded.height, coded.depth, ""),
+        dpb_frames=dpb_frames,
+        in_order=True,
+        group=JobGroup(1),
+    )
+
+
+class Lane:
+    """A session, its memory, and what came out of it."""
+
+    def __init__(self, driver: StandIn, key: SessionKey = KEY, *, slots: int = 8, **options: int) -> None:
+        self._driver = driver
+        self._memory = np.zeros(4 << 20, np.uint8)
+        self.staging = Staging(address=self._memory.ctypes.data, bytes=self._memory.nbytes, slots=slots)
+        self.shown: list[tuple[int, int, npt.NDArray[np.uint8]]] = []
+        self.launches: list[int] = []
+        self._heights: dict[int, int] = {}
+        self.session = NativeSession(
+            driver.library, device_id=0, key=key, stream=0, staging=self.staging, take=self.take, launch=self.launch,
+            **options,
+        )  # fmt: skip
+
+    def take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
+        self._driver.synchronize()
+        kind, start = np.uint16 if self.session.key.bit_depth > 8 else np.uint8, surface - self._memory.ctypes.data
+        lines = -(-self._heights[number] // 2) * 2
+        line = pitch * np.dtype(kind).itemsize
+        planes = [
+            self._memory[at : at + line * count].view(kind).reshape(count, pitch)
+            for at, count in ((start, lines), (start + chroma_at, lines // 2))
+        ]
+        self.shown.append((number, row, np.concatenate(planes)))
+
+    def launch(self) -> None:
+        self.launches.append(len(self.shown))
+
+    def decode(self, number: int, one: GopJob) -> None:
+        self._heights[number] = one.key.height
+        self.session.decode(number, one)
+
+    def decode_all(self, jobs: Sequence[GopJob]) -> None:
+        for number, one in enumerate(jobs, 1):
+            self.decode(number, one)
+        self.session.flush()
+
+    def finish(self) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
+        self.session.flush()
+        self.session.close()
+        return self.shown
+
+
+@pytest.fixture
+def driver() -> Iterator[StandIn]:
+    found = stand_in()
+    found.reset()
+    yield found
+    found.reset()
+    assert found.open_objects() == 0
+
+
+def places(shown: Sequence[tuple[int, int, Any]]) -> list[tuple[int, int]]:
+    return [(number, row) for number, row, _ in shown]
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 0}, {"delay": 8, "extra_surfaces": 8}, {"flags": 8}])
+def test_wanted_pictures_of_jobs_in_a_row_come_in_the_order_of_display(
+    driver: StandIn, options: Mapping[str, int]
+) -> None:
+    lane = Lane(driver, **options)
+    wanted = [1, 2, 5, 7]
+    for number in range(1, 6):
+        lane.decode(number, job(100 * number, wanted=wanted))
+        assert lane.session.confirmed in (number, number - 1)
+        assert lane.session.packets == 8 * number
+    assert lane.session.counts[:2] == (1, 0)
+    shown = lane.finish()
+    assert places(shown) == [(number, 100 * number + rank) for number in range(1, 6) for rank in wanted]
+    for _, row, picture in shown:
+        np.testing.assert_array_equal(picture, Coded().picture(row))
+
+
+def test_packets_that_show_nothing_are_not_waited_for(driver: StandIn) -> None:
+    lane = Lane(driver)
+    for number in (1, 2):
+        lane.decode(number, job(100 * number, wanted=[1, 4, 7], hidden=[0, 3, 6]))
+    assert places(lane.finish()) == [(n, 100 * n + rank) for n in (1, 2) for rank in (1, 4, 7)]
+
+
+def test_pictures_that_are_not_wanted_are_never_mapped(driver: StandIn) -> None:
+    lane = Lane(driver)
+    driver.fail("cuvidMapVideoFrame64", 3)
+    lane.decode(1, job(0, wanted=[6]))
+    lane.decode(2, job(100, wanted=[2]))
+    assert places(lane.finish()) == [(1, 6), (2, 102)]
+
+
+@pytest.mark.parametrize(
+    "coded",
+    [
+        Coded(coded_height=64),
+        Coded(coded_width=80, coded_height=64, left=6, top=2),
+        Coded(width=63, height=47),
+        Coded(depth=10, coded_height=64),
+        Coded(depth=12, coded_width=96, left=4),
+    ],
+)
+def test_what_is_not_shown_is_left_out(driver: StandIn, coded: Coded) -> None:
+    key = SessionKey("hevc", coded.width, coded.height, coded.depth, "")
+    lane = Lane(driver, key)
+    lane.decode(1, job(7, coded=coded, codec="hevc"))
+    for _, row, picture in lane.finish():
+        np.testing.assert_array_equal(picture, coded.picture(row))
+
+
+def test_a_session_is_set_to_other_sizes_and_opened_anew_for_larger_ones_alone(driver: StandIn) -> None:
+    sizes = [
+        Coded(width=16 * n, height=16 * m, coded_width=16 * n, coded_height=16 * m) for n in (2, 4) for m in (3, 1)
+    ]
+    larger = Coded(width=128, height=96, coded_width=128, coded_height=96)
+    streams = [*(sizes[number * 7 % 4] for number in range(40)), larger, replace(larger, surfaces=16), sizes[0]]
+    lane, opened = Lane(driver), driver.decoders_opened()
+    for number, coded in enumerate(streams):
+        lane.decode(number, job(number * 10, coded=coded, dpb_frames=coded.surfaces))
+        assert driver.decoders_opened() == opened + (1 if number < 40 else 2 if number == 40 else 3)
+    assert lane.session.counts == (3, 40, 18, 128, 96)
+    shown = lane.finish()
+    assert len(shown) == 8 * len(streams)
+    for number, row, picture in shown:
+        np.testing.assert_array_equal(picture, streams[number].picture(row))
+
+
+def test_pictures_are_handed_over_where_the_staging_area_is_full(driver: StandIn) -> None:
+    lane = Lane(driver, slots=3)
+    lane.decode(1, job(0))
+    lane.decode(2, job(100))
+    assert set(np.diff([0, *lane.launches])) == {3}
+    assert lane.session.waiting() == [2] * (len(lane.session.waiting()))
+    before = len(lane.shown)
+    lane.session.hand_over()
+    assert lane.session.waiting() == []
+    assert len(lane.shown) < before + 3
+    assert len(lane.finish()) == 16
+
+
+def test_pictures_of_several_sizes_wait_together_as_far_as_the_memory_goes(driver: StandIn) -> None:
+    """The decoder is set to another size in the call that feeds it: it does not wait for Python between."""
+    streams = [Coded(width=16 * n, height=48, coded_width=16 * n) for n in (4, 2, 3, 4, 1)]
+    lane = Lane(driver)
+    lane.staging.bytes = 2 * 64 * 48 * 3 // 2 + 3 * 32 * 48 * 3 // 2
+    for number, coded in enumerate(streams):
+        lane.decode(number, job(100 * number, coded=coded, wanted=[0, 6]))
+        if number == 1:
+            assert lane.session.waiting()[:2] == [0, 0]
+            assert not lane.launches
+    shown = lane.finish()
+    assert lane.launches == [4, 8, 10]
+    assert places(shown) == [(n, 100 * n + rank) for n in range(5) for rank in (0, 6)]
+    for number, row, picture in shown:
+        np.testing.assert_array_equal(picture, streams[number].picture(row))
+
+
+def test_an_error_of_the_caller_comes_out_of_decode(driver: StandIn) -> None:
+    lane = Lane(driver, slots=2)
+
+    def launch() -> None:
+        raise KeyError("no kernel")
+
+    lane.session._launch = launch
+    with pytest.raises(KeyError, match="no kernel"):
+        lane.decode_all([job(10), job(20)])
+    with pytest.raises(RuntimeError, match="handed over"):
+        lane.session.flush()
+    lane.session.close()
+
+
+IN_DECODING = (
+    "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuMemcpy2DAsync_v2", "cuStreamSynchronize",
+    "cuvidParseVideoData", "cuvidCreateDecoder", "cuvidReconfigureDecoder", "cuvidDecodePicture",
+    "cuvidMapVideoFrame64", "cuvidUnmapVideoFrame64",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_DECODING)
+def test_an_error_of_the_driver_names_the_call_and_ends_the_session(driver: StandIn, name: str) -> None:
+    lane = Lane(driver)
+    driver.fail(name, 1, 2)
+    small = Coded(width=32, coded_width=32)
+    with pytest.raises(
+        RuntimeError, match=rf"^{name.split('_')[0].removesuffix('64')}: CUDA_ERROR_OUT_OF_MEMORY \(2\)"
+    ):
+        lane.decode_all([job(10), job(20), job(30, coded=small)])
+    for again in (lambda: lane.session.decode(9, job(90)), lane.session.flush):
+        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+            again()
+    lane.session.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuvidCreateVideoParser"]
+)
+def test_a_session_that_cannot_be_opened_leaves_nothing_behind(driver: StandIn, name: str) -> None:
+    driver.fail(name)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+        Lane(driver)
+
+
+@pytest.mark.parametrize("kind", ["lost", "twice", "foreign"])
+@pytest.mark.parametrize("nth", [1, 6, 15])
+def test_a_picture_too_few_or_too_many_is_noticed_and_none_takes_the_place_of_another(
+    driver: StandIn, kind: str, nth: int
+) -> None:
+    lane = Lane(driver)
+    driver.spoil(kind, nth)
+    with pytest.raises(RuntimeError, match="out of the decoder"):
+        lane.decode_all([job(100), job(200)])
+    lane.session.hand_over()
+    for number, row, picture in lane.shown:
+        assert number == row // 100
+        np.testing.assert_array_equal(picture, Coded().picture(row))
+    # Nothing behind the error counts as complete.
+    assert lane.session.confirmed <= 2 if nth > 8 else lane.session.confirmed <= 1
+    lane.session.close()
+
+
+def test_alone_in_its_decoder_a_job_needs_its_wanted_pictures_and_no_others(driver: StandIn) -> None:
+    lane = Lane(driver)
+    driver.spoil("lost", 4)
+    lane.decode(1, replace(job(0, wanted=[1, 7]), in_order=False))
+    lane.session.flush()
+    driver.spoil("twice", 4)
+    lane.decode(2, replace(job(100, wanted=[1, 7]), in_order=False))
+    lane.session.flush()
+    driver.spoil("lost", 2)
+    lane.decode(3, replace(job(200, wanted=[1, 7]), in_order=False))
+    with pytest.raises(RuntimeError, match="do not come out"):
+        lane.session.flush()
+    lane.session.hand_over()
+    assert places(lane.shown) == [(1, 1), (1, 7), (2, 101), (2, 107), (3, 207)]
+    lane.session.close()
+
+
+def test_pictures_whose_times_say_nothing_are_told_by_their_order(driver: StandIn) -> None:
+    lane = Lane(driver)
+    for number in range(3):
+        driver.spoil("foreign", 3)
+        lane.decode(number, replace(job(100 * number, hidden=[4]), timed=False))
+        lane.session.flush()
+    for _, row, picture in lane.shown:
+        np.testing.assert_array_equal(picture, Coded().picture(row))
+    assert len(lane.shown) == 3 * 7
+    driver.spoil("lost", 3)
+    lane.decode(3, replace(job(300), timed=False))
+    with pytest.raises(RuntimeError, match="do not come out"):
+        lane.session.flush()
+    lane.session.close()
+
+
+@pytest.mark.parametrize(
+    ("coded", "said"),
+    [
+        (Coded(width=62), r"clip-5 decodes to 62x48, its dataset says 64x48: pack it again"),
+        (Coded(depth=10), r"clip-5 decodes to 10 bits, .* its dataset says 8 bits"),
+        (Coded(left=2), r"decodes to 64x48"),
+    ],
+)
+def test_a_stream_that_is_not_what_its_dataset_says_is_refused(driver: StandIn, coded: Coded, said: str) -> None:
+    lane = Lane(driver)
+    one = job(5, coded=coded)
+    with pytest.raises(VideoError, match=said):
+        lane.decode(1, replace(one, key=KEY))
+    lane.session.close()
+
+
+def test_a_stream_that_changes_its_size_within_a_job_is_refused(driver: StandIn) -> None:
+    lane, other = Lane(driver), Coded(width=32, coded_width=32)
+    one = job(5)
+    one.packets[4] = other.packet(seed=9, order=4, key=False)
+    with pytest.raises(VideoError, match="decodes to 32x48"):
+        lane.decode(1, one)
+    lane.session.close()
+
+
+def test_a_session_can_be_stopped_by_another_thread_and_closed(driver: StandIn) -> None:
+    lane, error = Lane(driver), []
+
+    def work() -> None:
+        try:
+            for number in range(1, 1_000_000):
+                lane.decode(number, job(number, wanted=[]))
+        except RuntimeError as failed:
+            error.append(str(failed))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    lane.session.stop()
+    thread.join(60)
+    assert error == ["the session was given up"]
+    lane.session.close()
+    lane.session.close()
+    lane.session.stop()
+
+
+def test_a_session_is_opened_for_the_largest_size_of_its_class() -> None:
+    seen = [replace(KEY, width=640), replace(KEY, height=720), replace(KEY, width=3840), replace(KEY, codec="hevc")]
+    assert largest(KEY, seen) == replace(KEY, width=640, height=720)
+    assert largest(seen[2], seen) == seen[2]
+
+
+def test_the_chip_says_what_it_decodes(driver: StandIn) -> None:
+    caps = driver.library.caps(0, "hevc", 10)
+    assert (caps.supported, caps.engines, caps.max_width) == (True, 7, 4096)
+    assert not driver.library.caps(0, "hevc", 12).supported
+    with pytest.raises(RuntimeError, match="cuDeviceGet"):
+        driver.library.caps(3, "h264")
+
+
+def test_a_driver_that_is_not_there_is_said(driver: StandIn) -> None:
+    assert driver.library.calls.nvdec_load(b"nowhere.so", b"nowhere.so") is None, "it is loaded once"
+    with pytest.raises(OSError, match=r"nowhere\.so"):
+        NvdecLibrary(driver.another_module(), "nowhere.so", "nowhere.so")
+
+
+def test_a_module_of_another_version_or_none_is_not_used(
+    driver: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    source = (
+        (SOURCES / "nvdec.c")
+        .read_text()
+        .replace("return 1;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
+    )
+    (tmp_path / "old.c").write_text(source)
+    old = compile_c([tmp_path / "old.c"], tmp_path / "nvdec.so", "-shared", "-fPIC", f"-I{SOURCES}")
+    for built, said in (([old], "built for another version"), ([], "without a C compiler")):
+        monkeypatch.setattr(native_session, "built_modules", lambda built=built: built)
+        native_session.native_library.cache_clear()
+        assert native_session.native_library() is None
+        assert said in caplog.text
+    native_session.native_library.cache_clear()
