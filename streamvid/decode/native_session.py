@@ -10,9 +10,10 @@ import ctypes
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,8 @@ _STAGING_BYTES: Final = 64 << 20
 SLOTS: Final = 64
 CODECS: Final = {"mpeg2video": 1, "mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
+_TRIED: Final = frozenset({"h264", "hevc"})
+"""Those that a GPU has shown the module to decode rightly; the others are PyNvVideoCodec's, if it is there."""
 _VERSION: Final = 1
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2
@@ -103,12 +106,21 @@ class NvdecLibrary:
     Args:
         path: of the module.
         cuda, nvcuvid: the driver's libraries.
+        codecs: that its sessions decode.
 
     Raises:
         OSError: it cannot be loaded, or the driver's libraries cannot.
     """
 
-    def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
+    def __init__(
+        self,
+        path: Path,
+        cuda: str = "libcuda.so.1",
+        nvcuvid: str = "libnvcuvid.so.1",
+        *,
+        codecs: Collection[str] = frozenset(CODECS),
+    ) -> None:
+        self.codecs = codecs
         library = ctypes.CDLL(str(path))
         if library.nvdec_version() != _VERSION:
             raise OSError(f"{path} was built for another version: install streamvid again")
@@ -152,9 +164,10 @@ def built_modules() -> list[Path]:
 def native_library() -> NvdecLibrary | None:
     """The native module, loaded once; None where it was not built, or finds no driver: the log says it."""
     reason = "streamvid was installed without a C compiler"
+    codecs = frozenset(CODECS) if find_spec("PyNvVideoCodec") is None else _TRIED
     for path in built_modules():
         try:
-            return NvdecLibrary(path)
+            return NvdecLibrary(path, codecs=codecs)
         except (OSError, AttributeError) as error:  # built for another machine, or long ago
             reason = str(error)
     log.info("the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC, if it is there", reason)

@@ -224,31 +224,32 @@ class NvdecWorker:
                 self._free(other)
                 first = opened.first
         if size is None:
-            size = key if self._library is None else largest(key, self._queue.seen())
+            library = self._library if self._library is not None and key.codec in self._library.codecs else None
+            size = key if library is None else largest(key, self._queue.seen())
             for other in list(self._sessions):
                 memory = sum(_SURFACES * k.surface_bytes + staging_bytes(k) for k in (*self._sessions, size))
-                if memory > self._memory_limit or (self._library is not None and alike(other, size)):
+                if memory > self._memory_limit or (library is not None and alike(other, size)):
                     self._close(other)
             try:
-                session = self._open_session(size, job.dpb_frames)
+                session = self._open_session(size, job.dpb_frames, library)
             except Exception:
                 if not self._sessions:
                     raise
                 # The driver may have run out of memory: close all others and try again.
                 for other in list(self._sessions):
                     self._close(other)
-                session = self._open_session(size, job.dpb_frames)
+                session = self._open_session(size, job.dpb_frames, library)
             self._sessions[size] = _Opened(session, first)
         self._sessions.move_to_end(size)
         self._current, self._in = key, self._sessions[size].session
         return self._in
 
-    def _open_session(self, key: SessionKey, dpb_frames: int) -> DecodeSession:
+    def _open_session(self, key: SessionKey, dpb_frames: int, library: NvdecLibrary | None) -> DecodeSession:
         log.debug("opening a decode session for %s", key)
         device = self._stream.device
-        if self._library is not None:
+        if library is not None:
             stream = self._stream.cuda_stream
-            return open_session(self._library, key, stream=stream, device=device, take=self._take, launch=self._launch)
+            return open_session(library, key, stream=stream, device=device, take=self._take, launch=self._launch)
         copies = self._surfaces.copies
         return PynvSession(
             self._open(key), key, dpb_frames, take=self._take, launch=self._launch, copies=copies, device=device
