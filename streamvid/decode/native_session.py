@@ -30,7 +30,7 @@ _FEWEST_STAGED: Final = 4
 _STAGING_BYTES: Final = 64 << 20
 """Of large ones so many bytes, but not fewer than `_FEWEST_STAGED`."""
 SLOTS: Final = 64
-CODECS: Final = {"mpeg2video": 1, "mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
+CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
 _TRIED: Final = frozenset({"h264", "hevc"})
 """Those that a GPU has shown the module to decode rightly; the others are PyNvVideoCodec's, if it is there."""

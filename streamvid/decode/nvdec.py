@@ -26,7 +26,6 @@ from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.native_session import Caps, NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
-from streamvid.decode.pynv_session import NAMES
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.decode.surface_target import SurfaceTarget, Write, full_size, make_targets
 from streamvid.errors import InputError
@@ -76,7 +75,7 @@ def decoder_caps(device_id: int, codec: str) -> Caps:
         return library.caps(device_id, codec)
     import PyNvVideoCodec as nvc  # noqa: N813
 
-    said = nvc.GetDecoderCaps(gpuid=device_id, codec=getattr(nvc.cudaVideoCodec, NAMES.get(codec, codec.upper())))
+    said = nvc.GetDecoderCaps(gpuid=device_id, codec=getattr(nvc.cudaVideoCodec, codec.upper()))
     sizes = [said[f"{side}_{end}"] for end in ("min", "max") for side in ("width", "height")]
     return Caps(bool(said["supported"]), said.get("num_decoder_engines") or 0, *sizes)
 

@@ -20,8 +20,6 @@ _AT_ONCE: Final = 4
 are reused after the next call, and wait for others: a launch takes as long in Python as ten copies."""
 _STAGED: Final = 32
 """Frames that wait so at most: few enough to need little memory."""
-NAMES: Final = {"mpeg2video": "MPEG2"}
-"""PyNvVideoCodec's, where they differ from ours."""
 
 
 class NvdecFrame(Protocol):
@@ -48,7 +46,7 @@ def open_decoder(key: SessionKey, *, device_id: int, stream: int) -> NvdecDecode
 
     decoder: NvdecDecoder = nvc.CreateDecoder(
         gpuid=device_id,
-        codec=getattr(nvc.cudaVideoCodec, NAMES.get(key.codec, key.codec.upper())),
+        codec=getattr(nvc.cudaVideoCodec, key.codec.upper()),
         cudastream=stream,
         usedevicememory=True,
         maxwidth=key.width,
