@@ -17,6 +17,7 @@ from streamvid.arrays import Bool
 from streamvid.decode import gpu
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.params import ClipTransform
@@ -85,7 +86,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, engines: int, cores: int) -> Iterato
     """A decoder with so many engines and spare cores."""
 
     def open_pool(device_id: int, *, threads: int) -> NvdecSessionPool:
-        return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=cores)
+        return NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=cores, library=native_library())
 
     monkeypatch.setattr(gpu, "open_session_pool", open_pool)
     decoder = GpuDecoder(device_id=0, threads=2, max_batch=8)
