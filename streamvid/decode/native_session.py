@@ -106,21 +106,16 @@ class NvdecLibrary:
     Args:
         path: of the module.
         cuda, nvcuvid: the driver's libraries.
-        codecs: that its sessions decode.
+
+    Attributes:
+        codecs: that its sessions are to decode.
 
     Raises:
         OSError: it cannot be loaded, or the driver's libraries cannot.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        cuda: str = "libcuda.so.1",
-        nvcuvid: str = "libnvcuvid.so.1",
-        *,
-        codecs: Collection[str] = frozenset(CODECS),
-    ) -> None:
-        self.codecs = codecs
+    def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
+        self.codecs: Collection[str] = frozenset(CODECS)
         library = ctypes.CDLL(str(path))
         if library.nvdec_version() != _VERSION:
             raise OSError(f"{path} was built for another version: install streamvid again")
@@ -164,10 +159,11 @@ def built_modules() -> list[Path]:
 def native_library() -> NvdecLibrary | None:
     """The native module, loaded once; None where it was not built, or finds no driver: the log says it."""
     reason = "streamvid was installed without a C compiler"
-    codecs = frozenset(CODECS) if find_spec("PyNvVideoCodec") is None else _TRIED
     for path in built_modules():
         try:
-            return NvdecLibrary(path, codecs=codecs)
+            library = NvdecLibrary(path)
+            library.codecs = frozenset(CODECS) if find_spec("PyNvVideoCodec") is None else _TRIED
+            return library
         except (OSError, AttributeError) as error:  # built for another machine, or long ago
             reason = str(error)
     log.info("the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC, if it is there", reason)
