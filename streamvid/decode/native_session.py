@@ -33,7 +33,8 @@ SLOTS: Final = 64
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
 _TRIED: Final = frozenset({"h264", "hevc"})
-"""Those that a GPU has shown the module to decode rightly; the others are PyNvVideoCodec's, if it is there."""
+"""Those that a GPU has shown the module to decode rightly; the others are PyNvVideoCodec's, if it is there. With none,
+all are."""
 _VERSION: Final = 1
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2

@@ -294,9 +294,9 @@ static int hand_over(nvdec_session *s) {
 }
 
 /* Queue the copy of a picture to the next slot: of all lines that are coded, as far as they are shown, as one copy of
- * both planes costs less than two of fewer lines. It is unmapped at once: cuvidDecodePicture waits for ever while one is
- * mapped, and the driver keeps the order of the stream, in which it makes the next picture in that memory behind the
- * copy. */
+ * both planes costs less than two of fewer lines. It is unmapped at once: the driver keeps the order of the stream, in
+ * which it makes the next picture in that memory behind the copy; where all output surfaces stay mapped,
+ * cuvidDecodePicture does not return. */
 static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
     size_t sample = s->options.bit_depth > 8 ? 2 : 1, columns = (size_t)(s->width + 1) / 2 * 2,

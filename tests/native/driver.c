@@ -5,8 +5,8 @@
  * picture when the next packet or the end comes, hands pictures out in the order of display, and holds some back; it
  * takes times that never fall from packet to packet for those of decoding, and gives them out in their own order. What
  * the real one leaves undefined is an error here: calls without a context, more surfaces than were opened, decoders
- * changed outside of the sequence callback, pictures decoded while one is mapped (the real one waits for ever). Mapping and
- * copying are queued until somebody waits for them, or the decoder needs what they read: what a surface holds then is
+ * changed outside of the sequence callback, pictures decoded while all output surfaces are mapped (the real one waits
+ * for ever). Mapping and copying are queued until somebody waits for them, or the decoder needs what they read: what a surface holds then is
  * what comes out.
  */
 #include <pthread.h>
@@ -285,8 +285,9 @@ CUresult cuvidDecodePicture(CUvideodecoder handle, CUVIDPICPARAMS *params) {
     if ((unsigned long)params->CurrPicIdx >= d->info.ulNumDecodeSurfaces ||
         picture->format.coded_width != d->info.ulWidth || picture->format.coded_height != d->info.ulHeight)
         return INVALID_VALUE;
-    for (int n = 0; n < SURFACES; n++)
-        if (d->mapped[n]) return UNKNOWN;
+    unsigned long mapped = 0;
+    for (int n = 0; n < SURFACES; n++) mapped += d->mapped[n] != NULL;
+    if (mapped >= d->info.ulNumOutputSurfaces) return UNKNOWN;
     surface *s = &d->surfaces[params->CurrPicIdx];
     for (int n = 0; n < queued; n++)
         if (queue[n].from == s->samples) standin_synchronize();
