@@ -112,26 +112,28 @@ def _dithered(sample, score, a, b, c, up):
 
 @triton.jit
 def to_8_bit(table, scratch, size, ROW: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """P016 surfaces without gaps → uint8 NV12 in `scratch`, `size` bytes each. One program writes 2 * BLOCK samples of
+    """P016 surfaces → uint8 NV12 without gaps in `scratch`, `size` bytes each. One program writes 2 * BLOCK samples of
     each of two lines."""
     pair = tl.program_id(1)
     frame = table + tl.program_id(2) * ROW
     ints = tl.load(frame + 4).to(tl.pointer_type(tl.int64))
     height, width = tl.load(ints).to(tl.int32), tl.load(ints + 1).to(tl.int32)
-    samples = tl.load(frame).to(tl.pointer_type(tl.int16))
-    out = scratch + tl.program_id(2).to(tl.int64) * size
+    pitch = tl.load(frame + 1).to(tl.int32)
     # Chroma interleaves two planes: the next sample of a plane is two columns on.
     in_chroma = (pair >= height // 2).to(tl.int32)
     step = 1 + in_chroma
+    samples = (tl.load(frame) + in_chroma * tl.load(frame + 2)).to(tl.pointer_type(tl.int16))
+    samples += (2 * pair - in_chroma * height) * pitch
+    out = scratch + tl.program_id(2).to(tl.int64) * size + 2 * pair * width
     quad = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = (quad < width // 2) & (pair < height * 3 // 4)
     # Counted within the plane.
     column = quad // step
-    at = 2 * pair * width + 2 * step * column + quad % step
+    at = 2 * step * column + quad % step
     a = _sample(samples + at, mask, SHIFT)
     b = _sample(samples + at + step, mask, SHIFT)
-    c = _sample(samples + at + width, mask, SHIFT)
-    d = _sample(samples + at + width + step, mask, SHIFT)
+    c = _sample(samples + at + pitch, mask, SHIFT)
+    d = _sample(samples + at + pitch + step, mask, SHIFT)
     up = ((a & 3) + (b & 3) + (c & 3) + (d & 3) + 1) // 4
     # Luma has a multiple of 4 rows, so chroma begins with an even pair of rows, too.
     top = 2 * (pair % 2)

@@ -140,3 +140,30 @@ def test_colours_change_as_dalis_color_twist_changes_them() -> None:
     table = rows_of([surface], 64, 64 * 64, [out.data_ptr()], [params.data_ptr()])
     launch(Kernel("uint8", False, recolours=True), table, 1, (64, 64))
     assert (np.abs(out.cpu().numpy() - expected) > 0.51).mean() < 0.001
+
+
+def to_8_bit(form: PlaneFormat, surface: torch.Tensor, pitch: int, chroma_at: int) -> torch.Tensor:
+    from streamvid.color import nv12_kernel
+
+    white, size = Color("bt601", True, (0, 0)), (form.height, form.width)
+    params = clip_params(form, white, start=(0, 0), end=size, size=size, strides=(1, 3 * form.width, 3))
+    on_device = torch.from_numpy(params).to(DEVICE)
+    table = rows_of([surface], pitch, chroma_at, [0], [on_device.data_ptr()])
+    out = torch.zeros((1, form.height * form.width * 3 // 2), dtype=torch.uint8, device=DEVICE)
+    grid = (1, form.height * 3 // 4, 1)
+    nv12_kernel.to_8_bit[grid](table, out, out.stride(0), ROW=ROW, SHIFT=6, BLOCK=64)
+    return out.cpu()
+
+
+@pytest.mark.parametrize(("beside", "below"), [(8, 0), (0, 4), (6, 12)])
+def test_samples_behind_lines_and_planes_are_no_part_of_10_bits_as_dali_makes_them_8(beside: int, below: int) -> None:
+    """The native module's surfaces have all coded lines, and those of 268 lines are coded as 272."""
+    form = PlaneFormat(20, 36, (2, 2), 10)
+    _, dense = surface_of(form, 11)
+    expected = to_8_bit(form, dense, 36, 20 * 36 * 2)
+    assert expected.float().std() > 50
+    spaced = torch.full((30 + below, 36 + beside), 777, dtype=torch.int16, device=DEVICE)
+    samples = dense.view(torch.int16)
+    spaced[:20, :36], spaced[20 + below :, :36] = samples[:20], samples[20:]
+    got = to_8_bit(form, spaced, 36 + beside, (20 + below) * (36 + beside) * 2)
+    assert torch.equal(got, expected)
