@@ -1,11 +1,13 @@
 """Who feeds NVDEC's sessions: the native module and PyNvVideoCodec, same packets, same run.
 
     python -m tools.bench.nvdec [--quick] [--parts check,raw,pool,loop,sizes] [--only TEXT] [--clips DIR] [--json FILE]
+                                [--workers 7,14]
 
 - check: random frames of clips of many sizes and formats in random batches, by both: the same, bit for bit;
 - raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted and with all; the
   better with none is the limit;
-- pool: `NvdecSessionPool`, batch after batch, as a loader runs it: pictures decoded a second, none by cores;
+- pool: `NvdecSessionPool`, batch after batch, as a loader runs it: pictures decoded a second, none by cores; also with
+  PyNvVideoCodec unless --quick;
 - loop: a `StreamLoader` whose loop sums each batch, against a pool that decodes the same packets;
 - sizes: random batches of clips of 132 sizes of the same area, against batches of one size.
 
@@ -14,13 +16,15 @@ To see it on slow cores: `taskset -c 0-3 python -m tools.bench.nvdec --parts raw
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,29 +150,36 @@ def raw(library: NvdecLibrary | None, work: Sequence[EncodedSlice], *, wanted: b
             sessions.append(PynvSession(decoder, key, 16, copies=CudaCopies(stream.cuda_stream), **given))
         else:
             sessions.append(open_session(library, largest(key, ()), stream=stream.cuda_stream, **given))
-    shares = [[replace(j, dst_rows=j.dst_rows if wanted else {}) for j in jobs[n::ENGINES]] for n in range(ENGINES)]
+    jobs = [job if wanted else replace(job, dst_rows={}) for job in jobs]
+    numbers = count(1)
 
-    def run(session: Any, share: Sequence[GopJob]) -> int:
+    def run(session: Any, left: Iterator[GopJob]) -> int:
+        pictures = 0
         with torch.cuda.device(0):
-            for number, job in enumerate(share):
-                session.decode(number + 1, job)
+            for job in left:
+                session.decode(next(numbers), job)
+                pictures += len(job.packets)
             session.flush()
-        return sum(len(job.packets) for job in share)
+        return pictures
 
     with ThreadPoolExecutor(ENGINES) as pool:
-        list(pool.map(run, sessions, [share[:2] for share in shares]))
+        list(pool.map(run, sessions, [iter(jobs[:2]) for _ in sessions]))
+        # Who is free takes the next.
+        left = iter(jobs)
         began = time.perf_counter()
-        pictures = sum(pool.map(run, sessions, shares))
+        pictures = sum(pool.map(run, sessions, [left] * ENGINES))
         seconds = time.perf_counter() - began
     for session in sessions:
         session.close()
     return pictures / seconds
 
 
-def rate(library: NvdecLibrary | None, works: Sequence[Sequence[Sequence[EncodedSlice]]], rounds: int) -> list[float]:
+def rate(
+    library: NvdecLibrary | None, works: Sequence[Sequence[Sequence[EncodedSlice]]], rounds: int, workers: int = ENGINES
+) -> list[float]:
     """Pictures that a pool decodes a second, of each work a median: the next batch is submitted before one is waited
     for."""
-    pool = NvdecSessionPool(device_id=0, engines=ENGINES, library=library)
+    pool = NvdecSessionPool(device_id=0, engines=workers, library=library)
 
     def once(work: Sequence[Sequence[EncodedSlice]]) -> float:
         began = time.perf_counter()
@@ -190,7 +201,7 @@ def loop(source: Path, folder: Path, batch: int) -> tuple[float, float]:
     import torch
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        dataset = make_dataset(Path(work), "set", [source], 6 * max(batch, 32))
+        dataset = make_dataset(Path(work), "set", [source], 24 * batch)
         loader = sv.StreamLoader(dataset, batch_size=batch, sampling=sv.Window(WINDOW), transform=BARE, device="cuda")
         slices = epoch_slices(loader.dataset, sv.Window(WINDOW), batch, 0)
         packets = sum(len(one.sizes) for batch in slices for one in batch)
@@ -225,8 +236,8 @@ def sizes(folder: Path, made: int, batches: int) -> tuple[list[list[EncodedSlice
 class Bench:
     """Rows and checks as they come."""
 
-    def __init__(self, library: NvdecLibrary, folder: Path) -> None:
-        self._library, self._folder = library, folder
+    def __init__(self, library: NvdecLibrary, folder: Path, workers: Sequence[int]) -> None:
+        self._library, self._folder, self._workers = library, folder, workers
         self.rows: list[Row] = []
         self.checks: list[Check] = []
 
@@ -250,15 +261,15 @@ class Bench:
             self._add("raw", f"{name}, {'all' if wanted else 'none'} wanted", len(work), both, 1.0)
         return max(both)
 
-    def pool(self, name: str, clip: StoredClip, batches: Sequence[int], limit: float) -> None:
+    def pool(self, name: str, clip: StoredClip, batches: Sequence[int], limit: float, *, quick: bool) -> None:
         """One row for each batch size."""
-        for batch in batches:
-            work = windows(clip, 8 if batch < 64 else 4, batch)
-            ((pynv,), (native,)) = (rate(one, [work], 2) for one in (None, self._library))
-            self._add("pool", name, batch, (pynv, native), native / limit)
-            self.checks.append(
-                Check.at_least(f"of the limit, {name}, batch {batch}", max(pynv, native) / limit, OF_LIMIT)
-            )
+        works = [windows(clip, max(2, 384 // batch), batch) for batch in batches]
+        old = [math.nan] * len(batches) if quick else rate(None, works, 1)
+        for workers in self._workers:
+            for batch, pynv, native in zip(batches, old, rate(self._library, works, 1, workers), strict=True):
+                self._add(f"pool of {workers}", name, batch, (pynv, native), native / limit)
+                text = f"of the limit, {workers} sessions, {name}, batch {batch}"
+                self.checks.append(Check.at_least(text, native / limit, OF_LIMIT))
 
     def loop(self, name: str, source: Path) -> None:
         """One row, at a batch of 32."""
@@ -268,12 +279,17 @@ class Bench:
 
     def sizes(self, *, quick: bool) -> None:
         """Two rows."""
-        mixed, alone = sizes(self._folder, SIZES // 4 if quick else SIZES, 6)
-        found = [rate(one, [mixed, *alone], 1) for one in (None, self._library)]
-        one_size = [len(alone) / sum(1 / each for each in rates[1:]) for rates in found]
-        self._add("sizes", "one size", 64, one_size, 1.0)
-        self._add("sizes", "mixed sizes", 64, [one[0] for one in found], found[1][0] / one_size[1])
-        self.checks.append(Check.at_least("of one size's speed, mixed sizes", found[1][0] / max(one_size), OF_LIMIT))
+        mixed, alone = sizes(self._folder, SIZES, 4)
+        for workers in self._workers:
+            found = [rate(one, [mixed, *alone], 1, workers) for one in (None, self._library)[quick:]]
+            one_size = [len(alone) / sum(1 / each for each in rates[1:]) for rates in found]
+            of_one = found[-1][0] / max(one_size)
+            self._add(f"sizes by {workers}", "one size", 64, [*[math.nan] * quick, *one_size], 1.0)
+            self._add(
+                f"sizes by {workers}", "mixed sizes", 64, [*[math.nan] * quick, *(one[0] for one in found)], of_one
+            )
+            text = f"of one size's speed, {workers} sessions, mixed sizes"
+            self.checks.append(Check.at_least(text, of_one, OF_LIMIT))
 
 
 def main() -> int:
@@ -282,6 +298,7 @@ def main() -> int:
     parser.add_argument("--parts", default="check,raw,pool,loop,sizes")
     parser.add_argument("--only", default="", help='clips whose names hold one of these: "720p GOP 15;hevc"')
     parser.add_argument("--batches", default="16,64,256")
+    parser.add_argument("--workers", default=str(ENGINES), help="sessions at once: of the native module's pool")
     parser.add_argument("--clips", type=Path, help="keep the clips there, and take those that are there")
     parser.add_argument("--module", type=Path, help="the native module; default: the one that was installed")
     options = parser.parse_args()
@@ -297,7 +314,7 @@ def main() -> int:
     library = native_library() if options.module is None else NvdecLibrary(options.module)
     if library is None:
         parser.error("the native module was not built, or finds no driver")
-    bench = Bench(library, folder)
+    bench = Bench(library, folder, [int(n) for n in options.workers.split(",")])
     if "check" in parts:
         bench.check(quick=options.quick)
         if not bench.checks[0].passed:
@@ -307,7 +324,7 @@ def main() -> int:
             clip = stored(recipe, places[name])
             limit = bench.limit(name, clip)
             if "pool" in parts:
-                bench.pool(name, clip, [int(n) for n in options.batches.split(",")], limit)
+                bench.pool(name, clip, [int(n) for n in options.batches.split(",")], limit, quick=options.quick)
             if "loop" in parts:
                 bench.loop(name, places[name] / "source.mp4")
     if "sizes" in parts:
