@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NVDEC_ENGINES: Final = 7
 """Engines of an H100 or H200, for drivers that do not say."""
 _NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
+_SESSIONS: Final = 2
+"""Threads for each engine, with sessions of the native module: while one session is emptied, to be set to another size,
+the engine works for the other."""
 _MEMORY_SHARE: Final = 32
 """All sessions together take at most 1/32 of the GPU's memory."""
 
@@ -95,7 +98,10 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
     try:
         engines = decoder_caps(device_id, "h264").engines or NVDEC_ENGINES
         cores = max(0, threads - engines - 1)
-        pool = NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=cores, library=library)
+        sessions = 1 if library is None else _SESSIONS
+        pool = NvdecSessionPool(
+            device_id=device_id, engines=engines, sessions=sessions, cpu_workers=cores, library=library
+        )
         # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
         pool.compile(Kernel("uint8", wide=False))
         return pool
@@ -121,6 +127,7 @@ class NvdecSessionPool:
     Args:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
+        sessions: threads for each of them.
         cpu_workers: threads that decode on the CPU while the engines have more than they can do.
         library: the native module; None: PyNvVideoCodec decodes.
 
@@ -130,17 +137,23 @@ class NvdecSessionPool:
     """
 
     def __init__(
-        self, *, device_id: int, engines: int, cpu_workers: int = 0, library: NvdecLibrary | None = None
+        self,
+        *,
+        device_id: int,
+        engines: int,
+        sessions: int = 1,
+        cpu_workers: int = 0,
+        library: NvdecLibrary | None = None,
     ) -> None:
         import torch
 
         self.stream = loader_stream(device_id)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
-        limit, pace = memory // _MEMORY_SHARE // max(1, engines), Pace()
+        limit, pace = memory // _MEMORY_SHARE // max(1, engines * sessions), Pace()
         engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit, library=library)
         core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, pace, self._first)
-        makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
+        makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines * sessions)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)
         # Also without `close`: a pool that nobody refers to frees its sessions, and when the interpreter exits the

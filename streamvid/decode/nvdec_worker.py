@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _SURFACES: Final = 32
+_NATIVE_SURFACES: Final = 22
 """Surfaces that a session of PyNvVideoCodec holds memory for, measured: 25 to 33; one of the native module, 9 to 22."""
 
 log = logging.getLogger(__name__)
@@ -224,10 +225,10 @@ class NvdecWorker:
                 self._free(other)
                 first = opened.first
         if size is None:
-            library = self._library if self._library is not None and key.codec in self._library.codecs else None
+            library = self._feeds(key)
             size = key if library is None else largest(key, self._queue.seen())
             for other in list(self._sessions):
-                memory = sum(_SURFACES * k.surface_bytes + staging_bytes(k) for k in (*self._sessions, size))
+                memory = sum(map(self._memory, (*self._sessions, size)))
                 if memory > self._memory_limit or (library is not None and alike(other, size)):
                     self._close(other)
             try:
@@ -243,6 +244,15 @@ class NvdecWorker:
         self._sessions.move_to_end(size)
         self._current, self._in = key, self._sessions[size].session
         return self._in
+
+    def _feeds(self, key: SessionKey) -> NvdecLibrary | None:
+        """The native module, if it decodes such jobs."""
+        return self._library if self._library is not None and key.codec in self._library.codecs else None
+
+    def _memory(self, key: SessionKey) -> int:
+        """Bytes that a session takes, at most."""
+        surfaces = _SURFACES if self._feeds(key) is None else _NATIVE_SURFACES
+        return surfaces * key.surface_bytes + staging_bytes(key)
 
     def _open_session(self, key: SessionKey, dpb_frames: int, library: NvdecLibrary | None) -> DecodeSession:
         log.debug("opening a decode session for %s", key)

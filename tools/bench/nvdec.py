@@ -1,7 +1,7 @@
 """Who feeds NVDEC's sessions: the native module and PyNvVideoCodec, same packets, same run.
 
     python -m tools.bench.nvdec [--quick] [--parts check,raw,pool,loop,sizes] [--only TEXT] [--clips DIR] [--json FILE]
-                                [--workers 7,14]
+                                [--sessions 1,2]
 
 - check: random frames of clips of many sizes and formats in random batches, by both: the same, bit for bit;
 - raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted and with all; the
@@ -175,11 +175,11 @@ def raw(library: NvdecLibrary | None, work: Sequence[EncodedSlice], *, wanted: b
 
 
 def rate(
-    library: NvdecLibrary | None, works: Sequence[Sequence[Sequence[EncodedSlice]]], rounds: int, workers: int = ENGINES
+    library: NvdecLibrary | None, works: Sequence[Sequence[Sequence[EncodedSlice]]], rounds: int, sessions: int = 1
 ) -> list[float]:
     """Pictures that a pool decodes a second, of each work a median: the next batch is submitted before one is waited
     for."""
-    pool = NvdecSessionPool(device_id=0, engines=workers, library=library)
+    pool = NvdecSessionPool(device_id=0, engines=ENGINES, sessions=sessions, library=library)
 
     def once(work: Sequence[Sequence[EncodedSlice]]) -> float:
         began = time.perf_counter()
@@ -236,8 +236,8 @@ def sizes(folder: Path, made: int, batches: int) -> tuple[list[list[EncodedSlice
 class Bench:
     """Rows and checks as they come."""
 
-    def __init__(self, library: NvdecLibrary, folder: Path, workers: Sequence[int]) -> None:
-        self._library, self._folder, self._workers = library, folder, workers
+    def __init__(self, library: NvdecLibrary, folder: Path, sessions: Sequence[int]) -> None:
+        self._library, self._folder, self._sessions = library, folder, sessions
         self.rows: list[Row] = []
         self.checks: list[Check] = []
 
@@ -265,10 +265,10 @@ class Bench:
         """One row for each batch size."""
         works = [windows(clip, max(2, 384 // batch), batch) for batch in batches]
         old = [math.nan] * len(batches) if quick else rate(None, works, 1)
-        for workers in self._workers:
-            for batch, pynv, native in zip(batches, old, rate(self._library, works, 1, workers), strict=True):
-                self._add(f"pool of {workers}", name, batch, (pynv, native), native / limit)
-                text = f"of the limit, {workers} sessions, {name}, batch {batch}"
+        for sessions in self._sessions:
+            for batch, pynv, native in zip(batches, old, rate(self._library, works, 1, sessions), strict=True):
+                self._add(f"pool, {sessions} sessions", name, batch, (pynv, native), native / limit)
+                text = f"of the limit, {sessions} sessions, {name}, batch {batch}"
                 self.checks.append(Check.at_least(text, native / limit, OF_LIMIT))
 
     def loop(self, name: str, source: Path) -> None:
@@ -280,15 +280,14 @@ class Bench:
     def sizes(self, *, quick: bool) -> None:
         """Two rows."""
         mixed, alone = sizes(self._folder, SIZES, 4)
-        for workers in self._workers:
-            found = [rate(one, [mixed, *alone], 1, workers) for one in (None, self._library)[quick:]]
+        for sessions in self._sessions:
+            found = [rate(one, [mixed, *alone], 1, sessions if one else 1) for one in (None, self._library)[quick:]]
             one_size = [len(alone) / sum(1 / each for each in rates[1:]) for rates in found]
             of_one = found[-1][0] / max(one_size)
-            self._add(f"sizes by {workers}", "one size", 64, [*[math.nan] * quick, *one_size], 1.0)
-            self._add(
-                f"sizes by {workers}", "mixed sizes", 64, [*[math.nan] * quick, *(one[0] for one in found)], of_one
-            )
-            text = f"of one size's speed, {workers} sessions, mixed sizes"
+            name, none = f"sizes, {sessions} sessions", [math.nan] * quick
+            self._add(name, "one size", 64, [*none, *one_size], 1.0)
+            self._add(name, "mixed sizes", 64, [*none, *(one[0] for one in found)], of_one)
+            text = f"of one size's speed, {sessions} sessions, mixed sizes"
             self.checks.append(Check.at_least(text, of_one, OF_LIMIT))
 
 
@@ -298,7 +297,7 @@ def main() -> int:
     parser.add_argument("--parts", default="check,raw,pool,loop,sizes")
     parser.add_argument("--only", default="", help='clips whose names hold one of these: "720p GOP 15;hevc"')
     parser.add_argument("--batches", default="16,64,256")
-    parser.add_argument("--workers", default=str(ENGINES), help="sessions at once: of the native module's pool")
+    parser.add_argument("--sessions", default="2", help="for each engine, of the native module")
     parser.add_argument("--clips", type=Path, help="keep the clips there, and take those that are there")
     parser.add_argument("--module", type=Path, help="the native module; default: the one that was installed")
     options = parser.parse_args()
@@ -314,7 +313,7 @@ def main() -> int:
     library = native_library() if options.module is None else NvdecLibrary(options.module)
     if library is None:
         parser.error("the native module was not built, or finds no driver")
-    bench = Bench(library, folder, [int(n) for n in options.workers.split(",")])
+    bench = Bench(library, folder, [int(n) for n in options.sessions.split(",")])
     if "check" in parts:
         bench.check(quick=options.quick)
         if not bench.checks[0].passed:
