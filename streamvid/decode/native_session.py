@@ -167,7 +167,11 @@ def native_library() -> NvdecLibrary | None:
             return library
         except (OSError, AttributeError) as error:  # built for another machine, or long ago
             reason = str(error)
-    log.info("the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC, if it is there", reason)
+    log.warning(
+        "the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC in its place, which costs cores and "
+        "opens a session for each size; install a C compiler, then streamvid again",
+        reason,
+    )
     return None
 
 
