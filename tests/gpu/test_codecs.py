@@ -12,6 +12,7 @@ import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import decode_support
+from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
@@ -101,10 +102,10 @@ def test_streams_of_one_size_share_a_session(tmp_path: Path) -> None:
         clips.append(store_clip(write(recipe, tmp_path / name / f"a.{recipe.container}"), tmp_path / name))
     alone = []
     for clip in clips:
-        first = NvdecSessionPool(device_id=0, engines=1)
+        first = NvdecSessionPool(device_id=0, engines=1, library=native_library())
         alone += to_arrays(first.submit([whole(clip)], color="auto").result())
         first.close()
-    shared = NvdecSessionPool(device_id=0, engines=1)
+    shared = NvdecSessionPool(device_id=0, engines=1, library=native_library())
     rng = np.random.default_rng(1)
     for _ in range(4):
         order = rng.permutation(np.repeat(np.arange(len(clips)), 2)).tolist()
