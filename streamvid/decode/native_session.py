@@ -10,10 +10,9 @@ import ctypes
 import logging
 import threading
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,9 +31,8 @@ _STAGING_BYTES: Final = 64 << 20
 SLOTS: Final = 64
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
-_TRIED: Final = frozenset({"h264", "hevc"})
-"""Those that a GPU has shown the module to decode rightly; the others are PyNvVideoCodec's, if it is there. With none,
-all are."""
+_ONE_SIZE: Final = frozenset({"vp9", "av1"})
+"""Codecs whose sessions take one size: set to an odd one, they predict across borders that are not there."""
 _VERSION: Final = 1
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2
@@ -108,15 +106,11 @@ class NvdecLibrary:
         path: of the module.
         cuda, nvcuvid: the driver's libraries.
 
-    Attributes:
-        codecs: that its sessions are to decode.
-
     Raises:
         OSError: it cannot be loaded, or the driver's libraries cannot.
     """
 
     def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
-        self.codecs: Collection[str] = frozenset(CODECS)
         library = ctypes.CDLL(str(path))
         if library.nvdec_version() != _VERSION:
             raise OSError(f"{path} was built for another version: install streamvid again")
@@ -162,9 +156,7 @@ def native_library() -> NvdecLibrary | None:
     reason = "streamvid was installed without a C compiler"
     for path in built_modules():
         try:
-            library = NvdecLibrary(path)
-            library.codecs = frozenset(CODECS) if find_spec("PyNvVideoCodec") is None else _TRIED
-            return library
+            return NvdecLibrary(path)
         except (OSError, AttributeError) as error:  # built for another machine, or long ago
             reason = str(error)
     log.warning(
@@ -188,9 +180,10 @@ def alike(one: SessionKey, other: SessionKey) -> bool:
     return _family(one) == _family(other)
 
 
-def _family(key: SessionKey) -> tuple[str, int, bool, bool]:
+def _family(key: SessionKey) -> tuple[object, ...]:
     side = max(key.width, key.height)
-    return key.codec, key.bit_depth, side > 2048, side > 4096
+    size = (key.width, key.height) if key.codec in _ONE_SIZE else (side > 2048, side > 4096)
+    return key.codec, key.bit_depth, size
 
 
 def staging_bytes(key: SessionKey) -> int:

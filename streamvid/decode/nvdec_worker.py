@@ -225,38 +225,34 @@ class NvdecWorker:
                 self._free(other)
                 first = opened.first
         if size is None:
-            library = self._feeds(key)
+            library = self._library
             size = key if library is None else largest(key, self._queue.seen())
             for other in list(self._sessions):
                 memory = sum(map(self._memory, (*self._sessions, size)))
                 if memory > self._memory_limit or (library is not None and alike(other, size)):
                     self._close(other)
             try:
-                session = self._open_session(size, job.dpb_frames, library)
+                session = self._open_session(size, job.dpb_frames)
             except Exception:
                 if not self._sessions:
                     raise
                 # The driver may have run out of memory: close all others and try again.
                 for other in list(self._sessions):
                     self._close(other)
-                session = self._open_session(size, job.dpb_frames, library)
+                session = self._open_session(size, job.dpb_frames)
             self._sessions[size] = _Opened(session, first)
         self._sessions.move_to_end(size)
         self._current, self._in = key, self._sessions[size].session
         return self._in
 
-    def _feeds(self, key: SessionKey) -> NvdecLibrary | None:
-        """The native module, if it decodes such jobs."""
-        return self._library if self._library is not None and key.codec in self._library.codecs else None
-
     def _memory(self, key: SessionKey) -> int:
         """Bytes that a session takes, at most."""
-        surfaces = _SURFACES if self._feeds(key) is None else _NATIVE_SURFACES
+        surfaces = _SURFACES if self._library is None else _NATIVE_SURFACES
         return surfaces * key.surface_bytes + staging_bytes(key)
 
-    def _open_session(self, key: SessionKey, dpb_frames: int, library: NvdecLibrary | None) -> DecodeSession:
+    def _open_session(self, key: SessionKey, dpb_frames: int) -> DecodeSession:
         log.debug("opening a decode session for %s", key)
-        device = self._stream.device
+        device, library = self._stream.device, self._library
         if library is not None:
             stream = self._stream.cuda_stream
             return open_session(library, key, stream=stream, device=device, take=self._take, launch=self._launch)

@@ -266,20 +266,6 @@ def test_the_native_module_takes_clips_of_all_sizes_by_few_sessions(tmp_path: Pa
     driver.reset()
 
 
-def test_pynvvideocodec_decodes_what_the_native_module_is_not_to(
-    clips: Clips, opened: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = stand_in()
-    driver.decode_by_ffmpeg()
-    before = driver.decoders_opened()
-    monkeypatch.setattr(driver.library, "codecs", {"hevc"})
-    agree(NvdecSessionPool(device_id=0, engines=1, library=driver.library), clips, rounds=1)
-    assert driver.decoders_opened() == before + 1
-    assert {one["codec"] for one in opened} == {clip.codec for clip, _ in clips.values()} - {"hevc"}
-    assert driver.open_objects() == 0
-    driver.reset()
-
-
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("spoiled", ["lost", "twice", "error"])
 def test_a_driver_that_fails_at_times_costs_no_frame(clips: Clips, spoiled: str) -> None:
