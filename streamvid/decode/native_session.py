@@ -159,11 +159,7 @@ def native_library() -> NvdecLibrary | None:
             return NvdecLibrary(path)
         except (OSError, AttributeError) as error:  # built for another machine, or long ago
             reason = str(error)
-    log.warning(
-        "the native module of NVDEC is not used (%s): PyNvVideoCodec feeds NVDEC in its place, which costs cores and "
-        "opens a session for each size; install a C compiler, then streamvid again",
-        reason,
-    )
+    log.info("the native module of NVDEC is not used: %s", reason)
     return None
 
 

@@ -104,11 +104,21 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
         )
         # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
         pool.compile(Kernel("uint8", wide=False))
+        if library is None:
+            _warn_of_python()
         return pool
     except Exception as error:
         what = "PyNvVideoCodec" if library is None else "the native module"
         _warn_of_dali(f"{what} or Triton does not work here ({' '.join(str(error).split())[:300]})")
         return None
+
+
+@cache
+def _warn_of_python() -> None:
+    log.warning(
+        "the native module of NVDEC was not built, or does not load: PyNvVideoCodec feeds NVDEC in its place, which "
+        "costs cores and opens a session for each size. Install a C compiler, then streamvid again"
+    )
 
 
 @cache

@@ -402,6 +402,7 @@ def test_a_driver_that_is_not_there_is_said(driver: StandIn) -> None:
 def test_a_module_of_another_version_or_none_is_not_used(
     driver: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     source = (
         (SOURCES / "nvdec.c")
         .read_text()

@@ -25,7 +25,7 @@ import torch
 from streamvid.decode import nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
-from streamvid.decode.native_session import NvdecLibrary
+from streamvid.decode.native_session import Caps, NvdecLibrary
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
@@ -496,3 +496,27 @@ def test_where_sessions_cannot_be_opened_one_warning_says_what_it_costs(
     assert nvdec.open_session_pool(0) is None
     assert "does not work here" in caplog.records[-1].getMessage()
     nvdec._warn_of_dali.cache_clear()
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("built", [True, False])
+def test_where_the_native_module_was_not_built_one_warning_says_so(
+    built: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvdec._warn_of_python.cache_clear()
+    monkeypatch.setattr(nvdec.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(nvdec, "native_library", lambda: stand_in().library if built else None)
+    monkeypatch.setattr(nvdec, "decoder_caps", lambda *_: Caps(True, 7, 48, 16, 4096, 4096))
+    monkeypatch.setattr(NvdecSessionPool, "compile", lambda *_: None)
+    for _ in range(2):
+        pool = nvdec.open_session_pool(0)
+        assert pool is not None
+        names = {thread.name for thread in threading.enumerate()}
+        assert ("streamvid-nvdec-13" in names) == built, (
+            "two threads for each engine, as sessions are set to other sizes"
+        )
+        pool.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (not built)
+    assert all("Install a C compiler" in text for text in said)
+    nvdec._warn_of_python.cache_clear()
