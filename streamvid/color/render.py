@@ -1,7 +1,8 @@
 """Decoded planes → the pixels of one picture of the model's tensor, in one pass.
 
 The definition: resample Y, Cb and Cr in real numbers, each from its own size and siting (`streamvid.color.resample`),
-convert by the matrix, clip to 0 to 255 and round, once; then normalise. The C of `streamvid/native/pixels.c` does it in
+convert by the matrix, clip to 0 to 255 and round, once; then normalise. Planes that are RGB are resized as DALI's graph
+does it at edges, so that images are the same on a GPU. The C of `streamvid/native/pixels.c` does it in
 float32, and NumPy in four or five times the time where that was not compiled.
 """
 
@@ -190,8 +191,10 @@ class PlaneRenderer:
         across, down = color.siting
         self._rows, self._columns = (
             (
-                taps(source, start[axis], end[axis], size[axis]),
-                taps(chroma, start[axis], end[axis], size[axis], subsampling=share, siting=siting),
+                taps(source, start[axis], end[axis], size[axis], repeats=planes.is_rgb),
+                taps(
+                    chroma, start[axis], end[axis], size[axis], subsampling=share, siting=siting, repeats=planes.is_rgb
+                ),
             )
             for axis, (source, chroma, share, siting) in enumerate(
                 zip((planes.height, planes.width), planes.chroma, planes.subsampling, (down, across), strict=True)

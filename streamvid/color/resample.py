@@ -1,5 +1,5 @@
 """Resampling along one axis: a triangle as wide as the source samples that an output pixel covers, two at least, as
-antialiased bilinear resizing of torchvision and Pillow. At the frame's edge the outermost samples are repeated."""
+antialiased bilinear resizing of torchvision and Pillow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Taps:
 
 
 @lru_cache(maxsize=256)
-def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 1, siting: int = 0) -> Taps:
+def taps(
+    source: int, start: float, end: float, out: int, *, subsampling: int = 1, siting: int = 0, repeats: bool = False
+) -> Taps:
     """The part from `start` to `end` of an axis becomes `out` samples.
 
     Args:
@@ -35,6 +37,8 @@ def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 
         out: how many samples the part becomes.
         subsampling: luma samples per sample of this plane.
         siting: where among them it lies, as of `streamvid.color.tags.Color`.
+        repeats: beyond the frame's edge the outermost sample is repeated, as DALI does; otherwise nothing is there, as
+            for torchvision and Pillow.
     """
     shift = siting * (0.5 - 0.5 / subsampling)
     start, end = start / subsampling + shift, end / subsampling + shift
@@ -43,6 +47,7 @@ def taps(source: int, start: float, end: float, out: int, *, subsampling: int = 
     centres = start + (np.arange(out) + 0.5) * scale
     at = np.floor(centres - reach)[:, None] + np.arange(math.ceil(2 * reach) + 1)
     shares = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach)
+    shares *= repeats | ((at >= 0) & (at < source))
     shares /= shares.sum(axis=1, keepdims=True)
     inside = np.clip(at, 0, source - 1).astype(np.int64)
     # Only samples with a share: others may lie in another row's memory.

@@ -5,8 +5,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _share(at, centre, reach):
-    return tl.maximum(0.0, 1.0 - tl.abs(at + 0.5 - centre) * (1.0 / reach))
+def _share(at, centre, reach, count):
+    """The weight of a sample; there are `count`, and those beyond have none."""
+    there = (at >= 0.0) & (at < count)
+    return tl.where(there, tl.maximum(0.0, 1.0 - tl.abs(at + 0.5 - centre) * (1.0 / reach)), 0.0)
 
 
 @triton.jit
@@ -41,7 +43,7 @@ def _down(
         low, high = (both & ((1 << BITS) - 1)).to(tl.int32), (both >> BITS).to(tl.int32)
         if BITS > 8:
             low, high = low >> shift, high >> shift
-        weight = _share(y0 + i, cy, ry)
+        weight = _share(y0 + i, cy, ry, height)
         weights += weight
         first += weight * low.to(tl.float32)
         second += weight * high.to(tl.float32)
@@ -69,7 +71,7 @@ def _luma(
         line = tl.interleave(even, odd)
         weights = tl.zeros_like(cx)
         for j in range(taps_x):
-            weight = _share(x0 + j, cx, rx)
+            weight = _share(x0 + j, cx, rx, width)
             weights += weight
             total += weight * _picked(line, _inside(x0 + j, width) - 2 * begin, 2 * SPAN)
     return total / (down * weights)
@@ -88,7 +90,7 @@ def _chroma(
         line_u, line_v, down = _down(base, pitch, height, cy, ry, taps_y, begin, last, shift, PAIR, BITS, SPAN)
         weights = tl.zeros_like(cx)
         for j in range(taps_x):
-            weight, place = _share(x0 + j, cx, rx), _inside(x0 + j, width) - begin
+            weight, place = _share(x0 + j, cx, rx, width), _inside(x0 + j, width) - begin
             weights += weight
             total_u += weight * _picked(line_u, place, SPAN)
             total_v += weight * _picked(line_v, place, SPAN)

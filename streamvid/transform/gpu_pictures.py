@@ -148,7 +148,7 @@ class GpuPictures:
         for view, box in zip(self._views, self._boxes[number], strict=True):
             part = as_decoded(box, *frames.shape[1:3])
             rows, columns = (
-                torch.from_numpy(dense(taps(source, low, high, out), source)).to(frames.device)
+                torch.from_numpy(dense(taps(source, low, high, out, repeats=True), source)).to(frames.device)
                 for source, low, high, out in zip(frames.shape[1:3], part.start, part.end, part.size, strict=True)
             )
             made = torch.empty((len(frames), *part.size, 3), dtype=torch.uint8, device=frames.device)

@@ -57,6 +57,35 @@ def test_levels_are_those_of_the_definition(data: st.DataObject) -> None:
         assert np.abs(one - expected).max() < 0.51
 
 
+@pytest.mark.parametrize("size", [(9, 11), (20, 70), (33, 34), (1, 1), (41, 3)])
+def test_the_filter_is_that_of_torchvision_and_pillow(size: tuple[int, int], way: str) -> None:
+    """At the edges, too, whole and of a part; chroma by the part's place among its samples."""
+    import torch
+    from PIL import Image
+
+    form = PlaneFormat(33, 54, (1, 1), 8)
+    green, blue, red = planes_of(np.random.default_rng(3), form)
+    made = np.zeros((3, *size), dtype=np.uint8)
+    PlaneRenderer(form, Color("gbr", True, (0, 0)), start=(0, 0), end=(33, 54), size=size)((green, blue, red), made)
+    whole = torch.from_numpy(np.stack([red, green, blue])[None].astype(np.float64))
+    theirs = torch.nn.functional.interpolate(whole, size, mode="bilinear", antialias=True)[0].numpy()
+    assert np.abs(made - theirs).max() < 0.51
+    # Planes of which chroma lies left, by their parts in its samples.
+    form, box = PlaneFormat(34, 54, (2, 2), 8), ((0.0, 3.5), (31.25, 50.0))
+    planes = planes_of(np.random.default_rng(4), form)
+    color = Color("bt709", True, (1, 0))
+    PlaneRenderer(form, color, start=box[0], end=box[1], size=size)(planes, made)
+    (top, left), (bottom, right) = box
+    boxes = [(left, top, right, bottom), *[(left / 2 + 0.25, top / 2, right / 2 + 0.25, bottom / 2)] * 2]
+    resized = [
+        np.asarray(Image.fromarray(plane.astype(np.float32)).resize(size[::-1], Image.Resampling.BILINEAR, box=part))
+        for plane, part in zip(planes, boxes, strict=True)
+    ]
+    factors = render.conversion(color, 8)
+    levels = np.clip(np.tensordot(factors[:, :3], np.stack(resized), axes=1) + factors[:, 3, None, None], 0, 255)
+    assert np.abs(made - levels).max() < 0.51
+
+
 @pytest.mark.skipif(render.compiled() is None, reason="the native part was not built")
 def test_both_ways_give_the_same_bits() -> None:
     """A machine without a compiler has the same pixels: each sum is rounded in the same order."""

@@ -19,7 +19,8 @@ Levels = npt.NDArray[np.float64]
 
 
 def resampled(plane: Levels, start: float, end: float, out: int, to_sample: float, shift: float) -> Levels:
-    """Axis 0 of a plane: output pixel n is the mean of samples, by a triangle about its centre, as wide as it.
+    """Axis 0 of a plane: output pixel n is the mean of samples, by a triangle about its centre, as wide as it; of what
+    is beyond the plane nothing, as Pillow and torchvision have it.
 
     Args:
         start, end: in luma samples.
@@ -32,9 +33,9 @@ def resampled(plane: Levels, start: float, end: float, out: int, to_sample: floa
     for n in range(out):
         centre = (start + (n + 0.5) * (end - start) / out) / to_sample + shift
         near = range(math.floor(centre - reach) - 1, math.ceil(centre + reach) + 2)
-        weights = {i: max(0.0, 1 - abs(i + 0.5 - centre) / reach) for i in near}
+        weights = {i: max(0.0, 1 - abs(i + 0.5 - centre) / reach) for i in near if 0 <= i < len(plane)}
         total = sum(weights.values())
-        rows.append(sum(w / total * plane[min(max(i, 0), len(plane) - 1)] for i, w in weights.items() if w))
+        rows.append(sum(w / total * plane[i] for i, w in weights.items() if w))
     return np.array(rows)
 
 

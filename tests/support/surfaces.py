@@ -65,7 +65,7 @@ def _taps(start: float, scale: float, out: int, taps: float, length: int) -> tup
     reach = max(float(scale), 1.0)
     centres = float(start) + (np.arange(out) + 0.5) * float(scale)
     at = np.floor(centres - reach)[:, None] + np.arange(math.floor(taps))
-    weights = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach)
+    weights = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach) * ((at >= 0) & (at < length))
     return np.clip(at, 0, length - 1).astype(int), weights / weights.sum(axis=1, keepdims=True)
 
 
