@@ -45,8 +45,8 @@ class _Bits:
 def write_fields(
     path: Path, pictures: list[Picture], *, width: int = 160, height: int = 160, gop: int = 8, apart: bool = False
 ) -> Path:
-    """An MP4 of Main profile with 25 frames a second, one for each of `pictures`; with `apart` each field is a packet. The
-    height is a multiple of 32."""
+    """An MP4 of Main profile with 25 frames a second, one for each of `pictures`; with `apart` each field is a
+    packet. The height is a multiple of 32."""
     rng = np.random.default_rng(len(pictures))
     sps, pps = _Bits(), _Bits()
     sps.u(77, 8), sps.u(0, 8), sps.u(31, 8)  # profile_idc, constraints, level_idc
