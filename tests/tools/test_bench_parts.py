@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamvid.video.remux import store_clip
 from tools import dali_faults
-from tools.bench import access_report, baselines, decode, random_access
-from tools.bench.decode_rows import FORMATS
+from tools.bench import access_report, baselines, decode, decode_rows, random_access
+from tools.bench.decode_rows import FORMATS, Case, make_clips
 from tools.bench.isolated import PartError, run_isolated
 from tools.bench.timing import FrameNumbers, Timing, Way, middle_clips, random_clips, time_way
 
@@ -142,23 +145,76 @@ def test_what_was_cut_is_marked_and_what_was_measured_is_kept() -> None:
 
 def test_the_rows_of_decoding() -> None:
     cases = decode.all_cases()
-    assert len(cases) == len(FORMATS) * (3 * 2 + 2)
+    for kind in list(FORMATS)[:5]:
+        every = {(batch, cores) for batch in (16, 64, 256) for cores in (0, 4)}
+        assert {(case.batch, case.cores) for case in cases if (case.kind, case.gop) == (kind, 15)} == every
+    assert {case.kind for case in cases} == set(FORMATS)
     assert len({case.name for case in cases}) == len(cases)
     assert {case.name for case in decode.all_cases(quick=True)} < {case.name for case in cases}
 
 
+def decoded(**changes: Any) -> dict[str, Any]:
+    """A row that reaches all bars but for the changes."""
+    about = dataclasses.asdict(Case("H.264 720p", 15, 1, 16, loop=True)) | {"error": ""}
+    return about | {
+        "pynv": 9000.0, "native": 9500.0, "decoded": 9100.0, "delivered": 6600.0, "memory": 1.1, "same": True,
+        "loop_s": 0.0358, "decoding_s": 0.035, "loop_same": True, "stock": 1800.0, "stock_same": True,
+    } | changes  # fmt: skip
+
+
 def test_bars_of_decoding_are_checked() -> None:
-    about: dict[str, Any] = {"kind": "h264 1080p", "gop": 15, "stride": 1, "batch": 64, "error": ""}
-    row = about | {
-        "stock_s": 5.0, "stock_clips": 64, "opening_s": 4.0, "streamvid_s": 0.5, "limit_s": 0.48, "packets": 1400.0,
-        "memory": 1.1, "same": True,
+    assert all(check.passed for check in decode.checks([decoded()]))
+    bad: list[dict[str, Any]] = [
+        {"pynv": 9600.0}, {"native": 9600.0}, {"one_size": 9600.0}, {"loop_s": 0.0362}, {"same": False},
+        {"loop_same": False}, {"stock_same": False}, {"error": "died"},
+    ]  # fmt: skip
+    for change in bad:
+        assert sum(not check.passed for check in decode.checks([decoded(**change)])) == 1
+    found = [decoded(**change) for change in bad]
+    rows = decode.table(found)
+    assert [row["same"] for row in rows] == ["True"] * 4 + ["False"] * 3 + ["does not run"]
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+
+
+def test_clips_of_decoding_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {kind: replace(recipe, width=96, height=64, frames=50) for kind, recipe in FORMATS.items()}
+    monkeypatch.setattr(decode_rows, "FORMATS", small)
+    monkeypatch.setattr(decode_rows, "PACKETS", 100)
+    cases = [Case("HEVC 720p", 15, 1, 4, loop=True), Case("HEVC 720p", 15, 1, 8), Case("VP9 720p", 15, 2, 4)]
+    make_clips(cases, tmp_path)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(made) == 3
+    make_clips(cases, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
+    clip = store_clip(decode_rows.clip_path(cases[2], tmp_path), tmp_path)
+    work = decode_rows.random_batches([clip], cases[2])
+    assert {len(batch) for batch in work} == {4}
+    assert sum(len(one.sizes) for batch in work for one in batch) >= 100
+    assert {len(one.frames) for batch in work for one in batch} == {16}
+
+
+def test_tables_go_to_their_places(tmp_path: Path) -> None:
+    """Of every machine, with the bars that were missed; the rest of the document stays."""
+    program = {
+        "rows": [{"clips": "x", "of limit": 0.9}], "seconds": 3.2,
+        "checks": [{"name": "of the limit, x", "value": 0.9, "bar": 0.95, "pass": False}],
     }  # fmt: skip
-    assert all(check.passed for check in decode.checks([row]))
-    for bad in ({"stock_s": 3.9}, {"limit_s": 0.44}, {"memory": 2.1}, {"same": False}):
-        assert sum(not check.passed for check in decode.checks([row | bad])) == 1
-    failed = about | {"error": "died"}
-    assert decode.table([failed])[0]["same"] == "does not run"
-    assert decode.checks([failed]) == []
+    about = {"driver": "580", "cores": 16, "cpu": "Xeon", "python": "3.12", "versions": {"torch": "2.11"}}
+    files = []
+    for gpu in ("H100", "H200"):
+        files.append(tmp_path / f"{gpu}.json")
+        files[-1].write_text(json.dumps({"machine": {"gpu": gpu, **about}, "programs": {"decode": program}}))
+    document = tmp_path / "doc.md"
+    document.write_text("a\n<!-- machines -->\n<!-- end -->\nb\n<!-- decode -->\nold\n<!-- end -->\nc\n")
+    command = [sys.executable, "-m", "tools.bench", "--tables", *map(str, files), "--into", str(document)]
+    for _ in range(2):
+        subprocess.run(command, check=True, timeout=60)
+        text = document.read_text()
+        assert text.startswith("a\n")
+        assert text.endswith("<!-- end -->\nc\n")
+        assert "old" not in text
+        assert text.count("| x | 0.9 |") == text.count("of the limit, x: 0.9 (bar 0.95)") == 2
+        assert text.index("- H100: driver 580, 16 cores") < text.index("H200, 3 s:")
 
 
 def test_every_script_of_a_fault_is_in_the_notes() -> None:

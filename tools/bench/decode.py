@@ -1,18 +1,20 @@
-"""What decoding costs on a GPU: stock DALI, streamvid's decoder, and the limit of the chip.
+"""What decoding costs on a GPU: streamvid's decoder and loader against the limit of the chip.
 
-    python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE [--resume]]
+    python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE]
     python -m tools.bench.decode --clips DIR --make-clips       # make the clips alone; needs no GPU
 
-Batches of windows of 16 frames at random places, the same packets three ways:
+Batches of windows of 16 frames at random places, full-size RGB, same packets, same run; pictures decoded a second:
 
-- stock: `fn.decoders.video`, one stream per sample, once, with the better of two numbers of threads. It gets 64 clips
-  at most; for larger batches its time is extrapolated: marked with ~;
-- streamvid: `GpuDecoder`, batch after batch, as the loader runs it;
-- limit: the same packets as long streams, one per NVDEC engine, through persistent decode sessions; frames are dropped.
+- limit: decode sessions alone, one for each NVDEC engine, no picture wanted: the faster of PyNvVideoCodec and the
+  native module;
+- decoder: `GpuDecoder`, batch after batch, as the loader runs it;
+- stock: `fn.decoders.video`, one stream per sample;
+- loop: seconds beyond the decoder's that a `StreamLoader` takes, whose loop sums each batch;
+- 132 sizes: random batches of clips of 132 sizes, against batches of one size.
 
-Frames of the first batch are compared with stock's, bit for bit. Memory is how much less the GPU has free while batches
-run, over the size of two batches of frames, which is what is alive at a time. Each kind of clips has a process of its
-own. With `--json` all that is known is written after each row.
+Of every row, frames are compared, bit for bit, with FFmpeg's of the same packets, or stock DALI's. Memory is how much
+less the GPU has free while batches run, over the size of two batches of frames, which is what is alive at a time. All
+rows have one process; after one that fails, the next get another.
 """
 
 from __future__ import annotations
@@ -23,179 +25,147 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tools.bench.decode_rows import FORMATS, WINDOW, Case, make_clips
 from tools.bench.isolated import PartError, run_isolated
-from tools.bench.report import Check, Report, Row, arguments, finish, machine
+from tools.bench.report import Check, Report, Row, arguments, finish
 
-GOPS: Final = (15, 60, 250)
-STRIDES: Final = (1, 8)
-OTHER_BATCHES: Final = (16, 256)
-"""Beside 64."""
-BARS: Final = {"720p": 2.5, "1080p": 8.0, "640x272": 3.0}
-"""Gains over stock that issue 6 asks for at a batch of 64."""
-OF_LIMIT: Final = 0.9
-MEMORY: Final = 2.0
-ROW_SECONDS: Final = 150.0
+FEW_CORES: Final = 4
+OF_LIMIT: Final = 0.95
+OF_ONE_SIZE: Final = 0.95
+BEYOND: Final = 1.03
+ROW_SECONDS: Final = 60.0
 """The most that a row may take, with the start of its process."""
-
-Found = dict[str, dict[str, Any]]
-"""What was measured, by the case's name."""
 
 
 def all_cases(*, quick: bool = False, only: str = "") -> list[Case]:
-    """All rows; other batch sizes than 64 for one GOP alone, as stock DALI takes long."""
-    gops, kinds = (GOPS[:1], list(FORMATS)[::2]) if quick else (GOPS, list(FORMATS))
+    """All rows; the issue's first: those of every batch size, of a loop, on few cores."""
     found = []
-    for kind in kinds:
-        found += [Case(kind, gop, stride, 64) for gop in gops for stride in STRIDES]
-        if not quick:
-            found += [Case(kind, GOPS[0], 1, batch) for batch in OTHER_BATCHES]
-    return [case for case in found if only in case.name]
+    for cores in (0, FEW_CORES):
+        for kind in list(FORMATS)[:5]:
+            for batch in (16, 64, 256):
+                stock = batch == 16 and not cores
+                loop = kind.endswith(" 720p") and batch < (64 if cores else 256)
+                found.append(Case(kind, 15, 1, batch, cores, loop=loop, stock=stock))
+    found += [Case(kind, 30, 1, 64) for kind in list(FORMATS)[5:]]
+    found += [Case(kind, 60, 8, 64) for kind in list(FORMATS)[:4]]
+    return [case for case in found if only in case.name and not (quick and (case.batch != 64 or case.gop == 60))]
 
 
-def measure(wanted: Sequence[Case], folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Rows as they come, each with its case; one that fails has an error, and the next gets a new process."""
+def measure(wanted: Sequence[Case], folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows as they come; one that fails has an error."""
     left = list(wanted)
     while left:
-        alike = [case for case in left if case.kind == left[0].kind]
         with tempfile.NamedTemporaryFile("w", suffix=".json") as work:
-            content = {"clips": str(folder), "rounds": rounds, "cases": [dataclasses.asdict(case) for case in alike]}
-            json.dump(content, work)
+            json.dump({"clips": str(folder), "cases": list(map(dataclasses.asdict, left))}, work)
             work.flush()
-            done = 0
             try:
                 for row in run_isolated("tools.bench.decode_rows", [work.name], seconds=ROW_SECONDS):
-                    done += 1
+                    del left[0]
                     yield row
             except PartError as error:
-                if done < len(alike):
-                    yield {**dataclasses.asdict(alike[done]), "error": str(error)}
-                    done += 1
-        left = [case for case in left if case not in alike[: max(done, 1)]]
+                if left:
+                    yield {**dataclasses.asdict(left.pop(0)), "error": str(error)}
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """The case's name."""
-    return Case(**{field.name: row[field.name] for field in dataclasses.fields(Case)}).name
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The row's case."""
+    return Case(**{field.name: row[field.name] for field in dataclasses.fields(Case)})
+
+
+def of_limit(row: Mapping[str, Any]) -> float:
+    """Pictures decoded a second over the limit's; of clips of many sizes, over those of one size."""
+    return float(row["decoded"] / row.get("one_size", max(row["pynv"], row["native"])))
+
+
+def same(row: Mapping[str, Any]) -> bool:
+    """Whether all frames that were compared are the same."""
+    return all(row.get(one, True) for one in ("same", "loop_same", "stock_same"))
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The rows as they are printed."""
     rows: list[Row] = []
     for row in found:
+        case = case_of(row)
         about: dict[str, Any] = {
-            "clips": row["kind"],
-            "GOP": row["gop"],
-            "stride": row["stride"],
-            "batch": row["batch"],
-        }
+            "clips": case.kind, "GOP": case.gop, "stride": case.stride, "batch": case.batch,
+            "cores": str(case.cores or "all"),
+        }  # fmt: skip
         if row["error"]:
-            columns = ("stock s", "streamvid s", "limit s", "delivered/s", "decoded/s", "x stock", "of limit", "memory")
+            columns = ("PyNv/s", "native/s", "decoder/s", "of limit", "delivered/s", "loop %", "x stock", "memory")
             rows.append({**about, **dict.fromkeys(columns, "-"), "same": "does not run"})
             continue
-        mine = row["streamvid_s"]
-        about |= {
-            "stock s": f"{'~' if row['stock_clips'] < row['batch'] else ''}{row['stock_s']:.3f}",
-            "streamvid s": f"{mine:.3f}",
-            "limit s": f"{row['limit_s']:.3f}",
-            "delivered/s": row["batch"] * WINDOW / mine,
-            "decoded/s": row["packets"] / mine,
-            "x stock": row["stock_s"] / mine,
-            "of limit": row["limit_s"] / mine,
-            "memory": row["memory"],
-            "same": str(row["same"]),
-        }
-        rows.append(about)
+        limits = [f"{row[name]:,.0f}" if row[name] else "" for name in ("pynv", "native")]
+        if "one_size" in row:
+            limits = ["one size:", f"{row['one_size']:,.0f}"]
+        loop = f"{100 * row['loop_s'] / row['decoding_s'] - 100:+.1f}" if "loop_s" in row else ""
+        rows.append(
+            {
+                **about, "PyNv/s": limits[0], "native/s": limits[1], "decoder/s": row["decoded"],
+                "of limit": f"{of_limit(row):.2f}", "delivered/s": row["delivered"], "loop %": loop,
+                "x stock": f"{row['decoded'] / row['stock']:.1f}" if "stock" in row else "",
+                "memory": f"{row['memory']:.1f}" if row["memory"] else "",
+                "same": str(same(row)),
+            }
+        )  # fmt: skip
     return rows
 
 
 def checks(found: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """The bars of issue 6."""
+    """The bars of issue 16."""
     made = []
     for row in found:
-        name = name_of(row)
+        name = case_of(row).name
         if row["error"]:
+            made.append(Check(f"does not run: {name}: {row['error']}", 0.0, 1.0, passed=False))
             continue
-        if row["batch"] == 64:
-            bar = next(bar for size, bar in BARS.items() if size in row["kind"])
-            made.append(Check.at_least(f"x stock, {name}", row["stock_s"] / row["streamvid_s"], bar))
-        made.append(Check.at_least(f"of the limit, {name}", row["limit_s"] / row["streamvid_s"], OF_LIMIT))
-        made.append(Check.at_most(f"memory, {name}", row["memory"], MEMORY))
-        made.append(Check.at_least(f"same frames, {name}", float(row["same"]), 1.0))
+        bar, what = (OF_ONE_SIZE, "one size's speed") if "one_size" in row else (OF_LIMIT, "the limit")
+        made.append(Check.at_least(f"of {what}, {name}", of_limit(row), bar))
+        made.append(Check.at_least(f"same frames, {name}", float(same(row)), 1.0))
+        if "loop_s" in row:
+            made.append(
+                Check.at_most(f"of decoding, a loop that sums, {name}", row["loop_s"] / row["decoding_s"], BEYOND)
+            )
     return made
-
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = arguments(__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help='rows whose name holds this, as "1080p, GOP 15"')
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken, if they take 5 s or less")
-    parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
-    parser.add_argument("--make-clips", action="store_true", help="make the clips, and measure nothing")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no other row after this time")
-    parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
-    options = parser.parse_args()
-    if options.resume and options.json is None:
-        parser.error("--resume goes on with the file of --json: give it")
-    if options.make_clips and options.clips is None:
-        parser.error("--make-clips needs --clips: where to keep them")
-    return options
-
-
-def measure_all(found: Found, options: argparse.Namespace, folder: Path, write: Callable[[], None]) -> None:
-    """Put the rows that are missing into `found`."""
-    wanted = [case for case in all_cases(quick=options.quick, only=options.only) if case.name not in found]
-    make_clips(wanted, folder)
-    if options.make_clips:
-        return
-    started = time.monotonic()
-    for row in measure(wanted, folder, 1 if options.quick else options.rounds):
-        found[name_of(row)] = row
-        write()
-        shown = row["error"] or {key: round(value, 4) for key, value in row.items() if isinstance(value, float)}
-        print(f"{time.monotonic() - started:5.0f} s  {name_of(row)}: {shown}", file=sys.stderr, flush=True)
-        if time.monotonic() - started > 60 * options.minutes:
-            break
 
 
 def main() -> int:
     """The program."""
     import torch
 
-    options = parse()
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help='rows whose name holds this, as "1080p, GOP 15"')
+    parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
+    parser.add_argument("--make-clips", action="store_true", help="make the clips, and measure nothing")
+    parser.add_argument("--seconds", type=float, default=1e6, help="begin no other row after this time")
+    options: argparse.Namespace = parser.parse_args()
+    if options.make_clips and options.clips is None:
+        parser.error("--make-clips needs --clips: where to keep them")
     if not (torch.cuda.is_available() or options.make_clips):
         print("tools.bench.decode needs an NVIDIA GPU and torch for CUDA", file=sys.stderr)
         return 2
-    found: Found = {}
-    about = machine()
-    if options.resume and options.json.exists():
-        details = json.loads(options.json.read_text(encoding="utf-8"))["details"]
-        # What failed is tried again.
-        found = {name_of(row): row for row in details if not row["error"]}
-
-    def report() -> Report:
-        order = [case.name for case in all_cases()]
-        rows = sorted(found.values(), key=lambda row: order.index(name_of(row)))
-        notes = [f"Windows of {WINDOW} frames; seconds per batch; memory in frames of two batches; ~: extrapolated."]
-        notes += [f"does not run: {name_of(row)} ({row['error']})" for row in rows if row["error"]]
-        return Report("decode", table(rows), checks(rows), notes, rows)
-
-    def write() -> None:
-        if options.json is not None:
-            report().write(options.json, quick=options.quick, about=about)
-
-    with tempfile.TemporaryDirectory() as name:
-        measure_all(found, options, options.clips or Path(name), write)
-    if options.make_clips:
-        return 0
-    if not found:
+    wanted = all_cases(quick=options.quick, only=options.only)
+    if not wanted:
         print("no row has that in its name", file=sys.stderr)
         return 2
-    return finish(report(), options, about)
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        make_clips(wanted, options.clips or Path(name))
+        if options.make_clips:
+            return 0
+        began = time.monotonic()
+        for row in measure(wanted, options.clips or Path(name)):
+            found.append(row)
+            shown = {key: round(v, 3) for key, v in row.items() if isinstance(v, float | bool)} | {"": row["error"]}
+            print(f"{time.monotonic() - began:5.0f} s  {case_of(row).name}: {shown}", file=sys.stderr, flush=True)
+            if time.monotonic() - began > options.seconds:
+                break
+    notes = [f"Windows of {WINDOW} frames; pictures a second; loop: beyond decoding; memory in frames of two batches."]
+    return finish(Report("decode", table(found), checks(found), notes, found), options)
 
 
 if __name__ == "__main__":

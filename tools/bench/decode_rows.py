@@ -1,47 +1,68 @@
-"""The rows of `tools.bench.decode`, each measured in a process of its own: `python -m tools.bench.decode_rows WORK`.
-
-WORK is a JSON file: the folder of the clips, the number of rounds, and the cases.
-"""
+"""The rows of `tools.bench.decode`: `python -m tools.bench.decode_rows WORK`, where WORK is a JSON file with the folder
+of the clips and the cases."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import json
+import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+import streamvid as sv
+from streamvid.decode.base import Pending
+from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.native_session import native_library
+from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of
-from tools.bench.decode_parts import STOCK_BATCH, Limit, MemoryWatch, Stock, equal, seconds_per_batch
+from tools.bench.engines import ENGINES, Engines
 from tools.bench.isolated import emit
+from tools.bench.stream import BARE, epoch_slices, make_dataset
 from tools.clips import Recipe, write
 
 WINDOW: Final = 16
 """Frames of a sample."""
-CLIP_FRAMES: Final = 400
+FRAMES: Final = 300
+PACKETS: Final = 5000
+"""That are decoded at least for a figure."""
+_SECONDS: Final = 1.5
+"""That measuring it again and again may take."""
+COMPARED: Final = 16
+"""Samples of a row whose frames are compared."""
+SIZES: Final = 132
+LOOP_CLIPS: Final = 512
+_BASE: Final = Recipe(frames=FRAMES, b_frames=2, style="texture")
+_VPX: Final = replace(_BASE, b_frames=0, options=(("cpu-used", "8"), ("deadline", "realtime")))
 FORMATS: Final = {
-    "h264 720p": Recipe(codec="h264", width=1280, height=720),
-    "hevc 720p": Recipe(codec="hevc", width=1280, height=720),
-    "h264 1080p": Recipe(codec="h264", width=1920, height=1080),
-    "hevc 1080p": Recipe(codec="hevc", width=1920, height=1080),
-    "hevc10 640x272": Recipe(codec="hevc", width=640, height=272, pix_fmt="yuv420p10le"),
+    "H.264 720p": replace(_BASE, width=1280, height=720),
+    "HEVC 720p": replace(_BASE, codec="hevc", width=1280, height=720),
+    "H.264 1080p": replace(_BASE, width=1920, height=1080),
+    "HEVC 1080p": replace(_BASE, codec="hevc", width=1920, height=1080),
+    "HEVC Main10 640x272": replace(_BASE, codec="hevc", width=640, height=272, pix_fmt="yuv420p10le"),
+    "VP9 720p": replace(_VPX, codec="vp9", container="webm", width=1280, height=720),
+    "VP8 720p": replace(_VPX, codec="vp8", container="webm", width=1280, height=720),
+    "MPEG-4 720p": replace(_BASE, codec="mpeg4", b_frames=0, width=1280, height=720),
+    f"H.264, {SIZES} sizes": replace(_BASE, frames=48),
 }
-_BATCHES: Final = 3
-_ROW_SECONDS: Final = 5.0
-"""No other round begins after this time."""
+
+Batch = list[EncodedSlice]
 
 
 @dataclass(frozen=True)
@@ -49,113 +70,288 @@ class Case:
     """A row.
 
     Attributes:
-        kind: codec and size of the clips, a key of `FORMATS`.
+        kind: of the clips, a key of `FORMATS`.
         gop: frames from key frame to key frame.
         stride: frames from one frame of a sample to the next.
         batch: samples in a batch.
+        cores: that the process may use; 0 for all.
+        loop: measure a `StreamLoader`, too, whose loop sums each batch.
+        stock: measure `fn.decoders.video`, too.
     """
 
     kind: str
     gop: int
     stride: int
     batch: int
+    cores: int = 0
+    loop: bool = False
+    stock: bool = False
 
     @property
     def name(self) -> str:
         """How checks and `--only` call it."""
-        return f"{self.kind}, GOP {self.gop}, stride {self.stride}, batch {self.batch}"
+        where = f", {self.cores} cores" if self.cores else ""
+        return f"{self.kind}, GOP {self.gop}, stride {self.stride}, batch {self.batch}{where}"
 
 
 class Bench:
-    """Measures rows of one kind of clips, one after the other."""
+    """Measures rows one after the other."""
 
-    def __init__(self, folder: Path, work: Path, rounds: int) -> None:
-        self._folder, self._work, self._rounds = folder, work, rounds
-        self._stored: dict[tuple[str, int], StoredClip] = {}
-        self._stock: Stock | None = None
-        self._opening = 0.0
+    def __init__(self, clips: Path, work: Path) -> None:
+        self._clips, self._work, self._all_cores = clips, work, sorted(os.sched_getaffinity(0))
+        self._cores = len(self._all_cores)
+        self._stored: dict[Path, StoredClip] = {}
+        self._limits: dict[tuple[str, int, int], tuple[float, float]] = {}
+        self._reference = NvdecSessionPool(device_id=0, engines=0, cpu_workers=self._cores)
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """The figures of a row, in seconds per batch."""
-        clip = self._clip(case)
-        work = random_batches(clip, case, _BATCHES)
-        limit = Limit(codec=clip.codec, width=clip.width, height=clip.height)
-        limit.seconds(work[0])
+        """The figures of a row: pictures a second, and what is compared."""
+        self._cores = case.cores or len(self._all_cores)
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), self._all_cores[: self._cores])
+        if f"{SIZES} sizes" in case.kind:
+            return self._sizes(case)
+        work = random_batches([self._clip(clip_path(case, self._clips))], case)
+        pynv, native = self._limit(case, [one for batch in work for one in batch])
         with MemoryWatch() as memory:
-            decoder = GpuDecoder(device_id=0, threads=16, max_batch=case.batch)
-            seconds_per_batch(decoder, work)
-        ours: list[float] = []
-        bounds: list[float] = []
-        started = time.perf_counter()
-        # In turn: what else runs on the machine slows both.
-        while not ours or (len(ours) < self._rounds and time.perf_counter() - started < _ROW_SECONDS):
-            bounds.append(limit.seconds([part for batch in work for part in batch]) / len(work))
-            ours.append(seconds_per_batch(decoder, work))
-        del limit
-        if self._stock is None:
-            self._stock = Stock(work[0])
-            # Streams of one key frame each: what DALI needs to open a stream, whatever it holds.
-            self._opening = self._stock.seconds([slice_of(clip, [0])] * STOCK_BATCH)[0] / STOCK_BATCH
-        stock, frames = self._stock.seconds(work[0])
-        # Before `close`: frames may be parts of a decoder's memory.
-        same = equal(decoder.decode(work[0])[:STOCK_BATCH], frames)
+            decoder = GpuDecoder(device_id=0, threads=self._cores, max_batch=case.batch)
+            rate(decoder, work[:2])
+        decoded = _median(partial(rate, decoder, work))
+        delivered = decoded * WINDOW * sum(map(len, work)) / _packets(work)
+        same = self._same(_submit(decoder, work[0][:COMPARED]).result(), work[0])
+        found: dict[str, Any] = {
+            **dataclasses.asdict(case), "error": "", "pynv": pynv, "native": native, "decoded": decoded,
+            "delivered": delivered, "same": same, "memory": memory.taken / (2 * case.batch * WINDOW * 3 * _area(work)),
+        }  # fmt: skip
+        if case.loop:
+            found |= self._loop(case, decoder)
+        if case.stock:
+            found |= self._stock(work[0], decoder)
+        decoder.close()
+        return found
+
+    def _limit(self, case: Case, work: Batch) -> tuple[float, float]:
+        """Pictures a second of the sessions alone, of PyNvVideoCodec and of the native module; 0 for what is not there,
+        or does not decode the codec."""
+        key = case.kind, case.gop, case.stride
+        if key not in self._limits:
+            packets = np.cumsum([len(one.sizes) for one in work])
+            some = work[: int(np.searchsorted(packets, PACKETS)) + 1]
+            found = []
+            for library in (None, native_library()):
+                try:
+                    engines = Engines(library, some[0])
+                    engines.decode(some[: len(some) // 4 + 1])
+                    found.append(_median(partial(engines.decode, some)))
+                    engines.close()
+                except (ImportError, RuntimeError) as error:
+                    print(f"no limit of {case.name}: {error}", file=sys.stderr)
+                    found.append(0.0)
+            self._limits[key] = found[0], found[1] if native_library() is not None else 0.0
+        return self._limits[key]
+
+    def _loop(self, case: Case, decoder: GpuDecoder) -> dict[str, Any]:
+        """Seconds of a batch of a loop that sums each, and of decoding the same packets."""
+        with tempfile.TemporaryDirectory(dir=self._work) as folder:
+            source = clip_path(replace(case, loop=True), self._clips)
+            dataset = make_dataset(Path(folder), "set", [source], LOOP_CLIPS)
+            sampling = sv.Window(WINDOW)
+            with sv.StreamLoader(
+                dataset, batch_size=case.batch, sampling=sampling, transform=BARE, device="cuda",
+                num_threads=self._cores,
+            ) as loader:  # fmt: skip
+                batches = epoch_slices(loader.dataset, sampling, case.batch, 0)
+                first = list(next(iter(loader))["video"][:COMPARED])
+                same = self._same(first, batches[0])
+                loops, decodings = [], []
+                for epoch in (1, 2):
+                    batches = epoch_slices(loader.dataset, sampling, case.batch, epoch)
+                    loader.set_epoch(epoch)
+                    loops.append(_seconds_each(batch["video"].sum() for batch in loader))
+                    decodings.append(_seconds_each(_decoded(decoder, batches)))
+        return {"loop_s": statistics.median(loops), "decoding_s": statistics.median(decodings), "loop_same": same}
+
+    def _stock(self, work: Batch, decoder: GpuDecoder) -> dict[str, Any]:
+        """Pictures a second of `fn.decoders.video` with one stream per sample, and whether its frames are ours."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        dali = DaliDecoder(device_id=0, threads=self._cores, max_batch=len(work))
+        dali.run(work[:ENGINES])
+        began = time.perf_counter()
+        out = dali.run(work)
+        seconds = time.perf_counter() - began
+        same = all(torch.equal(mine, from_dlpack(out[n])) for n, mine in enumerate(decoder.decode(work)))
+        return {"stock": _packets([work]) / seconds, "stock_same": same}
+
+    def _sizes(self, case: Case) -> dict[str, Any]:
+        """Random batches of clips of many sizes of the same area, held against batches of one size."""
+        clips = [self._clip(path) for path in size_paths(case, self._clips)]
+        decoder = GpuDecoder(device_id=0, threads=self._cores, max_batch=case.batch)
+        mixed = random_batches(clips, case)
+        rate(decoder, mixed)
+        decoded = _median(partial(rate, decoder, mixed))
+        alone = []
+        for clip in clips[:: SIZES // 6]:
+            works = random_batches([clip], case)
+            rate(decoder, works[:2])
+            alone.append(rate(decoder, works))
+        same = all(self._same(_submit(decoder, batch[:COMPARED]).result(), batch) for batch in mixed)
         decoder.close()
         return {
-            **dataclasses.asdict(case),
-            "error": "",
-            "stock_s": stock,
-            "stock_threads": self._stock.threads,
-            "stock_clips": min(case.batch, STOCK_BATCH),
-            "opening_s": self._opening * case.batch,
-            "streamvid_s": statistics.median(ours),
-            "limit_s": statistics.median(bounds),
-            "rounds": len(ours),
-            "packets": sum(len(part.sizes) for batch in work for part in batch) / len(work),
-            "memory": memory.taken / (2 * case.batch * WINDOW * clip.width * clip.height * 3),
-            "same": same,
-        }
+            **dataclasses.asdict(case), "error": "", "pynv": 0.0, "native": 0.0, "decoded": decoded, "same": same,
+            "delivered": decoded * WINDOW * sum(map(len, mixed)) / _packets(mixed), "memory": 0.0,
+            "one_size": statistics.harmonic_mean(alone),
+        }  # fmt: skip
 
-    def _clip(self, case: Case) -> StoredClip:
+    def _same(self, frames: Sequence[Any], work: Batch) -> bool:
+        """Whether frames are those that FFmpeg decodes, bit for bit; converted by the same kernel."""
+        import torch
+
+        expected = self._reference.submit(work[: len(frames)], color=BARE.color).result()
+        return all(torch.equal(mine, other) for mine, other in zip(frames, expected, strict=True))
+
+    def _clip(self, path: Path) -> StoredClip:
         """The clip as a dataset keeps it."""
-        key = case.kind, case.gop
-        if key not in self._stored:
-            inner = self._work / f"{case.kind} {case.gop}".replace(" ", "-")
-            inner.mkdir()
-            self._stored[key] = store_clip(make_clip(case, self._folder), inner)
-        return self._stored[key]
+        if path not in self._stored:
+            self._stored[path] = store_clip(path, Path(tempfile.mkdtemp(dir=self._work)))
+        return self._stored[path]
 
 
-def random_batches(clip: StoredClip, case: Case, count: int) -> list[list[EncodedSlice]]:
-    """Windows at random places of the clip."""
+def rate(decoder: GpuDecoder, work: Sequence[Batch]) -> float:
+    """Pictures a second of a decoder, batch after batch."""
+    began = time.perf_counter()
+    for _ in _decoded(decoder, work):
+        pass
+    return _packets(work) / (time.perf_counter() - began)
+
+
+def _submit(decoder: GpuDecoder, work: Batch) -> Pending[list[Any]]:
+    return decoder.submit(work, color=BARE.color)
+
+
+def _decoded(decoder: GpuDecoder, work: Sequence[Batch]) -> Iterator[Any]:
+    """Batches, the next submitted before one is waited for, as the loaders do it."""
+    pending = _submit(decoder, work[0])
+    for batch in work[1:]:
+        following = _submit(decoder, batch)
+        yield pending.result()
+        pending = following
+    yield pending.result()
+
+
+def _seconds_each(results: Iterator[Any]) -> float:
+    """Seconds of a batch, behind the first two."""
+    import torch
+
+    began = 0.0
+    for number, _ in enumerate(results):
+        if number == 1:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / (number - 1)
+
+
+def _median(measure: Callable[[], float]) -> float:
+    """Of three; of fewer if they take long."""
+    began, found = time.perf_counter(), [measure()]
+    while len(found) < 3 and (time.perf_counter() - began) * (1 + 1 / len(found)) < _SECONDS:
+        found.append(measure())
+    return statistics.median(found)
+
+
+def _packets(work: Sequence[Batch]) -> int:
+    return sum(len(one.sizes) for batch in work for one in batch)
+
+
+def _area(work: Sequence[Batch]) -> int:
+    return work[0][0].width * work[0][0].height
+
+
+def random_batches(clips: Sequence[StoredClip], case: Case) -> list[Batch]:
+    """Windows at random places of random clips: two batches at least, with `PACKETS` packets."""
     window = np.arange(0, WINDOW * case.stride, case.stride)
-    last = len(clip.index.visible) - int(window[-1])
-    starts = np.random.default_rng(0).integers(0, last, (count, case.batch)).tolist()
-    return [[slice_of(clip, start + window) for start in row] for row in starts]
+    draw = np.random.default_rng(0)
+    work: list[Batch] = []
+    while len(work) < 2 or _packets(work) < PACKETS:
+        chosen = [clips[n] for n in draw.integers(0, len(clips), case.batch)]
+        work.append(
+            [slice_of(one, draw.integers(0, len(one.index.visible) - int(window[-1])) + window) for one in chosen]
+        )
+    return work
 
 
-def make_clip(case: Case, folder: Path) -> Path:
-    """The file of the case's clip; encoded if it is not there."""
-    path = folder / f"{case.kind} {case.gop}.mp4".replace(" ", "-")
-    if not path.exists():
-        recipe = replace(FORMATS[case.kind], frames=CLIP_FRAMES, gop=case.gop, b_frames=2, style="texture")
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
-            write(recipe, Path(draft) / path.name).replace(path)
-    return path
+def clip_path(case: Case, folder: Path) -> Path:
+    """The file of a case's clip; of one for a loop, which is packed many times, it is short."""
+    recipe = FORMATS[case.kind]
+    name = f"{case.kind} {case.gop}{' short' if case.loop else ''}".replace(" ", "-")
+    return folder / f"{name}.{recipe.container}"
+
+
+def size_paths(case: Case, folder: Path) -> list[Path]:
+    """The files of clips of many sizes."""
+    return [folder / f"size-{case.gop}-{n}.mp4" for n in range(SIZES)]
 
 
 def make_clips(cases: Sequence[Case], folder: Path) -> None:
     """Encode what is missing, each clip once."""
     folder.mkdir(parents=True, exist_ok=True)
-    distinct = {(case.kind, case.gop): case for case in cases}
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda case: make_clip(case, folder), distinct.values()))
+    wanted: dict[Path, Recipe] = {}
+    for case in cases:
+        recipe = replace(FORMATS[case.kind], gop=case.gop)
+        if f"{SIZES} sizes" in case.kind:
+            widths = [384 + 6 * n for n in range(SIZES)]
+            wanted |= {
+                path: replace(recipe, width=w, height=round(640 * 360 / w / 2) * 2, seed=w)
+                for path, w in zip(size_paths(case, folder), widths, strict=True)
+            }
+            continue
+        wanted[clip_path(replace(case, loop=False), folder)] = recipe
+        if case.loop:
+            wanted[clip_path(case, folder)] = replace(recipe, frames=64)
+
+    def make(path: Path, recipe: Recipe) -> None:
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            write(recipe, Path(draft) / path.name).replace(path)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        missing = sorted((path for path in wanted if not path.exists()), key=lambda path: -wanted[path].height)
+        list(pool.map(make, missing, [wanted[path] for path in missing]))
+
+
+class MemoryWatch:
+    """`taken`: the most that the GPU had less free than at the start, in bytes, sampled every 5 ms."""
+
+    def __enter__(self) -> MemoryWatch:
+        import torch
+
+        torch.cuda.empty_cache()
+        self._free = least = torch.cuda.mem_get_info()[0]
+        self.taken = 0
+        self._stop = threading.Event()
+
+        def watch() -> None:
+            nonlocal least
+            while not self._stop.wait(0.005):
+                least = min(least, torch.cuda.mem_get_info()[0])
+                self.taken = self._free - least
+
+        self._thread = threading.Thread(target=watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 def main() -> int:
     """Measure the rows that a file names."""
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as name:
-        bench = Bench(Path(work["clips"]), Path(name), work["rounds"])
+        bench = Bench(Path(work["clips"]), Path(name))
         for case in work["cases"]:
             emit(bench.measure(Case(**case)))
             gc.collect()

@@ -136,9 +136,10 @@ def main() -> int:
     """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=min(16, len(os.sched_getaffinity(0))))
     options = parser.parse_args()
-    size = {"images": 4096, "batches": 60, "rounds": 3}
+    size = {"images": 4096, "batches": 60, "rounds": options.rounds}
     if options.quick:
         size = {"images": 1024, "batches": 10, "rounds": 1}
     with tempfile.TemporaryDirectory() as folder:

@@ -117,6 +117,12 @@ def finish(report: Report, options: argparse.Namespace, about: Mapping[str, obje
     return 0 if all(check.passed for check in report.checks) else 1
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """A table of rows for a document."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def to_json(report: Report, *, quick: bool, about: Mapping[str, object]) -> str:
     """The report as the module's docstring describes it."""
     checks = [{"name": c.name, "value": c.value, "bar": c.bar, "pass": c.passed} for c in report.checks]

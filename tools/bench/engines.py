@@ -1,0 +1,71 @@
+"""What NVDEC's engines do alone: the limit that decoding is held against, and the floor of a training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final
+
+from streamvid.decode.decode_job import GopJob, split_at_idr
+from streamvid.decode.native_session import NvdecLibrary, largest, open_session
+from streamvid.decode.pynv_session import PynvSession, open_decoder
+from streamvid.decode.surface_queue import CudaCopies
+from streamvid.video.packet_selection import EncodedSlice
+
+ENGINES: Final = 7
+
+
+class Engines:
+    """A decode session for each engine, fed with packets as fast as it takes them; no picture is wanted.
+
+    Args:
+        library: the native module; None: PyNvVideoCodec, which copies every picture all the same.
+        some: a slice; the others are of its codec and size.
+    """
+
+    def __init__(self, library: NvdecLibrary | None, some: EncodedSlice) -> None:
+        import torch
+
+        key = _jobs([some])[0].key
+        self._sessions: list[Any] = []
+        self._number = 0
+        self._pool = ThreadPoolExecutor(ENGINES)
+        for _ in range(ENGINES):
+            stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
+            given: Any = {"take": lambda *_: None, "launch": lambda: None, "device": stream.device}
+            if library is None:
+                decoder = open_decoder(key, device_id=0, stream=stream.cuda_stream)
+                self._sessions.append(PynvSession(decoder, key, 16, copies=CudaCopies(stream.cuda_stream), **given))
+            else:
+                self._sessions.append(open_session(library, largest(key, ()), stream=stream.cuda_stream, **given))
+
+    def decode(self, work: Sequence[EncodedSlice]) -> float:
+        """Decode slices: pictures a second."""
+        import torch
+
+        jobs = list(enumerate(_jobs(work), self._number + 1))
+        self._number += len(jobs)
+        left = iter(jobs)
+
+        def run(session: Any) -> None:
+            with torch.cuda.device(0):
+                for number, job in left:  # who is free takes the next
+                    session.decode(number, job)
+                session.flush()
+
+        began = time.perf_counter()
+        list(self._pool.map(run, self._sessions))
+        return sum(len(job.packets) for _, job in jobs) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Free the sessions."""
+        for session in self._sessions:
+            session.close()
+        self._pool.shutdown()
+
+
+def _jobs(work: Sequence[EncodedSlice]) -> list[GopJob]:
+    nowhere: Any = None
+    return [replace(job, dst_rows={}) for job in split_at_idr(work, [nowhere] * len(work))]
