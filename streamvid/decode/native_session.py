@@ -14,26 +14,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
-if TYPE_CHECKING:
-    import torch
-
 STAGED: Final = 32
-"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory."""
+"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory. The decoder has
+an output surface for each, and one more."""
 _FEWEST_STAGED: Final = 4
-_STAGING_BYTES: Final = 64 << 20
+_STAGED_BYTES: Final = 64 << 20
 """Of large ones so many bytes, but not fewer than `_FEWEST_STAGED`."""
 SLOTS: Final = 64
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
 _ONE_SIZE: Final = frozenset({"vp9", "av1"})
 """Codecs whose sessions take one size: set to an odd one, they predict across borders that are not there."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2
 _DELAY: Final = 4
@@ -46,10 +44,9 @@ log = logging.getLogger(__name__)
 
 
 class Staging(ctypes.Structure):
-    """Which pictures wait in a session's staging memory: `nvdec_staging`.
+    """Which pictures are mapped and wait to be handed over: `nvdec_staging`.
 
     Attributes:
-        address, bytes: device memory.
         confirmed: all jobs with a lower number have got all their pictures.
         packets: given until now.
         slots, count: pictures to hold at most, and how many there are.
@@ -58,8 +55,8 @@ class Staging(ctypes.Structure):
     """
 
     _fields_ = (
-        ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("confirmed", ctypes.c_int64),
-        ("packets", ctypes.c_int64), ("slots", ctypes.c_int32), ("count", ctypes.c_int32),
+        ("confirmed", ctypes.c_int64), ("packets", ctypes.c_int64),
+        ("slots", ctypes.c_int32), ("count", ctypes.c_int32),
         ("jobs", ctypes.c_int64 * SLOTS), ("places", ctypes.c_uint64 * SLOTS),
         ("chroma_at", ctypes.c_int64 * SLOTS), ("rows", ctypes.c_int32 * SLOTS), ("columns", ctypes.c_int32 * SLOTS),
     )  # fmt: skip
@@ -119,6 +116,7 @@ class NvdecLibrary:
             ("load", text, (text, text)),
             ("open", session, (ctypes.POINTER(_Options), text, ctypes.c_int32)),
             ("decode", ctypes.c_int, (session, ctypes.POINTER(_Job))),
+            ("hand_over", ctypes.c_int, (session,)),
             ("flush", ctypes.c_int, (session,)),
             ("stop", None, (session,)),
             ("close", ctypes.c_int, (session,)),
@@ -182,9 +180,9 @@ def _family(key: SessionKey) -> tuple[object, ...]:
     return key.codec, key.bit_depth, size
 
 
-def staging_bytes(key: SessionKey) -> int:
-    """Staging memory of a session."""
-    return max(_FEWEST_STAGED * key.surface_bytes, min(STAGED * key.surface_bytes, _STAGING_BYTES))
+def staged(key: SessionKey) -> int:
+    """Pictures that a session keeps mapped, at most."""
+    return max(_FEWEST_STAGED, min(STAGED, _STAGED_BYTES // key.surface_bytes))
 
 
 class NativeSession:
@@ -194,9 +192,9 @@ class NativeSession:
         library: the native module.
         device_id: the GPU's number.
         key: codec and bit depth of all its jobs, width and height of the largest.
-        stream: CUDA stream of the copies.
-        staging: where pictures are copied to; its memory and the number of its slots are set.
-        take, launch: what becomes of wanted pictures; also called in `decode`, where `staging` is full.
+        stream: CUDA stream on which `launch` queues its work.
+        take, launch: what becomes of wanted pictures; also called in `decode`, where `slots` of them are mapped.
+        slots: default: `staged`.
 
     Raises:
         RuntimeError: the driver refuses it.
@@ -209,25 +207,24 @@ class NativeSession:
         device_id: int,
         key: SessionKey,
         stream: int,
-        staging: Staging,
         take: Take,
         launch: Callable[[], None],
+        slots: int | None = None,
         extra_surfaces: int = _EXTRA_SURFACES,
         delay: int = _DELAY,
         flags: int = 0,
     ) -> None:
-        self._calls, self._staging, self.key = library.calls, staging, key
+        self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
         self._take, self._launch = take, launch
         # Of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
         self._lock = threading.Lock()
-        self.memory: torch.Tensor | None = None
         self._raised: Exception | None = None
         self._name = ""
 
         def empty() -> int:
             try:
-                self.hand_over()
+                self._hand_over()
             except Exception as error:
                 self._raised = error
                 return 1
@@ -236,7 +233,7 @@ class NativeSession:
         self._full = _FULL(empty)
         options = _Options(
             device_id, CODECS[key.codec], key.bit_depth, key.width, key.height, extra_surfaces, delay, flags, stream,
-            ctypes.pointer(staging), self._full,
+            ctypes.pointer(self._staging), self._full,
         )  # fmt: skip
         error = ctypes.create_string_buffer(_ERROR_BYTES)
         self._session: int | None = self._calls.nvdec_open(ctypes.byref(options), error, len(error))
@@ -294,7 +291,6 @@ class NativeSession:
     def flush(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         self._check(self._calls.nvdec_flush(self._session))
-        self.hand_over()
 
     def waiting(self) -> list[int]:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
@@ -302,16 +298,7 @@ class NativeSession:
 
     def hand_over(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        staging = self._staging
-        count = staging.count
-        for one in zip(
-            staging.jobs[:count], staging.rows[:count], staging.places[:count], staging.columns[:count],
-            staging.chroma_at[:count], strict=True,
-        ):  # fmt: skip
-            self._take(*one)
-        if staging.count:
-            staging.count = 0
-            self._launch()
+        self._check(self._calls.nvdec_hand_over(self._session))
 
     def stop(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
@@ -326,6 +313,16 @@ class NativeSession:
             if session is not None:
                 self._calls.nvdec_close(session)
 
+    def _hand_over(self) -> None:
+        staging = self._staging
+        count = staging.count
+        for one in zip(
+            staging.jobs[:count], staging.rows[:count], staging.places[:count], staging.columns[:count],
+            staging.chroma_at[:count], strict=True,
+        ):  # fmt: skip
+            self._take(*one)
+        self._launch()
+
     def _check(self, status: int) -> None:
         if not status:
             return
@@ -336,24 +333,3 @@ class NativeSession:
         if status == _STREAM:
             raise VideoError(f"clip {self._name} {text}: pack it again")
         raise RuntimeError(text)
-
-
-def open_session(
-    library: NvdecLibrary,
-    key: SessionKey,
-    *,
-    stream: int,
-    device: torch.device,
-    take: Take,
-    launch: Callable[[], None],
-) -> NativeSession:
-    """A session with memory of its own on a GPU. See `NativeSession`."""
-    import torch
-
-    memory = torch.empty(staging_bytes(key), dtype=torch.uint8, device=device)
-    staging = Staging(address=memory.data_ptr(), bytes=memory.nbytes, slots=STAGED)
-    session = NativeSession(
-        library, device_id=device.index or 0, key=key, stream=stream, staging=staging, take=take, launch=launch
-    )
-    session.memory = memory
-    return session

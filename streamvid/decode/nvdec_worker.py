@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
-from streamvid.decode.native_session import NvdecLibrary, alike, largest, open_session, staging_bytes
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, alike, largest, staged
 from streamvid.decode.pynv_session import NvdecDecoder, PynvSession, open_decoder
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 
@@ -248,14 +248,16 @@ class NvdecWorker:
     def _memory(self, key: SessionKey) -> int:
         """Bytes that a session takes, at most."""
         surfaces = _SURFACES if self._library is None else _NATIVE_SURFACES
-        return surfaces * key.surface_bytes + staging_bytes(key)
+        return (surfaces + staged(key)) * key.surface_bytes
 
     def _open_session(self, key: SessionKey, dpb_frames: int) -> DecodeSession:
         log.debug("opening a decode session for %s", key)
         device, library = self._stream.device, self._library
         if library is not None:
-            stream = self._stream.cuda_stream
-            return open_session(library, key, stream=stream, device=device, take=self._take, launch=self._launch)
+            return NativeSession(
+                library, device_id=self._device_id, key=key, stream=self._stream.cuda_stream, take=self._take,
+                launch=self._launch,
+            )  # fmt: skip
         copies = self._surfaces.copies
         return PynvSession(
             self._open(key), key, dpb_frames, take=self._take, launch=self._launch, copies=copies, device=device

@@ -1,4 +1,5 @@
-/* Decode sessions of NVDEC: packets of whole jobs in, copies of the wanted pictures out, no interpreter between.
+/* Decode sessions of NVDEC: packets of whole jobs in, wanted pictures out where the decoder has them, no
+ * interpreter between.
  *
  * streamvid/decode/nvdec_native.py calls it through ctypes, which lets go of the GIL. The driver's libraries are opened
  * at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another. Each packet has a
@@ -44,7 +45,6 @@ enum {
     X(cuda, cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                    \
     X(cuda, cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext *))                                    \
     X(cuda, cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                  \
-    X(cuda, cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                \
     X(cuvid, cuvidGetDecoderCaps, "cuvidGetDecoderCaps", (CUVIDDECODECAPS *))                        \
     X(cuvid, cuvidCreateVideoParser, "cuvidCreateVideoParser", (CUvideoparser *, CUVIDPARSERPARAMS *)) \
     X(cuvid, cuvidParseVideoData, "cuvidParseVideoData", (CUvideoparser, CUVIDSOURCEDATAPACKET *))   \
@@ -65,11 +65,10 @@ static struct {
     FUNCTIONS(DECLARE)
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Where wanted pictures go, and what became of the jobs. The caller's, who may read and empty it between calls and in
+/* Wanted pictures that are mapped, and what became of the jobs. The caller's, who may read it between calls and in
  * `full`. */
 typedef struct {
-    uint64_t address, bytes; /* device memory, which pictures fill from the beginning on */
-    int64_t confirmed;       /* all pictures of jobs with a lower number are out, the wanted ones copied */
+    int64_t confirmed;       /* all wanted pictures of jobs with a lower number were handed over or wait for it */
     int64_t packets;         /* given until now; others may look at it during a call */
     int32_t slots, count;    /* pictures to hold before `full` is called, and how many there are */
     int64_t jobs[SLOTS];
@@ -85,9 +84,9 @@ typedef struct {
     int32_t surfaces;                 /* decode surfaces beyond those that the first stream needs */
     int32_t delay;                    /* pictures that the parser holds back, so that nobody waits for the chip */
     int32_t flags;                    /* more CUVID_PKT_* of each packet */
-    CUstream stream;                  /* of copies */
+    CUstream stream;                  /* in whose order pictures are made, and read */
     nvdec_staging *staging;
-    int32_t (*full)(void); /* has taken all staged pictures when it returns; not 0: could not */
+    int32_t (*full)(void); /* has queued on `stream` all work on the staged pictures; not 0: could not */
 } nvdec_options;
 
 typedef struct {
@@ -125,7 +124,7 @@ typedef struct {
     int64_t job;                  /* its number */
     uint64_t fed;                 /* packets, since the opening */
     picture waiting[WAITING];
-    uint64_t staged;              /* bytes of the staging memory that are taken */
+    unsigned long long mapped[SLOTS]; /* addresses of the staged pictures, as the driver gave them */
     int64_t opened, reconfigured;
     atomic_int stop, busy;
     int status;
@@ -153,7 +152,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Of this interface: the caller refuses a module that was built for another. */
 API int nvdec_version(void) {
-    return 1;
+    return 2;
 }
 
 /* Open the driver's libraries, once in a process. NULL, or why it cannot be done. */
@@ -194,9 +193,23 @@ static int get_context(nvdec_session *s, int device) {
 
 /* ---- what the parser calls ---- */
 
+static void unmap(nvdec_session *s) {
+    for (nvdec_staging *staging = s->options.staging; staging->count;)
+        CALL(s, cuvidUnmapVideoFrame, s->decoder, s->mapped[--staging->count]);
+}
+
+/* The driver keeps the order of the stream: it makes the next picture in that memory behind the work that was queued. */
+static int hand_over(nvdec_session *s) {
+    if (!s->options.staging->count) return 1;
+    if (s->options.full()) return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
+    unmap(s);
+    return !s->status;
+}
+
 static void close_decoder(nvdec_session *s) {
     if (!s->decoder) return;
-    /* Copies out of its memory may still be queued. */
+    unmap(s);
+    /* Its memory may still be read. */
     CALL(s, cuStreamSynchronize, s->options.stream);
     CALL(s, cuvidDestroyDecoder, s->decoder);
     s->decoder = NULL;
@@ -206,7 +219,7 @@ static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* Nothing is cropped or scaled by the chip: `copy` leaves out what is not shown. */
+/* Nothing is cropped or scaled by the chip: `keep` leaves out what is not shown. */
 static CUVIDSHORTRECT whole(const CUVIDEOFORMAT *format) {
     return (CUVIDSHORTRECT){0, 0, (short)format->coded_width, (short)format->coded_height};
 }
@@ -222,7 +235,8 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
         .OutputFormat = format->bit_depth_luma_minus8 ? cudaVideoSurfaceFormat_P016 : cudaVideoSurfaceFormat_NV12,
         .ulCreationFlags = cudaVideoCreate_PreferCUVID,
         .ulNumDecodeSurfaces = (unsigned long)s->surfaces,
-        .ulNumOutputSurfaces = 2,
+        /* Where all are mapped, cuvidDecodePicture does not return. */
+        .ulNumOutputSurfaces = (unsigned long)s->options.staging->slots + 1,
         .ulWidth = format->coded_width,
         .ulHeight = format->coded_height,
         .ulTargetWidth = format->coded_width,
@@ -271,6 +285,7 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     if (!fits || !same) {
         if (!s->empty) return fail(s, NVDEC_STREAM, "changes its format between two key frames");
         s->surfaces = larger(s->surfaces, need);
+        if (!hand_over(s)) return 0;
         if (!(fits ? reconfigure(s, format) : open_decoder(s, format))) return 0;
     }
     s->format = *format;
@@ -286,28 +301,10 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     return CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
-static int hand_over(nvdec_session *s) {
+/* Map a picture, until `full` has queued what reads it. */
+static int keep(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
-    if (staging->count && (s->options.full() || staging->count))
-        return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
-    return 1;
-}
-
-/* Queue the copy of a picture to the next slot: of all lines that are coded, as far as they are shown, as one copy of
- * both planes costs less than two of fewer lines. It is unmapped at once: the driver keeps the order of the stream, in
- * which it makes the next picture in that memory behind the copy; where all output surfaces stay mapped,
- * cuvidDecodePicture does not return. */
-static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
-    nvdec_staging *staging = s->options.staging;
-    size_t sample = s->options.bit_depth > 8 ? 2 : 1, columns = (size_t)(s->width + 1) / 2 * 2,
-           lines = (s->format.coded_height + 1) / 2 * 2, line = columns * sample, bytes = line * lines * 3 / 2,
-           top = (size_t)s->format.display_area.top;
-    if (bytes > staging->bytes || staging->slots < 1 || staging->slots > SLOTS)
-        return fail(s, NVDEC_CALLER, "there is no room for a picture of %dx%d", s->width, s->height);
-    if (s->staged + bytes > staging->bytes && staging->count && !hand_over(s)) return 0;
-    if (!staging->count) s->staged = 0;
     int32_t n = staging->count;
-    uint64_t place = staging->address + s->staged;
     CUVIDPROCPARAMS how = {
         .progressive_frame = shown->progressive_frame,
         .second_field = shown->repeat_first_field + 1,
@@ -315,28 +312,15 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
         .unpaired_field = shown->repeat_first_field < 0,
         .output_stream = s->options.stream,
     };
-    unsigned long long mapped;
     unsigned pitch;
-    if (!CALL(s, cuvidMapVideoFrame, s->decoder, shown->picture_index, &mapped, &pitch, &how)) return 0;
-    CUDA_MEMCPY2D planes = {
-        .srcMemoryType = CU_MEMORYTYPE_DEVICE,
-        .srcDevice = mapped,
-        .srcXInBytes = (size_t)s->format.display_area.left * sample,
-        .srcPitch = pitch,
-        .dstMemoryType = CU_MEMORYTYPE_DEVICE,
-        .dstDevice = place,
-        .dstPitch = line,
-        .WidthInBytes = line,
-        .Height = lines * 3 / 2,
-    };
-    int copied = CALL(s, cuMemcpy2DAsync, &planes, s->options.stream);
-    if (!CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped) || !copied) return 0;
+    if (!CALL(s, cuvidMapVideoFrame, s->decoder, shown->picture_index, &s->mapped[n], &pitch, &how)) return 0;
+    int sample = s->options.bit_depth > 8 ? 2 : 1, lines = ((int)s->format.coded_height + 1) / 2 * 2;
+    int top = s->format.display_area.top, left = s->format.display_area.left;
     staging->jobs[n] = wanted->job;
     staging->rows[n] = wanted->row;
-    staging->places[n] = place + top * line;
-    staging->chroma_at[n] = (int64_t)((lines - top + top / 2) * line);
-    staging->columns[n] = (int32_t)columns;
-    s->staged += bytes;
+    staging->places[n] = s->mapped[n] + (uint64_t)pitch * (uint64_t)top + (uint64_t)(left * sample);
+    staging->chroma_at[n] = (int64_t)pitch * (lines - top + top / 2);
+    staging->columns[n] = (int32_t)pitch / sample;
     staging->count++;
     return staging->count < staging->slots || hand_over(s);
 }
@@ -357,7 +341,7 @@ static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
     picture *one = &s->waiting[number % WAITING];
     if (!ours || one->number != number || one->done || (!s->lenient && number != s->oldest))
         return s->lenient || fail(s, NVDEC_PICTURES, "a picture comes out of the decoder that is not the next one");
-    if (one->row >= 0 && !copy(s, shown, one)) return 0;
+    if (one->row >= 0 && !keep(s, shown, one)) return 0;
     one->done = 1;
     settle(s);
     return 1;
@@ -438,11 +422,19 @@ API int nvdec_decode(nvdec_session *s, const nvdec_job *job) {
     return end(s);
 }
 
-/* Take what is left in the decoder. 0, or NVDEC_*. */
+/* Have `full` take the staged pictures. 0, or NVDEC_*. */
+API int nvdec_hand_over(nvdec_session *s) {
+    int status;
+    if (!begin(s, &status)) return status;
+    hand_over(s);
+    return end(s);
+}
+
+/* Take what is left in the decoder, and hand over all. 0, or NVDEC_*. */
 API int nvdec_flush(nvdec_session *s) {
     int status;
     if (!begin(s, &status)) return status;
-    drain(s);
+    if (drain(s)) hand_over(s);
     return end(s);
 }
 
@@ -484,6 +476,7 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
         return NULL;
     }
     s->options = *options;
+    if (options->staging->slots < 1 || options->staging->slots > SLOTS) fail(s, NVDEC_CALLER, "there are 1 to 64 slots");
     s->empty = 1;
     s->begin = s->end = s->oldest = 1;
     /* Coded sizes are those shown, rounded up to blocks. */
@@ -499,7 +492,7 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
         .pfnDecodePicture = on_decode,
         .pfnDisplayPicture = on_display,
     };
-    if (get_context(s, options->device) && enter(s)) {
+    if (!s->status && get_context(s, options->device) && enter(s)) {
         CALL(s, cuvidCreateVideoParser, &s->parser, &params);
         leave(s);
     }

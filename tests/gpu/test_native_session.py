@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from streamvid.decode.decode_job import SessionKey
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library, open_session
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
+from streamvid.decode.surface_queue import CudaCopies
 
 Planes = list[npt.NDArray[np.integer[Any]]]
 FRAMES: Final = 40
@@ -65,27 +66,29 @@ class Lane:
     def __init__(self, library: NvdecLibrary, key: SessionKey) -> None:
         self._stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
         self.shown: dict[tuple[int, int], npt.NDArray[np.integer[Any]]] = {}
-        self._heights: dict[int, int] = {}
-        self.session: NativeSession = open_session(
-            library, largest(key, ()), stream=self._stream.cuda_stream, device=self._stream.device, take=self._take,
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._copies = CudaCopies(self._stream.cuda_stream)
+        self.session = NativeSession(
+            library, device_id=0, key=largest(key, ()), stream=self._stream.cuda_stream, take=self._take,
             launch=lambda: None,
         )  # fmt: skip
 
     def _take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
-        self._stream.synchronize()
-        memory, kind = self.session.memory, np.uint16 if self.session.key.bit_depth > 8 else np.uint8
-        assert memory is not None
-        start, lines = surface - memory.data_ptr(), -(-self._heights[number] // 2) * 2
+        kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
+        width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
         line = pitch * np.dtype(kind).itemsize
-        planes = [
-            memory[at : at + line * count].cpu().numpy().view(kind).reshape(count, pitch)
-            for at, count in ((start, lines), (start + chroma_at, lines // 2))
-        ]
+        planes = []
+        for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
+            plane = torch.zeros(line * count, dtype=torch.uint8, device="cuda")
+            torch.cuda.synchronize()
+            self._copies.on_device(plane.data_ptr(), at, line * (count - 1) + width * np.dtype(kind).itemsize)
+            self._stream.synchronize()
+            planes.append(plane.cpu().numpy().view(kind).reshape(count, pitch)[:, :width])
         assert (number, row) not in self.shown
         self.shown[number, row] = np.concatenate(planes)
 
     def decode(self, number: int, key: SessionKey, packets: list[av.Packet[Any]]) -> None:
-        self._heights[number] = key.height
+        self._sizes[number] = key.width, key.height
         job: Any = SimpleNamespace(
             encoded=SimpleNamespace(name=f"clip-{number}"), packets=[bytes(packet) for packet in packets],
             display_order=[int(packet.pts or 0) for packet in packets], hidden=frozenset(), starts_with_idr=True,

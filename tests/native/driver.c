@@ -6,7 +6,7 @@
  * takes times that never fall from packet to packet for those of decoding, and gives them out in their own order. What
  * the real one leaves undefined is an error here: calls without a context, more surfaces than were opened, decoders
  * changed outside of the sequence callback, pictures decoded while all output surfaces are mapped (the real one waits
- * for ever). Mapping and copying are queued until somebody waits for them, or the decoder needs what they read: what a surface holds then is
+ * for ever). Mapping is queued until somebody waits for them, or the decoder needs what they read: what a surface holds then is
  * what comes out.
  */
 #include <pthread.h>
@@ -206,18 +206,6 @@ CUresult cuStreamSynchronize(CUstream stream) {
     (void)stream;
     standin_synchronize();
     MAY_FAIL(1);
-    return 0;
-}
-
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
-    (void)stream;
-    MAY_FAIL(1);
-    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE ||
-        copy->srcXInBytes + copy->WidthInBytes > copy->srcPitch || copy->WidthInBytes > copy->dstPitch)
-        return INVALID_VALUE;
-    enqueue((queued_copy){(unsigned char *)(uintptr_t)copy->dstDevice + copy->dstXInBytes,
-                          (const unsigned char *)(uintptr_t)copy->srcDevice + copy->srcXInBytes, copy->dstPitch,
-                          copy->srcPitch, copy->WidthInBytes, copy->Height});
     return 0;
 }
 

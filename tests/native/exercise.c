@@ -9,7 +9,7 @@ typedef struct {
     uint8_t pad[2];
 } standin_packet;
 
-enum { PACKETS = 12, JOBS = 24, BYTES = 30000 }; /* five of the larger pictures */
+enum { PACKETS = 12, JOBS = 24, SLOTS_USED = 5 };
 
 static void (*standin_fail)(const char *, int, int);
 static void (*standin_counts)(int64_t *);
@@ -29,7 +29,6 @@ static unsigned (*standin_sample)(uint32_t, uint32_t, uint32_t);
 typedef struct {
     nvdec_staging staging;
     nvdec_session *session;
-    uint8_t *memory;
     long taken, wrong;
 } lane;
 
@@ -39,7 +38,7 @@ static size_t height_of(int64_t job) {
     return 48 + 8 * (size_t)(job % 3);
 }
 
-/* Of picture (job, row) the seed is job * 100 + row: compare some samples of each, and empty the staging area. */
+/* Of picture (job, row) the seed is job * 100 + row: compare some samples of each. */
 static int32_t take(void) {
     standin_synchronize();
     for (int n = 0; n < here->staging.count; n++) {
@@ -48,18 +47,17 @@ static int32_t take(void) {
         const uint8_t *luma = (const uint8_t *)(uintptr_t)here->staging.places[n];
         const uint8_t *chroma = luma + here->staging.chroma_at[n] - rows * columns;
         for (uint32_t row = 0; row < rows * 3 / 2; row += 7)
-            for (uint32_t x = 0; x < columns; x += 5) {
+            for (uint32_t x = 0; x < 32; x += 5) {
                 uint32_t coded_row = row < rows ? row + 2 : row - (uint32_t)rows + ((uint32_t)rows + 16) + 1;
                 here->wrong += (row < rows ? luma : chroma)[row * columns + x] != (uint8_t)standin_sample(seed, coded_row, x + 4);
             }
     }
     here->taken += here->staging.count;
-    here->staging.count = 0;
     return 0;
 }
 
 static void open_lane(lane *l, int delay) {
-    l->staging = (nvdec_staging){.address = (uintptr_t)l->memory, .bytes = BYTES, .slots = 8};
+    l->staging = (nvdec_staging){.slots = SLOTS_USED};
     nvdec_options options = {.codec = 4, .bit_depth = 8, .max_width = 64, .max_height = 64, .delay = delay,
                              .surfaces = 2, .staging = &l->staging, .full = take};
     char error[400];
@@ -96,7 +94,6 @@ static int run(lane *l, int delay) {
     int status = 0;
     for (int64_t n = 0; n < JOBS && !status; n++) status = decode_one(l, n, n % 7 == 6);
     if (!status) status = nvdec_flush(l->session);
-    take();
     EXPECT(!l->wrong, "%ld samples are wrong", l->wrong);
     EXPECT(status || l->taken == JOBS * PACKETS / 2, "%ld pictures", l->taken);
     EXPECT(status || l->staging.confirmed == JOBS, "%ld are confirmed", (long)l->staging.confirmed);
@@ -132,7 +129,6 @@ int main(int count, char **arguments) {
     *(void **)&standin_sample = dlsym(library, "standin_sample");
 
     lane lanes[7] = {0};
-    for (int n = 0; n < 7; n++) lanes[n].memory = malloc(BYTES);
     for (int delay = 0; delay < 5; delay++)
         EXPECT(!run(&lanes[0], delay), "status with a delay of %d", delay);
 
@@ -159,7 +155,6 @@ int main(int count, char **arguments) {
     int64_t counts[2];
     standin_counts(counts);
     EXPECT(!counts[0], "%ld objects of the driver are open", (long)counts[0]);
-    for (int n = 0; n < 7; n++) free(lanes[n].memory);
     puts("fine");
     return 0;
 }

@@ -32,7 +32,7 @@ import numpy as np
 
 import streamvid as sv
 from streamvid.decode.decode_job import GopJob, split_at_idr
-from streamvid.decode.native_session import NvdecLibrary, largest, native_library, open_session
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.decode.pynv_session import PynvSession, open_decoder
 from streamvid.decode.surface_queue import CudaCopies
@@ -142,14 +142,16 @@ def raw(library: NvdecLibrary | None, work: Sequence[EncodedSlice], *, wanted: b
     jobs = split_at_idr(work, [nowhere] * len(work))
     sessions: list[Any] = []
     key = jobs[0].key
+    given: Any = {"take": lambda *_: None, "launch": lambda: None}
     for _ in range(ENGINES):
         stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
-        given: Any = {"take": lambda *_: None, "launch": lambda: None, "device": stream.device}
         if library is None:
             decoder = open_decoder(key, device_id=0, stream=stream.cuda_stream)
-            sessions.append(PynvSession(decoder, key, 16, copies=CudaCopies(stream.cuda_stream), **given))
+            given |= {"copies": CudaCopies(stream.cuda_stream), "device": stream.device}
+            sessions.append(PynvSession(decoder, key, 16, **given))
         else:
-            sessions.append(open_session(library, largest(key, ()), stream=stream.cuda_stream, **given))
+            given |= {"device_id": 0, "key": largest(key, ()), "stream": stream.cuda_stream}
+            sessions.append(NativeSession(library, **given))
     jobs = [job if wanted else replace(job, dst_rows={}) for job in jobs]
     numbers = count(1)
 
