@@ -1,17 +1,19 @@
 """What a loader costs the model: the seconds of a training step fed by it, against those on synthetic data.
 
-    python -m tools.bench.train_step [--quick] [--only TEXT] [--json FILE]
+    python -m tools.bench.train_step [--quick] [--only TEXT ...] [--json FILE]
 
-For every model and kind of clips, in turn and more than once:
+For every model and kind of clips, by turns in blocks of a few steps:
 
 - synthetic: the step alone, over one batch that lies on the GPU;
-- floor: the same, while the engines decode the packets of the loader's batches beside it, one batch a step, and nobody
-  converts or copies a picture;
-- loader: the step over a StreamLoader's batches.
+- floor: the same, while the engines decode the packets of the loader's batches beside it, one batch a step, and no
+  picture is mapped, converted or copied (without the native module PyNvVideoCodec decodes, which maps all of them);
+- loader: the step over a StreamLoader's batches, of which one a row is compared with the CPU's.
 
 A step is forward, backward and SGD under bfloat16 autocast, eagerly or as one CUDA graph. Where the loader alone would
-need more than 0.8 of it, a step takes several passes over its batch; their number is printed. Then, by kernel, what the
-GPU does for a batch of the loader, with a step that takes 1.25 times as long as the loader alone needs.
+need more than 0.8 of it, a step takes several passes over its batch; their number is printed. Growth is a median over
+the rounds, and ± the standard error of their mean. Then, by kernel, what the GPU does for a batch of the loader, with a
+step that takes 1.25 times as long as the loader alone needs. All rows take some ten minutes; with --only they can be
+had in pieces.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from math import ceil
+from itertools import cycle
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any, Final
 
 import streamvid as sv
+from streamvid.decode.decode_job import split_at_idr
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
 from streamvid.video.packet_selection import EncodedSlice
-from tools.bench.decode_parts import Limit
+from tools.bench.decode_parts import ENGINES, Limit
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.stream import epoch_slices, make_dataset
 from tools.clips import Recipe, write
@@ -45,8 +51,11 @@ BARS: Final = {"720p": 0.01, "1080p": 0.03, "4K": 0.03}
 ABOVE_FLOOR: Final = 0.01
 GPU_MS: Final = {"h264 1080p": 6.0}
 """What the GPU may take for a batch of 512 frames."""
-_AHEAD: Final = 6
+_AHEAD: Final = 4
 """Steps that do not count: of as many batches, the loader has made some before."""
+LEVELS: Final = 1.2
+"""Of 255 that the loader's values may differ from the CPU's, all but 1 - `SAME`: one, and what float16 rounds."""
+SAME: Final = 0.999
 MODELS: Final = ("r3d_18", "mvit_v2_s", "vit_b_16")
 _BASE: Final = Recipe(codec="h264", frames=96, gop=15, style="texture")
 CLIPS: Final = {
@@ -73,8 +82,8 @@ class Size:
     rounds: int
 
 
-FULL: Final = Size(made=4, clips=640, steps=20, rounds=3)
-QUICK: Final = Size(made=2, clips=192, steps=8, rounds=1)
+FULL: Final = Size(made=4, clips=640, steps=8, rounds=6)
+QUICK: Final = Size(made=2, clips=192, steps=6, rounds=3)
 
 
 class Step:
@@ -147,18 +156,61 @@ def seconds_of(step: Step, batches: Iterator[Any], steps: int, before: int = 2) 
     return (time.perf_counter() - began) / steps
 
 
-class BesideDecoding:
-    """None, a step at a time, while the engines decode a batch's packets for each: what `floor` is fed with."""
+class Unmapped:
+    """Sessions of the native module, one for each engine, that decode batches of which no picture is wanted."""
 
-    def __init__(self, limit: Limit, batches: Sequence[Sequence[EncodedSlice]]) -> None:
-        self._limit, self._batches, self._due, self._ended = limit, batches, threading.Semaphore(2), False
+    def __init__(self, library: NvdecLibrary, batches: Sequence[Sequence[EncodedSlice]]) -> None:
+        import torch
+
+        nowhere: Any = None
+        self._batches = [
+            [replace(job, dst_rows={}) for job in split_at_idr(batch, [nowhere] * len(batch))] for batch in batches
+        ]
+        streams = [torch.cuda.Stream(0) for _ in range(ENGINES)]  # type: ignore[no-untyped-call]
+        self._sessions = [
+            NativeSession(
+                library, device_id=0, key=largest(self._batches[0][0].key, ()), stream=stream.cuda_stream,
+                take=lambda *_: None, launch=lambda: None,
+            )
+            for stream in streams
+        ]  # fmt: skip
+        self._pool, self._number = ThreadPoolExecutor(ENGINES), 0
+
+    def decode(self, number: int) -> None:
+        """A batch."""
+        jobs = list(enumerate(self._batches[number % len(self._batches)], self._number))
+        self._number += len(jobs)
+        left = iter(jobs)
+
+        def run(session: NativeSession) -> None:
+            for one in left:  # who is free takes the next
+                session.decode(*one)
+            session.flush()
+
+        list(self._pool.map(run, self._sessions))
+
+    def close(self) -> None:
+        """Free the sessions."""
+        for session in self._sessions:
+            session.close()
+
+
+class BesideDecoding:
+    """None, a step at a time, while the engines decode a batch for each: what `floor` is fed with.
+
+    Args:
+        decode: decodes the batch of a number.
+    """
+
+    def __init__(self, decode: Callable[[int], object]) -> None:
+        self._run, self._due, self._ended = decode, threading.Semaphore(2), False
         self._thread = threading.Thread(target=self._decode)
         self._thread.start()
 
     def _decode(self) -> None:
         n = 0
         while self._due.acquire() and not self._ended:
-            self._limit.seconds(self._batches[n % len(self._batches)])
+            self._run(n)
             n += 1
 
     def __iter__(self) -> Iterator[None]:
@@ -199,59 +251,82 @@ def kernels(videos: Iterator[Any], batches: int, step: float) -> list[tuple[str,
     return sorted((row for row in found if row[1]), key=lambda row: -row[1])
 
 
-def measure(folder: Path, kind: str, size: Size, only: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of one kind of clips, and its kernels as lines."""
+def same_as_cpu(loader: sv.StreamLoader, videos: Iterator[Any], made: Callable[[str], sv.StreamLoader]) -> float:
+    """Share of the values of the loader's next batch that are the CPU's, within `LEVELS`."""
+    state = loader.state_dict()
+    video = next(videos).cpu().float()
+    with made("cpu") as reference:
+        reference.load_state_dict(state)
+        expected = next(iter(reference))["video"].float()
+    assert video.shape == expected.shape
+    return float(((video - expected).abs() * 255 * TRANSFORM.mean_std[1][0] <= LEVELS).float().mean())
+
+
+def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, bool]]) -> tuple[list[Row], list[str]]:
+    """The rows of one kind of clips, of models eager or as a graph, and its kernels as lines."""
     import torch
 
     recipe = CLIPS[kind]
     files = [folder / f"{kind}-{n}.mp4" for n in range(size.made)]
-    for n, file in enumerate(files):
-        write(replace(recipe, seed=n), file)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, [replace(recipe, seed=n) for n in range(size.made)], files))
     dataset = make_dataset(folder, kind.replace(" ", "-"), files, size.clips)
     sampling = sv.Window(FRAMES)
-    loader = sv.StreamLoader(
-        dataset, batch_size=BATCH, sampling=sampling, transform=TRANSFORM, device="cuda", steps_per_epoch=_ENDLESS
-    )
-    slices = epoch_slices(loader.dataset, sampling, BATCH, 0)
-    limit = Limit(codec=recipe.codec, width=recipe.width, height=recipe.height)
+
+    def made(device: str) -> sv.StreamLoader:
+        return sv.StreamLoader(
+            dataset, batch_size=BATCH, sampling=sampling, transform=TRANSFORM, device=device, steps_per_epoch=_ENDLESS
+        )
+
+    loader = made("cuda")
+    slices, library = epoch_slices(loader.dataset, sampling, BATCH, 0), native_library()
     fed = videos_of(loader)
-    for _ in range(_AHEAD):
+    for _ in range(_AHEAD + 2):
         next(fed)
     began = time.perf_counter()
-    for _ in range(size.steps):
+    for _ in range(2 * size.steps):
         next(fed)
     torch.cuda.synchronize()
-    alone = (time.perf_counter() - began) / size.steps
+    alone = (time.perf_counter() - began) / (2 * size.steps)
     table = kernels(fed, 8, alone / MOST_OF_STEP)
     total = sum(ms for _, ms, _ in table)
     lines = [f"{kind}: {total:.1f} ms of the GPU for a batch of {BATCH * FRAMES} frames; ms and calls:"]
     lines += [f"  {ms:6.2f} {calls:7.1f}  {name[:100]}" for name, ms, calls in table[:_TABLE]]
     print(*lines, sep="\n", file=sys.stderr)
-    rows = []
-    wanted = [(name, graph) for name in MODELS for graph in (False, True)]
-    for name, graph in [one for one in wanted if only in f"{one[0]}, {kind}, {'graph' if one[1] else 'eager'}"]:
+    rows: list[Row] = []
+    unmapped = None if library is None else Unmapped(library, slices)
+    if unmapped is None:
+        limit = Limit(codec=recipe.codec, width=recipe.width, height=recipe.height)
+        ring = cycle(slices)
+    decode: Callable[[int], object] = (lambda _: limit.seconds(next(ring))) if unmapped is None else unmapped.decode
+    synthetic: Iterator[None] = iter(lambda: None, 0)
+    for name, graph in wanted:
         step = Step(name, graph=graph)
-        step.passes = ceil(alone / MOST_OF_STEP / seconds_of(step, iter(lambda: None, 0), 4))
-        times: dict[str, list[float]] = {"synthetic": [], "floor": [], "loader": []}
+        step.passes = ceil(alone / MOST_OF_STEP / seconds_of(step, synthetic, 4))
+        times: list[dict[str, float]] = []
         for _ in range(size.rounds):
-            times["synthetic"].append(seconds_of(step, iter(lambda: None, 0), size.steps))
-            beside = BesideDecoding(limit, slices)
-            times["floor"].append(seconds_of(step, iter(beside), size.steps))
+            before = seconds_of(step, synthetic, size.steps)
+            beside = BesideDecoding(decode)
+            floor = seconds_of(step, iter(beside), size.steps)
             beside.close()
-            times["loader"].append(seconds_of(step, fed, size.steps, _AHEAD))
-        mid = {way: statistics.median(found) for way, found in times.items()}
-        growth = {way: mid[way] / mid["synthetic"] - 1 for way in ("floor", "loader")}
+            times.append({"synthetic": before, "floor": floor, "loader": seconds_of(step, fed, size.steps, _AHEAD)})
+        mid = {way: statistics.median(one[way] for one in times) for way in times[0]}
+        growth = [100 * (one["loader"] / one["synthetic"] - 1) for one in times]
         rows.append(
             {
                 "model": name, "clips": kind, "mode": "graph" if graph else "eager", "batch": BATCH,
-                "passes": step.passes, "loader alone s": alone, **{f"{way} s": mid[way] for way in times},
-                "alone/step": alone / mid["synthetic"], "floor %": 100 * growth["floor"],
-                "loader %": 100 * growth["loader"], "GPU ms": total,
+                "passes": step.passes, "loader alone s": alone, **{f"{way} s": mid[way] for way in mid},
+                "alone/step": alone / mid["synthetic"], "floor %": 100 * (mid["floor"] / mid["synthetic"] - 1),
+                "loader %": statistics.median(growth),
+                "±": statistics.stdev(growth) / sqrt(len(growth)), "GPU ms": total,
+                "same": same_as_cpu(loader, fed, made),
             }
         )  # fmt: skip
         print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, file=sys.stderr)
         del step
     loader.close()
+    if unmapped is not None:
+        unmapped.close()
     return rows, lines
 
 
@@ -263,6 +338,8 @@ def checks_of(rows: Sequence[Row]) -> list[Check]:
         allowed = max(100 * bar, float(row["floor %"]) + 100 * ABOVE_FLOOR)
         name = f"% that the step grows, {row['model']}, {row['clips']}, {row['mode']}"
         found.append(Check.at_most(name, float(row["loader %"]), allowed))
+        same = f"share of values as on the CPU, {row['model']}, {row['clips']}, {row['mode']}"
+        found.append(Check.at_least(same, float(row["same"]), SAME))
     of_gpu = {str(row["clips"]): float(row["GPU ms"]) for row in rows}
     for kind, most in GPU_MS.items():
         if kind in of_gpu:
@@ -276,7 +353,7 @@ def main() -> int:
 
     parser = arguments(__doc__)
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help='rows whose name holds this, as "r3d_18, h264 1080p"'
+        "--only", action="append", metavar="TEXT", help='rows whose name holds this, as "r3d_18, h264 1080p, graph"'
     )
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -286,8 +363,14 @@ def main() -> int:
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         for kind in CLIPS:
-            if any(options.only in f"{m}, {kind}, {mode}" for m in MODELS for mode in ("eager", "graph")):
-                found, lines = measure(Path(name), kind, QUICK if options.quick else FULL, options.only)
+            wanted = [
+                (model, graph)
+                for model in MODELS
+                for graph in (False, True)
+                if any(text in f"{model}, {kind}, {'graph' if graph else 'eager'}" for text in options.only or [""])
+            ]
+            if wanted:
+                found, lines = measure(Path(name), kind, QUICK if options.quick else FULL, wanted)
                 rows += found
                 notes += lines
     if not rows:
