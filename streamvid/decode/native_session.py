@@ -1,7 +1,7 @@
 """Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of a whole job.
 
-Python gets the GIL back once a job, and where as many wanted pictures are mapped as may be. A session is opened for a largest size, and
-set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
+Python gets the GIL back once a job, and where as many wanted pictures are mapped as may be. A session is opened for a
+largest size, and set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
 """
 
 from __future__ import annotations

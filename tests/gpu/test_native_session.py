@@ -18,6 +18,8 @@ from streamvid.decode.surface_queue import CudaCopies
 
 Planes = list[npt.NDArray[np.integer[Any]]]
 FRAMES: Final = 40
+_LATE: Final = 300_000
+"""Cycles of the GPU that the reading of a picture waits."""
 CASES: Final[dict[str, tuple[str, str, int, int, dict[str, str]]]] = {
     "h264": ("libx264", "yuv420p", 320, 180, {"x264-params": "bframes=3:b-adapt=0:ref=4"}),
     "h264 all intra": ("libx264", "yuv420p", 322, 178, {"g": "1"}),
@@ -61,11 +63,13 @@ def by_ffmpeg(codec: str, packets: list[av.Packet[Any]], depth: int) -> dict[int
 
 
 class Lane:
-    """A session, and the pictures that it gave: by job and row, luma and interleaved chroma."""
+    """A session, and the pictures that it gave: by job and row, luma and interleaved chroma. They are read long after
+    they were unmapped, in the order of the stream."""
 
     def __init__(self, library: NvdecLibrary, key: SessionKey) -> None:
         self._stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
         self.shown: dict[tuple[int, int], npt.NDArray[np.integer[Any]]] = {}
+        self._read: dict[tuple[int, int], list[tuple[torch.Tensor, Any, int]]] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
         self._copies = CudaCopies(self._stream.cuda_stream)
         self.session = NativeSession(
@@ -77,15 +81,14 @@ class Lane:
         kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
         width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
         line = pitch * np.dtype(kind).itemsize
-        planes = []
-        for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
-            plane = torch.zeros(line * count, dtype=torch.uint8, device="cuda")
-            torch.cuda.synchronize()
-            self._copies.on_device(plane.data_ptr(), at, line * (count - 1) + width * np.dtype(kind).itemsize)
-            self._stream.synchronize()
-            planes.append(plane.cpu().numpy().view(kind).reshape(count, pitch)[:, :width])
-        assert (number, row) not in self.shown
-        self.shown[number, row] = np.concatenate(planes)
+        assert (number, row) not in self._read
+        self._read[number, row] = planes = []
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(_LATE)  # type: ignore[no-untyped-call]
+            for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
+                plane = torch.zeros(count, pitch * np.dtype(kind).itemsize, dtype=torch.uint8, device="cuda")
+                self._copies.on_device(plane.data_ptr(), at, line * (count - 1) + width * np.dtype(kind).itemsize)
+                planes.append((plane, kind, width))
 
     def decode(self, number: int, key: SessionKey, packets: list[av.Packet[Any]]) -> None:
         self._sizes[number] = key.width, key.height
@@ -102,6 +105,9 @@ class Lane:
         with torch.cuda.device(0):
             self.session.flush()
         self.session.close()
+        self._stream.synchronize()
+        for place, planes in self._read.items():
+            self.shown[place] = np.concatenate([one.cpu().numpy().view(kind)[:, :width] for one, kind, width in planes])
 
 
 @pytest.fixture
