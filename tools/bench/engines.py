@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from streamvid.decode.decode_job import GopJob, split_at_idr
-from streamvid.decode.native_session import NvdecLibrary, largest, open_session
+from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest
 from streamvid.decode.pynv_session import PynvSession, open_decoder
 from streamvid.decode.surface_queue import CudaCopies
 from streamvid.video.packet_selection import EncodedSlice
@@ -34,12 +34,14 @@ class Engines:
         self._pool = ThreadPoolExecutor(ENGINES)
         for _ in range(ENGINES):
             stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
-            given: Any = {"take": lambda *_: None, "launch": lambda: None, "device": stream.device}
+            given: Any = {"take": lambda *_: None, "launch": lambda: None}
             if library is None:
                 decoder = open_decoder(key, device_id=0, stream=stream.cuda_stream)
-                self._sessions.append(PynvSession(decoder, key, 16, copies=CudaCopies(stream.cuda_stream), **given))
+                given |= {"copies": CudaCopies(stream.cuda_stream), "device": stream.device}
+                self._sessions.append(PynvSession(decoder, key, 16, **given))
             else:
-                self._sessions.append(open_session(library, largest(key, ()), stream=stream.cuda_stream, **given))
+                given |= {"device_id": 0, "key": largest(key, ()), "stream": stream.cuda_stream}
+                self._sessions.append(NativeSession(library, **given))
 
     def decode(self, work: Sequence[EncodedSlice]) -> float:
         """Decode slices: pictures a second."""

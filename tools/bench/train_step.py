@@ -33,10 +33,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import streamvid as sv
-from streamvid.decode.decode_job import split_at_idr
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
+from streamvid.decode.native_session import native_library
 from streamvid.video.packet_selection import EncodedSlice
-from tools.bench.decode_parts import ENGINES, Limit
+from tools.bench.engines import Engines
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.stream import epoch_slices, make_dataset
 from tools.clips import Recipe, write
@@ -156,62 +155,22 @@ def seconds_of(step: Step, batches: Iterator[Any], steps: int, before: int = 2) 
     return (time.perf_counter() - began) / steps
 
 
-class Unmapped:
-    """Sessions of the native module, one for each engine, that decode batches of which no picture is wanted."""
-
-    def __init__(self, library: NvdecLibrary, batches: Sequence[Sequence[EncodedSlice]]) -> None:
-        import torch
-
-        nowhere: Any = None
-        self._batches = [
-            [replace(job, dst_rows={}) for job in split_at_idr(batch, [nowhere] * len(batch))] for batch in batches
-        ]
-        streams = [torch.cuda.Stream(0) for _ in range(ENGINES)]  # type: ignore[no-untyped-call]
-        self._sessions = [
-            NativeSession(
-                library, device_id=0, key=largest(self._batches[0][0].key, ()), stream=stream.cuda_stream,
-                take=lambda *_: None, launch=lambda: None,
-            )
-            for stream in streams
-        ]  # fmt: skip
-        self._pool, self._number = ThreadPoolExecutor(ENGINES), 0
-
-    def decode(self, number: int) -> None:
-        """A batch."""
-        jobs = list(enumerate(self._batches[number % len(self._batches)], self._number))
-        self._number += len(jobs)
-        left = iter(jobs)
-
-        def run(session: NativeSession) -> None:
-            for one in left:  # who is free takes the next
-                session.decode(*one)
-            session.flush()
-
-        list(self._pool.map(run, self._sessions))
-
-    def close(self) -> None:
-        """Free the sessions."""
-        for session in self._sessions:
-            session.close()
-
-
 class BesideDecoding:
     """None, a step at a time, while the engines decode a batch for each: what `floor` is fed with.
 
     Args:
-        decode: decodes the batch of a number.
+        engines: decode them.
+        batches: over and over.
     """
 
-    def __init__(self, decode: Callable[[int], object]) -> None:
-        self._run, self._due, self._ended = decode, threading.Semaphore(2), False
+    def __init__(self, engines: Engines, batches: Iterator[Sequence[EncodedSlice]]) -> None:
+        self._engines, self._batches, self._due, self._ended = engines, batches, threading.Semaphore(2), False
         self._thread = threading.Thread(target=self._decode)
         self._thread.start()
 
     def _decode(self) -> None:
-        n = 0
         while self._due.acquire() and not self._ended:
-            self._run(n)
-            n += 1
+            self._engines.decode(next(self._batches))
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -279,7 +238,7 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
         )
 
     loader = made("cuda")
-    slices, library = epoch_slices(loader.dataset, sampling, BATCH, 0), native_library()
+    slices = epoch_slices(loader.dataset, sampling, BATCH, 0)
     fed = videos_of(loader)
     for _ in range(_AHEAD + 2):
         next(fed)
@@ -294,11 +253,7 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
     lines += [f"  {ms:6.2f} {calls:7.1f}  {name[:100]}" for name, ms, calls in table[:_TABLE]]
     print(*lines, sep="\n", file=sys.stderr)
     rows: list[Row] = []
-    unmapped = None if library is None else Unmapped(library, slices)
-    if unmapped is None:
-        limit = Limit(codec=recipe.codec, width=recipe.width, height=recipe.height)
-        ring = cycle(slices)
-    decode: Callable[[int], object] = (lambda _: limit.seconds(next(ring))) if unmapped is None else unmapped.decode
+    engines, ring = Engines(native_library(), slices[0][0]), cycle(slices)
     synthetic: Iterator[None] = iter(lambda: None, 0)
     for name, graph in wanted:
         step = Step(name, graph=graph)
@@ -306,7 +261,7 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
         times: list[dict[str, float]] = []
         for _ in range(size.rounds):
             before = seconds_of(step, synthetic, size.steps)
-            beside = BesideDecoding(decode)
+            beside = BesideDecoding(engines, ring)
             floor = seconds_of(step, iter(beside), size.steps)
             beside.close()
             times.append({"synthetic": before, "floor": floor, "loader": seconds_of(step, fed, size.steps, _AHEAD)})
@@ -325,8 +280,7 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
         print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, file=sys.stderr)
         del step
     loader.close()
-    if unmapped is not None:
-        unmapped.close()
+    engines.close()
     return rows, lines
 
 
