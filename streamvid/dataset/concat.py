@@ -244,7 +244,7 @@ def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
         dataset.path,
         dataset.manifest,
         rows_of_part,
-        meta=dataset.meta,
+        meta=dataset._own_meta,
         cache=dataset.cache,
         retry=dataset.reader.retry,
         roots=dataset.roots,

@@ -1,7 +1,8 @@
 """The consolidated rows of a dataset: the per-clip columns of all shards in one file, which is mapped into memory.
 
 At its beginning are the numbers of all clips, column by column, as NumPy needs them; behind them an Arrow IPC stream
-for each block, with its texts and metadata; at the end JSON that says where all that is, and 8 bytes with its length.
+for each block whose texts and metadata were read (`streamvid.dataset.row_texts`); at the end JSON that says where all
+that is, and 8 bytes with its length.
 Where each block lies is known when it comes, so threads write several at a time, and memory holds a few blocks and no
 column of numbers. Read back, all arrays are views of the bytes.
 """
@@ -12,9 +13,8 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.schema import FIELD_PREFIX, NUMBERS
-from streamvid.dataset.shard_rows import RowBlock, shard_numbers
+from streamvid.dataset.row_texts import STSD, RowTexts, TextColumn, text_batch
+from streamvid.dataset.schema import NUMBERS, PLACE_NUMBERS, PLACE_TEXTS
+from streamvid.dataset.shard_rows import RowBlock, TextBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.dataset.table_cache import Checksum
 from streamvid.errors import DatasetError
@@ -34,13 +34,8 @@ from streamvid.errors import DatasetError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_LAYOUT: Final = b"streamvid rows 7\n"
+_LAYOUT: Final = b"streamvid rows 8\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
-_METADATA_KEY: Final = b"streamvid"
-_STSD: Final = "stsd"
-_FILE_NUMBERS: Final = {"root": "int32", "file_size": "int64", "file_mtime_ns": "int64"}
-_FILE_TEXTS: Final = ("file", "file_etag")
-"""Columns of clips outside of shards, which only datasets with such clips have."""
 _WRITERS: Final = 4
 _SAMPLE: Final = 1024
 _KNOWN: Final = 4096
@@ -73,26 +68,31 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
         OSError: the file cannot be written.
     """
     joined = _Joined(entries)
-    streams = [joined.end]
+    blocks_at: list[tuple[int, str | tuple[int, int]]] = []
+    end = joined.end
     pending: deque[Future[None]] = deque()
     with open(path, "wb", buffering=0) as opened, ThreadPoolExecutor(_WRITERS) as pool:
         os.ftruncate(opened.fileno(), joined.end)
         file = _File(opened.fileno())
         for block in blocks:
             numbers, texts = joined.add(block)
-            size = pa.MockOutputStream()
-            _write_stream(size, texts)
-            pending.append(pool.submit(_write, file, numbers, texts, streams[-1]))
-            streams.append(streams[-1] + size.size())
+            pending.append(pool.submit(_write, file, numbers, texts, end))
+            if isinstance(texts, str):
+                blocks_at.append((len(block), texts))
+            else:
+                size = pa.MockOutputStream()
+                _write_stream(size, texts)
+                blocks_at.append((len(block), (end, end := end + size.size())))
             if len(pending) > _WRITERS:
                 pending.popleft().result()
         ordered = np.sort(joined.key_hashes)
         for one in pending:
             one.result()
-        about = json.dumps({"numbers": joined.places, "names": joined.names(), "streams": streams}).encode()
+        about = json.dumps({"numbers": joined.places, "names": joined.names(), "texts": blocks_at}).encode()
         about += b" " * (-len(about) % 8)
-        file.write(about + len(about).to_bytes(8, "little"), streams[-1])
-    if (ordered[1:] == ordered[:-1]).any():
+        file.write(about + len(about).to_bytes(8, "little"), end)
+    # Of keys that are not read yet, nothing is said.
+    if (ordered[1:] == ordered[:-1]).any() and not any(isinstance(texts, str) for _, texts in blocks_at):
         with pa.memory_map(path) as mapped:
             key = read_rows(mapped.read_buffer(), entries)[0].key
         for twice in repeated(key, joined.key_hashes):
@@ -100,8 +100,14 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
     return file.checksum
 
 
-def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTable, MetaColumns]:
-    """The rows and metadata columns that `write_rows` wrote; arrays are views of `content`."""
+def read_rows(
+    content: pa.Buffer, entries: Sequence[ShardEntry], read: Callable[[str], pa.Buffer] | None = None
+) -> tuple[ClipTable, RowTexts]:
+    """The rows that `write_rows` wrote, and their texts; arrays are views of `content`.
+
+    Args:
+        read: gives the texts that are not in it, see `RowTexts`.
+    """
     length = int.from_bytes(content[content.size - 8 :], "little")
     about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())
     clips = sum(entry.clips for entry in entries)
@@ -109,17 +115,15 @@ def read_rows(content: pa.Buffer, entries: Sequence[ShardEntry]) -> tuple[ClipTa
         name: np.frombuffer(content, dtype, clips, start) for name, (dtype, start) in about["numbers"].items()
     }
     columns |= {name: Categories(columns[name], tuple(texts)) for name, texts in about["names"].items()}
-    streams = [pa.ipc.open_stream(content[start:end]).read_all() for start, end in pairwise(about["streams"])]
-    some = groupby(streams, key=lambda table: (str(table.schema), table.schema.metadata))
-    tables = [pa.concat_tables(same) for _, same in some]
-    for name in TEXTS:
-        columns[name] = StringColumn(_chunks(tables, name, pa.large_string()))
-    columns["stsds"] = BinaryColumn(_chunks(tables, _STSD, pa.large_binary()))
+    blocks = [(rows, at if isinstance(at, str) else content[slice(*at)]) for rows, at in about["texts"]]
+    texts = RowTexts(blocks, entries, read)
+    columns |= {name: StringColumn(TextColumn(texts, name)) for name in TEXTS}
+    columns["stsds"] = BinaryColumn(TextColumn(texts, STSD))
     if "root" in columns:
-        numbers = [columns.pop(name) for name in _FILE_NUMBERS]
-        file, etag = (StringColumn(_chunks(tables, name, pa.large_string())) for name in _FILE_TEXTS)
+        numbers = [columns.pop(name) for name in PLACE_NUMBERS]
+        file, etag = (StringColumn(TextColumn(texts, name)) for name in PLACE_TEXTS)
         columns["files"] = FileColumns(numbers[0], file, numbers[1], numbers[2], etag)
-    return ClipTable(**columns), _metadata(tables, entries)
+    return ClipTable(**columns), texts
 
 
 class _File:
@@ -157,13 +161,14 @@ class _Sink:
         self.closed = True
 
 
-def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch, at: int) -> None:
-    """Write a block: arrays, each at its place, and a stream."""
+def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch | str, at: int) -> None:
+    """Write a block: arrays, each at its place, and a stream of its texts, if they are there."""
     for values, place in numbers:
         # Where nothing is written, the file holds zeros, which take no room on disk.
         if len(values) and (values[0] or values.any()):
             file.write(np.ascontiguousarray(values).view(np.uint8).data, place)
-    _write_stream(_Sink(file, at), texts)
+    if not isinstance(texts, str):
+        _write_stream(_Sink(file, at), texts)
 
 
 def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:
@@ -180,14 +185,14 @@ class _Joined:
     Attributes:
         places: dtype of each column of numbers, and where in the file it begins.
         end: where they end.
-        key_hashes: uint64 [clips], of the keys.
+        key_hashes: uint64 [clips], of the keys that were read.
     """
 
     def __init__(self, entries: Sequence[ShardEntry]) -> None:
         self._shard = shard_numbers(entries)
         clips = len(self._shard)
         kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id", "shard"), "int32")
-        kinds |= {} if all(entry.has_tar for entry in entries) else _FILE_NUMBERS
+        kinds |= {} if all(entry.has_tar for entry in entries) else PLACE_NUMBERS
         self.places: dict[str, tuple[str, int]] = {}
         self.end = 0
         for name, dtype in kinds.items():
@@ -196,15 +201,15 @@ class _Joined:
         self._names: dict[str, dict[str, int]] = {name: {} for name in CATEGORIES}
         self._known = pa.array([], type=pa.large_binary())
         self._known_rows = np.empty(0, dtype=np.int32)
-        self.key_hashes = np.empty(clips, dtype=np.uint64)
+        self.key_hashes = np.zeros(clips, dtype=np.uint64)
         self._done = 0
 
     def names(self) -> dict[str, list[str]]:
         """The strings that codes stand for, by column."""
         return {name: list(numbers) for name, numbers in self._names.items()}
 
-    def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch]:
-        """Take a block: its numbers, with their places in the file, and its texts and metadata."""
+    def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch | str]:
+        """Take a block: its numbers, with their places in the file, and its texts and metadata, or what names them."""
         rows = slice(self._done, self._done + len(block))
         numbers = {**block.numbers, "shard": self._shard[rows]}
         for name, category in block.categories.items():
@@ -212,66 +217,34 @@ class _Joined:
             renumbered = [known.setdefault(text, len(known)) for text in category.names]
             same = renumbered == list(range(len(renumbered)))
             numbers[name] = category.codes if same else np.array(renumbered, dtype=np.int32)[category.codes]
-        self.key_hashes[rows] = block.key_hashes
         self._done = rows.stop
-        meta = block.meta
-        stsd, numbers["stsd_id"] = self._sample_descriptions(block, rows)
-        columns = {**block.texts, _STSD: stsd}
-        columns |= {FIELD_PREFIX + name: array for name, array in meta.arrays.items()}
-        if block.files is not None:
-            numbers |= {name: pc.fill_null(block.files[name], -1).to_numpy() for name in _FILE_NUMBERS}
-            texts = {name: pc.fill_null(block.files[name], "").cast(pa.large_string()) for name in _FILE_TEXTS}
-            columns |= {name: column.combine_chunks() for name, column in texts.items()}
-        about = {"errors": dict(meta.errors), "parquet_types": dict(meta.parquet_types)}
-        batch = pa.record_batch(columns).replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
+        numbers["stsd_id"] = np.arange(rows.start, rows.stop, dtype=np.int32)
+        texts: pa.RecordBatch | str
+        if isinstance(block.texts, str):
+            texts = block.texts
+        else:
+            self.key_hashes[rows] = block.texts.key_hashes
+            stsd, numbers["stsd_id"] = self._sample_descriptions(block.texts, rows)
+            texts = text_batch(block.texts, stsd)
         placed = []
         for name, (dtype, start) in self.places.items():
             values = numbers[name] if name in numbers else np.full(len(block), -1)
             placed.append((values.astype(dtype, copy=False), start + rows.start * np.dtype(dtype).itemsize))
-        return placed, batch
+        return placed, texts
 
-    def _sample_descriptions(self, block: RowBlock, rows: slice) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    def _sample_descriptions(self, block: TextBlock, rows: slice) -> tuple[pa.Array, npt.NDArray[np.int32]]:
         """large_binary [rows]: sample descriptions, null where an earlier clip has the same; and which clip has each
         clip's, int32 [rows]."""
         row_of = np.arange(rows.start, rows.stop, dtype=np.int32)
-        known = np.zeros(len(block), dtype=bool)
+        known = np.zeros(len(row_of), dtype=bool)
         # Where every clip has its own, as a sample says, they are not looked for.
-        if pc.index_in(block.stsd[:_SAMPLE], value_set=self._known).null_count < min(_SAMPLE, len(block)):
+        if pc.index_in(block.stsd[:_SAMPLE], value_set=self._known).null_count < min(_SAMPLE, len(row_of)):
             at = pc.index_in(block.stsd, value_set=self._known)
             known = np.asarray(pc.is_valid(at))
             row_of[known] = self._known_rows[at.filter(pa.array(known)).to_numpy()]
-        new = np.flatnonzero((block.stsd_row == np.arange(len(block))) & ~known)[: _KNOWN - len(self._known)]
+        new = np.flatnonzero((block.stsd_row == np.arange(len(row_of))) & ~known)[: _KNOWN - len(self._known)]
         if len(new):
             self._known = pa.concat_arrays([self._known, block.stsd.take(pa.array(new))])
             self._known_rows = np.concatenate([self._known_rows, row_of[new]])
         stsd = pc.if_else(pa.array(known), pa.scalar(None, block.stsd.type), block.stsd) if known.any() else block.stsd
         return stsd, row_of[block.stsd_row]
-
-
-def _chunks(tables: Sequence[pa.Table], name: str, kind: pa.DataType) -> pa.ChunkedArray:
-    """A column of all tables, empty texts where one lacks it."""
-    chunks = [
-        chunk
-        for table in tables
-        for chunk in (
-            table[name].chunks if name in table.column_names else [pa.repeat(pa.scalar("", kind), len(table))]
-        )
-    ]
-    return pa.chunked_array(chunks, type=kind)
-
-
-def _metadata(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> MetaColumns:
-    ends = np.cumsum([entry.clips for entry in entries])
-    blocks, done = [], 0
-    for table in tables:
-        first, last = np.searchsorted(ends, [done, done + table.num_rows - 1], side="right")
-        done += table.num_rows
-        arrays = {
-            name.removeprefix(FIELD_PREFIX): table[name] for name in table.column_names if name.startswith(FIELD_PREFIX)
-        }
-        meta = MetaColumns(arrays, **json.loads(table.schema.metadata[_METADATA_KEY]))
-        name = (
-            f"shard {entries[first].name}" if first == last else f"shards {entries[first].name} to {entries[last].name}"
-        )
-        blocks.append(ColumnBlock(table.num_rows, meta, name))
-    return concat_columns(blocks) if blocks else MetaColumns()

@@ -6,13 +6,14 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from streamvid.arrays import Int64
 from streamvid.dataset import consolidated, table_cache
@@ -26,6 +27,7 @@ from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.overlays import check_overlays, read_labels, with_overlays
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
+from streamvid.dataset.row_texts import TableTexts
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
@@ -51,7 +53,6 @@ class Dataset(ClipSource):
 
     Attributes:
         manifest: dataset.json.
-        meta: the metadata columns of the clips.
         cache: keeps copies of a remote dataset's Parquet files. It belongs to one process: pickling leaves it behind.
         roots: where clips outside of shards may lie.
     """
@@ -62,7 +63,7 @@ class Dataset(ClipSource):
         manifest: Manifest | None = None,
         clips: ClipTable | None = None,
         *,
-        meta: MetaColumns | None = None,
+        meta: MetaColumns | Callable[[], MetaColumns] | None = None,
         cache: ShardCache | None = None,
         retry: Retry | None = None,
         roots: Sequence[str] = (),
@@ -71,7 +72,7 @@ class Dataset(ClipSource):
         if manifest is None or clips is None:
             raise InputError(f"Dataset({path!r}) does not open a dataset: write Dataset.open({path!r})")
         self.manifest = manifest
-        self.meta = meta = meta or MetaColumns()
+        self._own_meta = meta or MetaColumns()
         self.cache = cache
         self.roots = tuple(roots)
         resolved = resolve_roots(path, manifest.roots, self.roots)
@@ -79,7 +80,7 @@ class Dataset(ClipSource):
             raise DatasetError(f"the dataset at {redact(path)} has clips of a root that {FILE_NAME} does not name")
         bounds = Bounds.of(path, resolved, self.roots)
         shards = [ShardFiles(path, entry, cache, resolved, bounds) for entry in manifest.shards]
-        columns = Columns(clips, manifest.classes, meta=lambda: meta)
+        columns = Columns(clips, manifest.classes, meta=lambda: self.meta)
         super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
 
     @classmethod
@@ -125,7 +126,7 @@ class Dataset(ClipSource):
 
         def build(file: str, tables_cache: ShardCache | None = cache) -> table_cache.Checksum:
             try:
-                blocks = _read_blocks(path, manifest, cache, tables_cache, check_sha256=cached, retry=retry)
+                blocks = _read_blocks(path, manifest, cache, tables_cache, kept=cached, retry=retry)
                 return consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
@@ -143,13 +144,22 @@ class Dataset(ClipSource):
             content = table_cache.open_or_build(key, partial(build, tables_cache=None), build)
         else:
             content = table_cache.in_memory(build)
-        clips, meta = consolidated.read_rows(content, manifest.shards)
+        parts = {table.texts: part for table, part in usable(manifest.tables, manifest.shards)}
+        read = TableTexts(path, manifest.shards, parts, retry)
+        clips, texts = consolidated.read_rows(content, manifest.shards, read)
         if len(lost := np.setdiff1d(np.flatnonzero(clips.mp4_size == 0), forgotten)):
             key = clips.key[int(lost[0])]
             raise DatasetError(f"clip {key!r} has no bytes, and is not forgotten: run streamvid verify {redact(path)}")
         clips = replace(clips, label=read_labels(path, manifest, clips.label, cache, retry))
-        meta = with_overlays(meta, path, manifest, cache, retry)
-        return cls(path, manifest, clips, meta=meta, cache=cache, retry=retry, roots=roots, forgotten=forgotten)
+        return cls(
+            path, manifest, clips, meta=texts.metadata, cache=cache, retry=retry, roots=roots, forgotten=forgotten
+        )
+
+    @cached_property
+    def meta(self) -> MetaColumns:
+        """The metadata columns of the clips. Of a large dataset, the first use reads all of them."""
+        own = self._own_meta if isinstance(self._own_meta, MetaColumns) else self._own_meta()
+        return with_overlays(own, self.path, self.manifest, self.cache, self.reader.retry)
 
     def members(self, clip: str | int) -> list[str]:
         """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
@@ -180,7 +190,7 @@ class Dataset(ClipSource):
             "path": self.path,
             "manifest": self.manifest,
             "clips": self.clips,
-            "meta": self.meta,
+            "meta": self._own_meta,
             "retry": self.reader.retry,
             "roots": self.roots,
             "forgotten": self.forgotten,
@@ -196,11 +206,12 @@ def _read_blocks(
     cache: ShardCache | None,
     tables_cache: ShardCache | None,
     *,
-    check_sha256: bool,
+    kept: bool,
     retry: Retry,
 ) -> Iterator[RowBlock]:
     """The rows of all shards in order, read by threads a little ahead of whoever takes them: from consolidated tables,
-    as far as there are some, and a local dataset has many shards; else from the shards' own."""
+    as far as there are some, and a local dataset has many shards; else from the shards' own. Rows that are `kept` come
+    without the texts of consolidated tables."""
     shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
     local, cores = is_local(path), len(os.sched_getaffinity(0))
     tables = () if local and len(shards) < _MANY_SHARDS else manifest.tables
@@ -212,14 +223,20 @@ def _read_blocks(
         entries = [shard.entry for shard in some]
         if table is not None:
             try:
-                data = fetch_table(path, table, cache=tables_cache, retry=retry, stop=stop)
+                data = fetch_table(path, table.sha256, cache=tables_cache, retry=retry, stop=stop)
                 with decoding:  # more at once than cores would take more memory, and longer
-                    return [row_block(read_table(data, table, entries, joint=joint, encoded=CATEGORIES), entries)]
+                    rows = read_table(data, table.sha256, entries, texts=False, joint=joint, encoded=CATEGORIES)
+                    if kept:
+                        return [row_block(rows, entries, table.texts)]
+                data = fetch_table(path, table.texts, cache=tables_cache, retry=retry, stop=stop)
+                texts = read_table(data, table.texts, entries, texts=True, joint=joint)
+                names = [*rows.column_names, *texts.column_names]
+                return [row_block(pa.table([*rows.columns, *texts.columns], names), entries)]
             except (StorageUnavailable, AccessRefused):
                 raise
             except DatasetError as error:
                 log.warning("%s; the Parquet files of its %d shards are read instead", error, len(some))
-        found = [shard.read_scalars(check_sha256=check_sha256, retry=retry, stop=stop, joint=joint) for shard in some]
+        found = [shard.read_scalars(check_sha256=kept, retry=retry, stop=stop, joint=joint) for shard in some]
         return row_blocks(found, entries)
 
     with ThreadPoolExecutor(threads) as pool:

@@ -60,6 +60,8 @@ NUMBERS: Final = {
     field.name: str(field.type) for field in SCHEMA if pa.types.is_integer(field.type) and field.name != "index_blocks"
 }
 """The columns of numbers that are kept in memory, and their dtypes; `index_blocks` follows from others."""
+PLACE_NUMBERS: Final = {field.name: str(field.type) for field in PLACE_SCHEMA if pa.types.is_integer(field.type)}
+PLACE_TEXTS: Final = tuple(field.name for field in PLACE_SCHEMA if field.name not in PLACE_NUMBERS)
 
 
 def idx_text(rows: Sequence[Mapping[str, object]]) -> str:

@@ -17,7 +17,7 @@ from streamvid.dataset.roots import Bounds
 from streamvid.dataset.schema import FIELD_PREFIX, PLACE_SCHEMA, SCHEMA
 from streamvid.dataset.shard_rows import REMEDY, read_columns, read_scalars
 from streamvid.dataset.string_column import StringColumn
-from streamvid.dataset.tables import TableEntry
+from streamvid.dataset.tables import file_of
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
@@ -25,8 +25,8 @@ from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.table_bounds import JointLimit, TooLargeError
 from streamvid.storage.url import is_local, join, local_path, redact
 
-TABLE_COLUMNS: Final = pa.schema([field for field in SCHEMA if field.name != "sha256"])
-"""What a consolidated table has of the shards' columns: all but what no loader reads."""
+_TEXTS: Final = ("key", "source", "meta", "stsd", "file", "file_etag")
+"""Of a table's second file, with the metadata columns. `sha256`, which no loader reads, is in none."""
 
 
 @dataclass(frozen=True)
@@ -102,53 +102,60 @@ class ShardFiles:
         return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
 
 
-def fetch_table(
-    dataset: str, table: TableEntry, *, cache: ShardCache | None, retry: Retry, stop: threading.Event
-) -> bytes:
-    """The file of a table.
+def fetch_table(dataset: str, sha256: str, *, cache: ShardCache | None, retry: Retry, stop: threading.Event) -> bytes:
+    """A file of a table.
 
     Args:
         dataset: folder or URL.
-        table: which one.
+        sha256: which one.
         cache: keeps a copy of the file, if there is one.
         retry, stop: for how long a storage that does not answer is asked again.
 
     Raises:
         DatasetError: it cannot be read, or is not what dataset.json says.
     """
-    path = join(dataset, table.file)
+    path = join(dataset, file_of(sha256))
     if cache is not None:
-        return cache.read_through(path, size=None, sha256=table.sha256, stop=stop)
+        return cache.read_through(path, size=None, sha256=sha256, stop=stop)
     data = filesystem.read_bytes(path, retry=retry.until(stop))
-    if hashlib.sha256(data).hexdigest() != table.sha256:
+    if hashlib.sha256(data).hexdigest() != sha256:
         raise DatasetError(f"{redact(path)} is not the one in dataset.json, by its SHA-256: {REMEDY}")
     return data
 
 
 def read_table(
     data: bytes,
-    table: TableEntry,
+    sha256: str,
     entries: Sequence[ShardEntry],
     *,
+    texts: bool,
     joint: JointLimit | None = None,
     encoded: Sequence[str] = (),
 ) -> pa.Table:
-    """The rows of a table, one shard after the other: of each what `shard_rows.read_scalars` gives.
+    """The rows of a table, one shard after the other: of each what `shard_rows.read_scalars` gives, but for the columns
+    of the other file.
 
     Args:
-        data: its file.
-        table: of these shards.
-        entries: the shards.
+        data: a file of it.
+        sha256: of that, for messages.
+        entries: the shards that it is of.
+        texts: whether it is the second file.
         joint: counts what the tables take together.
         encoded: as of `streamvid.storage.parquet.read_parquet`.
 
     Raises:
         DatasetError: it is no table of these shards, or is too large together with others.
     """
-    schema = TABLE_COLUMNS if entries[0].has_tar else pa.schema([*TABLE_COLUMNS, *PLACE_SCHEMA])
-    clips = sum(entry.clips for entry in entries)
-    rows = read_columns(pa.py_buffer(data), table.file, clips, schema, FIELD_PREFIX, encoded=encoded)
-    return _counted(rows, len(data), table.file, joint)
+    columns = [*SCHEMA, *(() if entries[0].has_tar else PLACE_SCHEMA)]
+    schema = pa.schema([one for one in columns if one.name != "sha256" and is_text(one.name) == texts])
+    clips, file = sum(entry.clips for entry in entries), file_of(sha256)
+    rows = read_columns(pa.py_buffer(data), file, clips, schema, FIELD_PREFIX if texts else "", encoded=encoded)
+    return _counted(rows, len(data), file, joint)
+
+
+def is_text(column: str) -> bool:
+    """Whether a column is in the second file of a consolidated table."""
+    return column in _TEXTS or column.startswith(FIELD_PREFIX)
 
 
 def _counted(table: pa.Table, size: int, name: str, joint: JointLimit | None) -> pa.Table:

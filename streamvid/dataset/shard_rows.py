@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -16,7 +17,16 @@ from streamvid.arrays import Bool
 from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, Int32
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns, from_parquet
-from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, KINDS, NUMBERS, PLACE_SCHEMA, SCHEMA
+from streamvid.dataset.schema import (
+    BLOCK,
+    FIELD_PREFIX,
+    KINDS,
+    NUMBERS,
+    PLACE_NUMBERS,
+    PLACE_SCHEMA,
+    PLACE_TEXTS,
+    SCHEMA,
+)
 from streamvid.dataset.string_column import UInt64, hashes
 from streamvid.errors import DatasetError
 from streamvid.mp4.boxes import ROTATIONS
@@ -38,32 +48,41 @@ _SAMPLE: Final = 1024
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """The rows of consecutive shards, whose Parquet files have the same metadata columns.
+class TextBlock:
+    """The texts and metadata of the rows of consecutive shards, whose Parquet files have the same metadata columns.
 
     Attributes:
-        numbers: [clips], by name, as in `ClipTable`.
-        categories: the strings that many clips share, by name.
-        texts: large_string [clips], by name.
+        texts: large_string [clips], by name, of shards without tars those of `PLACE_TEXTS`, too.
         key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
         stsd: large_binary [clips], the sample description of each clip, null where an earlier one of the block is
             known to have the same.
         stsd_row: int32 [clips], the number in the block of the clip that its sample description is at.
         meta: the metadata columns.
-        files: columns of `PLACE_SCHEMA`, of shards without tars; None: they have tars.
     """
 
-    numbers: dict[str, npt.NDArray[Any]]
-    categories: dict[str, Categories]
     texts: dict[str, pa.Array]
     key_hashes: UInt64
     stsd: pa.Array
     stsd_row: Int32
     meta: MetaColumns
-    files: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """The rows of consecutive shards.
+
+    Attributes:
+        numbers: [clips], by name, as in `ClipTable`, of shards without tars those of `PLACE_NUMBERS`, too.
+        categories: the strings that many clips share, by name.
+        texts: all else; or the SHA-256 of the file of a consolidated table that has it.
+    """
+
+    numbers: dict[str, npt.NDArray[Any]]
+    categories: dict[str, Categories]
+    texts: TextBlock | str
 
     def __len__(self) -> int:
-        return len(self.key_hashes)
+        return len(self.numbers["label"])
 
 
 def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool = False) -> pa.Table:
@@ -155,32 +174,55 @@ def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
     return DatasetError(f"shard {entry.name}.parquet is damaged: clip {key[:100]!r}: {what}; {REMEDY}")
 
 
-def row_block(table: pa.Table, entries: Sequence[ShardEntry]) -> RowBlock:
-    """The rows of consecutive shards that are in one table; otherwise as `row_blocks`."""
-    numbers = {name: _numbers(table[name], dtype) for name, dtype in NUMBERS.items()}
-    try:
-        texts = {name: _text(table[name]) for name in TEXTS}
-        categories = {}
+def row_block(table: pa.Table, entries: Sequence[ShardEntry], texts: str = "") -> RowBlock:
+    """The rows of consecutive shards that are in one table; otherwise as `row_blocks`.
+
+    Args:
+        texts: SHA-256 of the file that has the columns that `text_block` takes, if the table has not.
+    """
+    kinds = NUMBERS if entries[0].has_tar else {**NUMBERS, **PLACE_NUMBERS}
+    numbers = {name: _numbers(table[name], dtype) for name, dtype in kinds.items()}
+    block = texts or text_block(table, entries)
+    categories = {}
+    with _explained(entries):
         for name in CATEGORIES:
             codes, distinct, _ = _dictionary(table[name])
             categories[name] = Categories(codes, tuple(distinct.to_pylist()))
+    _check_numbers(numbers, table, block, entries)
+    return RowBlock(numbers, categories, block)
+
+
+def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
+    """The texts and metadata of the same; otherwise as `row_blocks`."""
+    with _explained(entries):
+        texts = {name: _text(table[name]) for name in (*TEXTS, *(() if entries[0].has_tar else PLACE_TEXTS))}
         stsd, stsd_row, stsd_sizes = _sample_descriptions(table["stsd"])
+    key = texts["key"]
+    rules = {
+        "its key is not of letters, digits, '_' and '-'": _matches(key, _KEY_PATTERN),
+        "it has no sample description": stsd_sizes >= 16,
+    }
+    if not entries[0].has_tar:
+        file = texts["file"]
+        rules["its file is not a relative path without '.' and '..'"] = (
+            _matches(file, _FILE_PATTERN)
+            & ~_matches(file, _DOTS_PATTERN)
+            & (pc.binary_length(file).to_numpy() <= _MAX_FILE_NAME)
+        )
+    _hold(rules, entries, lambda row: str(key[row].as_py()))
+    meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
+    names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
+    return TextBlock(texts, hashes(key), stsd, stsd_row, from_parquet(meta.rename_columns(names)))
+
+
+@contextmanager
+def _explained(entries: Sequence[ShardEntry]) -> Iterator[None]:
+    """Let an error of Arrow in the block name the shards."""
+    try:
+        yield
     except ValueError as error:  # ArrowInvalid is a ValueError
         where = f"shards {entries[0].name} to {entries[-1].name}"
         raise DatasetError(f"text in {where} is not UTF-8 ({str(error).splitlines()[0]}): {REMEDY}") from error
-    _check(numbers, table, texts["key"], stsd_sizes, entries)
-    meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
-    names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
-    return RowBlock(
-        numbers=numbers,
-        categories=categories,
-        texts=texts,
-        key_hashes=hashes(texts["key"]),
-        stsd=stsd,
-        stsd_row=stsd_row,
-        meta=from_parquet(meta.rename_columns(names)),
-        files=None if entries[0].has_tar else table.select(PLACE_SCHEMA.names),
-    )
 
 
 def _sample_descriptions(column: pa.ChunkedArray) -> tuple[pa.Array, Int32, npt.NDArray[Any]]:
@@ -201,9 +243,13 @@ def _numbers(column: pa.ChunkedArray, dtype: str) -> npt.NDArray[Any]:
 
 
 def _text(column: pa.ChunkedArray) -> pa.Array:
-    text: Any = column.cast(pa.large_string()).combine_chunks()
+    text: Any = (pc.fill_null(column, "") if column.null_count else column).cast(pa.large_string()).combine_chunks()
     text.validate(full=True)
     return text
+
+
+def _matches(column: pa.Array, pattern: str) -> Bool:
+    return np.asarray(pc.match_substring_regex(column, pattern))
 
 
 def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
@@ -223,19 +269,13 @@ def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
     return codes, distinct, first
 
 
-def _check(
-    numbers: dict[str, npt.NDArray[Any]],
-    table: pa.Table,
-    key: pa.Array,
-    stsd_sizes: npt.NDArray[Any],
-    entries: Sequence[ShardEntry],
+def _check_numbers(
+    numbers: dict[str, npt.NDArray[Any]], table: pa.Table, texts: TextBlock | str, entries: Sequence[ShardEntry]
 ) -> None:
     shard = shard_numbers(entries)
     packets_bytes = np.array([entry.packets_bytes for entry in entries], dtype=np.int64)[shard]
     width, height, frames, packets = (numbers[name] for name in ("width", "height", "frames", "packets"))
-    keys = pc.match_substring_regex(key, _KEY_PATTERN).to_numpy(zero_copy_only=False)
     rules = {
-        "its key is not of letters, digits, '_' and '-'": keys,
         f"its frames are not 1 to {MAX_SIDE} pixels wide and high": (
             (width >= 1) & (width <= MAX_SIDE) & (height >= 1) & (height <= MAX_SIDE)
         ),
@@ -247,7 +287,6 @@ def _check(
         "it has more random access points than packets": (
             (numbers["random_access"] >= 0) & (numbers["random_access"] <= packets)
         ),
-        "it has no sample description": stsd_sizes >= 16,
     }
     placed = {
         "its frame index has not the size of its packets and blocks": (
@@ -270,14 +309,19 @@ def _check(
     # A purged clip has no bytes, wherever it was.
     purged = (numbers["mp4_size"] == 0) & (numbers["index_size"] == 0)
     rules |= {what: good | purged for what, good in placed.items()}
-    for what, good in rules.items():
-        if not good.all():
-            row = int(np.argmin(good))
-            raise damaged(entries[shard[row]], str(key[row].as_py()), what)
+    _hold(rules, entries, lambda row: f"row {row}" if isinstance(texts, str) else str(texts.texts["key"][row].as_py()))
     counts = np.bincount(shard, weights=frames, minlength=len(entries)).astype(np.int64)
     for entry, count in zip(entries, counts.tolist(), strict=True):
         if count != entry.frames:
             raise DatasetError(f"shard {entry.name}.parquet has {count} frames instead of {entry.frames}: {REMEDY}")
+
+
+def _hold(rules: Mapping[str, Bool], entries: Sequence[ShardEntry], name: Callable[[int], str]) -> None:
+    """Raise a DatasetError for the first clip that breaks one of the rules, bool [clips] each."""
+    for what, good in rules.items():
+        if not good.all():
+            row = int(np.argmin(good))
+            raise damaged(entries[shard_numbers(entries)[row]], name(row), what)
 
 
 def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Bool:
@@ -286,19 +330,14 @@ def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray
 
 
 def _place_rules(numbers: dict[str, npt.NDArray[Any]], table: pa.Table) -> dict[str, Bool]:
-    """The rules for clips outside of shards, as in `_check`. The dataset's roots are checked where they are known."""
-    file = table["file"]
+    """The rules for clips outside of shards, as in `_check_numbers`. Roots are checked where they are known."""
     return {
-        "its file is not a relative path without '.' and '..'": (
-            pc.match_substring_regex(file, _FILE_PATTERN).to_numpy()
-            & ~pc.match_substring_regex(file, _DOTS_PATTERN).to_numpy()
-            & (pc.binary_length(file).to_numpy() <= _MAX_FILE_NAME)
-        ),
-        "its root is negative": table["root"].to_numpy() >= 0,
+        "its root is negative": numbers["root"] >= 0,
         "its mp4 does not lie within its file": _within(
-            numbers["mp4_offset"], numbers["mp4_size"], table["file_size"].to_numpy()
+            numbers["mp4_offset"], numbers["mp4_size"], numbers["file_size"]
         ),
-        "its modification time is negative": pc.fill_null(table["file_mtime_ns"], 0).to_numpy() >= 0,
+        "its modification time is negative": (numbers["file_mtime_ns"] >= 0)
+        | pc.is_null(table["file_mtime_ns"]).to_numpy(),
     }
 
 

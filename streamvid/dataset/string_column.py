@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,29 +18,50 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4)."""
 
 
+class LazyArray(Protocol):
+    """Reads strings when they are asked for: see `streamvid.dataset.row_texts.TextColumn`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: int, /) -> pa.Scalar[Any]: ...
+    def whole(self) -> pa.ChunkedArray: ...
+    def prepare(self, rows: Sequence[int], /) -> None: ...
+
+
 class ArrowColumn(Sequence[T]):
     """Strings in an Arrow array. Equal to any sequence of the same strings; may be pickled.
 
     Args:
-        array: large_string or large_binary, without nulls where it is read, valid UTF-8.
+        array: large_string or large_binary, without nulls where it is read, valid UTF-8; or what reads it when it is
+            asked for.
     """
 
-    def __init__(self, array: pa.Array | pa.ChunkedArray) -> None:
-        self.array = pa.chunked_array([array]) if isinstance(array, pa.Array) else array
+    def __init__(self, array: pa.Array | pa.ChunkedArray | LazyArray) -> None:
+        self._array = pa.chunked_array([array]) if isinstance(array, pa.Array) else array
+
+    @property
+    def array(self) -> pa.ChunkedArray:
+        """All strings."""
+        return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Read what these strings need, all at once."""
+        if not isinstance(self._array, pa.ChunkedArray):
+            self._array.prepare(rows)
 
     def __len__(self) -> int:
-        return len(self.array)
+        return len(self._array)
 
     @overload
     def __getitem__(self, i: int) -> T: ...
     @overload
     def __getitem__(self, i: slice) -> list[T]: ...
     def __getitem__(self, i: Any) -> Any:
-        return self.array[i].to_pylist() if isinstance(i, slice) else self.array[int(i)].as_py()
+        return self.array[i].to_pylist() if isinstance(i, slice) else self._array[int(i)].as_py()
 
     def __iter__(self) -> Iterator[T]:
-        for first in range(0, len(self.array), _CHUNK):
-            yield from self.array.slice(first, _CHUNK).to_pylist()
+        array = self.array
+        for first in range(0, len(array), _CHUNK):
+            yield from array.slice(first, _CHUNK).to_pylist()
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ArrowColumn):
@@ -54,7 +75,7 @@ class ArrowColumn(Sequence[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(text) for text in self[:3])
+        shown = ", ".join(repr(self[i]) for i in range(min(3, len(self))))
         return f"{type(self).__name__}([{shown}{', …' if len(self) > 3 else ''}])"
 
 

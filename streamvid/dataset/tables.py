@@ -1,4 +1,5 @@
-"""Consolidated tables: the rows of many shards in one Parquet file, so that a remote dataset opens with few requests.
+"""Consolidated tables: the rows of many shards in two Parquet files, so that a remote dataset opens with few requests,
+and without what only clips that are read need: numbers are in one of them, texts in the other.
 
 The shards' own Parquet files stay what is true. A table that is not of them any more, or not what dataset.json says, is
 not used, and a warning says so.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 TABLE_FOLDER: Final = "tables"
-_SUMS: Final = re.compile(r"[0-9a-f]{128}", re.ASCII)
+_SUMS: Final = re.compile(r"[0-9a-f]{192}", re.ASCII)
 
 
 class Shard(Protocol):
@@ -31,24 +32,31 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A table as dataset.json names it: ``tables/<sha256>.parquet``.
+    """A table as dataset.json names it.
 
     Attributes:
         first: name of its first shard.
         shards: how many shards it is of, consecutive in dataset.json.
-        sha256: of the file.
+        sha256: of the file with the columns of numbers, and of strings that many clips share.
+        texts: SHA-256 of the file with all other columns.
         of: `digest` of the shards.
     """
 
     first: str
     shards: int
     sha256: str
+    texts: str
     of: str
 
     @property
-    def file(self) -> str:
-        """Path of the file relative to the dataset."""
-        return f"{TABLE_FOLDER}/{self.sha256}.parquet"
+    def files(self) -> tuple[str, str]:
+        """Paths of the files relative to the dataset."""
+        return file_of(self.sha256), file_of(self.texts)
+
+
+def file_of(sha256: str) -> str:
+    """Path of a file of a table, relative to the dataset."""
+    return f"{TABLE_FOLDER}/{sha256}.parquet"
 
 
 def digest(entries: Iterable[Shard]) -> str:
@@ -60,19 +68,20 @@ def parse_tables(value: object) -> tuple[TableEntry, ...]:
     """`tables` of dataset.json. Raises ValueError for what is none."""
     if not isinstance(value, list):
         raise ValueError("'tables' is not a list")
-    return tuple(map(_entry, value))
+    # One without texts is of a version that had one file of all columns, and is not used.
+    return tuple(_entry(one) for one in value if not isinstance(one, dict) or "texts" in one)
 
 
 def _entry(value: Any) -> TableEntry:
     if not isinstance(value, dict):
         raise ValueError("a table is not an object")
-    first, sha256, of = (str(value.get(name)) for name in ("first", "sha256", "of"))
+    first, sha256, texts, of = (str(value.get(name)) for name in ("first", "sha256", "texts", "of"))
     shards = value.get("shards")
-    if not _SUMS.fullmatch(sha256 + of) or len(of) != 64:
-        raise ValueError("a table has not two checksums")
+    if not _SUMS.fullmatch(sha256 + texts + of) or not len(sha256) == len(of) == 64:
+        raise ValueError("a table has not three checksums")
     if type(shards) is not int or shards < 1:
         raise ValueError("a table does not say how many shards it is of")
-    return TableEntry(first, shards, sha256, of)
+    return TableEntry(first, shards, sha256, texts, of)
 
 
 def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[tuple[TableEntry, slice]]:

@@ -67,23 +67,26 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
     stop, retry = threading.Event(), Retry()
     for table in manifest.tables:
         if table not in good:
-            yield f"{table.file} is not of the shards that {FILE_NAME} says"
+            yield f"{table.files[0]} is not of the shards that {FILE_NAME} says"
             continue
         entries = manifest.shards[good[table]]
         try:
-            rows = read_table(fetch_table(path, table, cache=None, retry=retry, stop=stop), table, entries)
+            parts = [
+                read_table(fetch_table(path, sha256, cache=None, retry=retry, stop=stop), sha256, entries, texts=texts)
+                for sha256, texts in ((table.sha256, False), (table.texts, True))
+            ]
         except DatasetError as error:
             yield str(error)
             continue
         for entry, end in zip(entries, itertools.accumulate(entry.clips for entry in entries), strict=True):
-            found = rows.slice(end - entry.clips, entry.clips)
             try:
-                own = ShardFiles(path, entry, None).read_scalars(check_sha256=True, retry=retry, stop=stop)
+                whole = ShardFiles(path, entry, None).read_scalars(check_sha256=True, retry=retry, stop=stop)
             except DatasetError:
                 continue
-            own = own.select(found.column_names)
-            if not found.equals(own) and _content(found) != _content(own):
-                yield f"{table.file} has other rows than shard {entry.name}: write it anew"
+            for file, part in zip(table.files, parts, strict=True):
+                found, own = part.slice(end - entry.clips, entry.clips), whole.select(part.column_names)
+                if not found.equals(own) and _content(found) != _content(own):
+                    yield f"{file} has other rows than shard {entry.name}: write it anew"
 
 
 def _check_others(path: str, manifest: Manifest) -> Iterator[str]:

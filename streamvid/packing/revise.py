@@ -89,7 +89,7 @@ class RewrittenShards:
             named, data = write_forgotten(self._renamed(forgotten), base.manifest.revision + 1)
             manifest, files[named.file] = replace(manifest, forgotten=named), data
         consolidated = write_tables(base.path, manifest)
-        self._written += [one.file for one in consolidated if one not in base.manifest.tables]
+        self._written += [file for one in consolidated if one not in base.manifest.tables for file in one.files]
         return publish_revision(base, replace(manifest, tables=consolidated), files)
 
     def _renamed(self, forgotten: pa.Table) -> pa.Table:

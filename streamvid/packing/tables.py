@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.clip_table import CATEGORIES
 from streamvid.dataset.manifest import Manifest, ShardEntry
-from streamvid.dataset.shard_files import ShardFiles
-from streamvid.dataset.tables import TableEntry, digest, usable
+from streamvid.dataset.shard_files import ShardFiles, is_text
+from streamvid.dataset.tables import TableEntry, digest, file_of, usable
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
 from streamvid.storage.threads import map_in_threads
@@ -56,19 +56,27 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
     for table, part in [*kept, (None, slice(len(shards), None))]:
         for entries, rows in _runs(destination, shards[end : part.start] if part.start - end > 1 else ()):
             if len(entries) > 1:
-                data = _parquet(rows)
-                made = TableEntry(entries[0].name, len(entries), hashlib.sha256(data).hexdigest(), digest(entries))
-                filesystem.write_bytes(join(destination, made.file), data)
-                tables.append(made)
+                texts = [name for name in rows.column_names if is_text(name)]
+                parts = rows.drop_columns(texts), rows.select(texts)
+                numbers, others = (_write(destination, _parquet(part)) for part in parts)
+                tables.append(TableEntry(entries[0].name, len(entries), numbers, others, digest(entries)))
         tables += [] if table is None else [table]
         end = part.stop
     return tuple(tables)
 
 
+def _write(destination: str, data: bytes) -> str:
+    """Write a file of a table: its SHA-256."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    filesystem.write_bytes(join(destination, file_of(sha256)), data)
+    return sha256
+
+
 def _parquet(rows: pa.Table) -> bytes:
-    """The file of a table. Only columns whose strings come again have a dictionary: of others it takes longer to decode
+    """A file of a table. Only columns whose strings come again have a dictionary: of others it takes longer to decode
     them by one, and what they may stand for is many times what they do."""
-    again = [name for name in (*CATEGORIES, "stsd") if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
+    several = [name for name in (*CATEGORIES, "stsd") if name in rows.column_names]
+    again = [name for name in several if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
     buffer = io.BytesIO()
     pq.write_table(
         rows,

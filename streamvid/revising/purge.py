@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.checksum import file_sha256
-from streamvid.dataset import consolidated
+from streamvid.dataset import consolidated, row_texts
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
 from streamvid.dataset.overlays import LABEL, cache_key, local_table
 from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
 from streamvid.dataset.shard_files import ShardFiles
+from streamvid.dataset.tables import usable
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
 from streamvid.packing.revise import RewrittenShards
 from streamvid.revising.rewrite import rewrite_shard
@@ -52,6 +53,7 @@ class Caches:
         for one in (base.manifest, *kept_manifests(base.path)):
             signatures = [ShardFiles(base.path, entry, None).signature() for entry in one.shards]
             names.add(consolidated.cache_key(one.shards, signatures))
+            names |= {row_texts.cache_key(table.texts, one.shards[at]) for table, at in usable(one.tables, one.shards)}
             names |= {cache_key(overlay, name) for overlay in one.overlays for name, _ in overlay.columns}
         folders = {user_cache_dir(), *([Path(cache_dir)] if cache_dir is not None else [])}
         return cls(tuple(sorted(folders)), frozenset(names))
@@ -130,12 +132,15 @@ def sweep(path: str, newest: Manifest, caches: Caches) -> None:
     kept = [newest, *(one for one in older if one.revision >= newest.oldest)]
     named = {overlay.file for one in kept for overlay in one.overlays}
     named |= {one.forgotten.file for one in kept if one.forgotten is not None}
-    named |= {entry.name for one in kept for entry in one.shards} | {table.file for one in kept for table in one.tables}
+    named |= {entry.name for one in kept for entry in one.shards} | {
+        file for one in kept for table in one.tables for file in table.files
+    }
     ended = [one for one in older if one.revision < newest.oldest]
     gone = [entry for one in ended for entry in one.shards if entry.name not in named]
     sums = {checksum for entry in gone for checksum in entry.checksums.values()}
     sums |= {overlay.sha256 for one in ended for overlay in one.overlays if overlay.file not in named}
-    sums |= {table.sha256 for one in ended for table in one.tables if table.file not in named}
+    tables = {file for one in ended for table in one.tables for file in table.files} - named
+    sums |= {Path(file).stem for file in tables}
     folder = join(path, SHARD_FOLDER)
     shards = (_SHARD_FILE.fullmatch(name) for name in filesystem.list_details(folder))
     files = [join(folder, name[0]) for name in shards if name and name[1] not in named]

@@ -42,6 +42,9 @@ class JointLimit:
         self._lock = threading.Lock()
         self._taken, self._limit = 0, _JOINT_BYTES
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return JointLimit, ()  # pickled, it counts anew
+
     def take(self, table: pa.Table, size: int) -> None:
         """Count a table that was read from a file of so many bytes. Raises TooLargeError; then it does not count."""
         with self._lock:

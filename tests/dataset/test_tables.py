@@ -89,26 +89,32 @@ def test_a_bucket_is_opened_without_its_shards(packed: Path, site: FaultyS3, tmp
     (table,) = manifest_of(packed)["tables"]
     assert (table["first"], table["shards"]) == ("00000000", len(CLIPS))
     url = site.add_folder(packed, "bucket/set")
+    files = {"dataset.json", f"{table['sha256']}.parquet", f"{table['texts']}.parquet"}
     dataset = Dataset.open(url)
-    assert asked(site) == {"dataset.json", f"{table['sha256']}.parquet"}
+    assert asked(site) == files
     assert not any("list-type" in key for _, key, _ in site.requests)
-    assert [method for method, key, _ in site.requests if key.endswith(".parquet")] == ["GET"]
+    assert [method for method, key, _ in site.requests if key.endswith(".parquet")] == ["GET", "GET"]
     gets = sum(method == "GET" for method, _, _ in site.requests)
-    assert gets == 2
+    assert gets == 3
     same(dataset, Dataset.open(packed))
     site.requests.clear()
     with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
         Dataset.open(url, cache=cache)
         Dataset.open(url, cache=cache)
-    assert asked(site) == {"dataset.json", f"{table['sha256']}.parquet"}
+    assert asked(site) == files
 
 
 def _lose(folder: Path) -> None:
     shutil.rmtree(folder / "tables")
 
 
-def _damage(folder: Path) -> None:
-    (path,) = (folder / "tables").iterdir()
+def _file(folder: Path, which: str = "sha256") -> Path:
+    """The file of the table with numbers, or with texts."""
+    return Path(folder / "tables" / f"{manifest_of(folder)['tables'][0][which]}.parquet")
+
+
+def _damage(folder: Path, which: str = "sha256") -> None:
+    path = _file(folder, which)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -133,15 +139,37 @@ def _no_codec(folder: Path) -> None:
 
 
 def _other_type(folder: Path) -> None:
-    _rewrite(folder, lambda table: table.set_column(4, "codec", pa.array(range(len(table)))))
+    _rewrite(folder, lambda table: table.set_column(1, "codec", pa.array(range(len(table)))))
 
 
-def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    (path,) = (folder / "tables").iterdir()
-    pq.write_table(change(pq.read_table(path)), path, compression="zstd", use_dictionary=False)
+def _damage_texts(folder: Path) -> None:
+    _damage(folder, "texts")
+
+
+def _lose_texts(folder: Path) -> None:
+    _file(folder, "texts").unlink()
+
+
+def _no_key(folder: Path) -> None:
+    _rewrite(folder, lambda table: table.drop_columns(["key"]), "texts")
+
+
+def _other_keys(folder: Path) -> None:
+    keys = pa.array([f"../{n}" for n in range(len(CLIPS))])
+    _rewrite(folder, lambda table: table.set_column(0, table.schema.field("key"), keys), "texts")
+
+
+def _other_texts(folder: Path) -> None:
+    _rewrite(folder, lambda table: table.slice(1), "texts")
+
+
+def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table], which: str = "sha256", **options: Any) -> None:
+    path = _file(folder, which)
+    options = options or {"compression": "zstd", "use_dictionary": False}
+    pq.write_table(change(pq.read_table(path)), path, **options)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     path.rename(path.with_name(f"{sha256}.parquet"))
-    _edit(sha256=sha256)(folder)
+    _edit(**{which: sha256})(folder)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +180,11 @@ def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
         _other_rows,
         _no_codec,
         _other_type,
+        _damage_texts,
+        _lose_texts,
+        _no_key,
+        _other_keys,
+        _other_texts,
         _edit(of="0" * 64),
         _edit(shards=4),
         _edit(first="00000007"),
@@ -189,7 +222,7 @@ def test_a_table_that_stands_for_too_much_with_others_is_not_used(
         at = table.schema.get_field_index(FIELD_PREFIX + "place")
         return table.set_column(at, table.schema.field(at), pa.array(["x" * 8_000_000] * len(table)))
 
-    _rewrite(copy, inflate)
+    _rewrite(copy, inflate, "texts")
     with caplog.at_level(logging.WARNING):
         same(Dataset.open(site.add_folder(copy, "bucket/set"), retry_for=0), Dataset.open(packed))
     assert "stand for 3" in caplog.text
@@ -230,17 +263,12 @@ def test_rows_are_the_same_whatever_their_encoding(packed: Path, site: FaultyS3,
     """Codes and descriptions: with dictionaries in another order, of values that no row has, in several row groups,
     and with none at all."""
     want = Dataset.open(packed)
-    (path,) = (packed / "tables").iterdir()
-    rows = pq.read_table(path)
-    assert all("PLAIN" in pq.ParquetFile(path).metadata.row_group(0).column(n).encodings for n in range(4))
+    metadata = pq.ParquetFile(_file(packed, "texts")).metadata
+    assert all("PLAIN" in metadata.row_group(0).column(n).encodings for n in range(4))
     for number, options in enumerate([{"use_dictionary": True}, {"use_dictionary": False}]):
         copy = Path(shutil.copytree(packed, tmp_path / f"set{number}"))
-        _rewrite(copy, lambda table: table)
-        (file,) = (copy / "tables").iterdir()
-        pq.write_table(rows, file, row_group_size=2 if many else 100, **options)
-        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-        file.rename(file.with_name(f"{sha256}.parquet"))
-        _edit(sha256=sha256)(copy)
+        for which in ("sha256", "texts"):
+            _rewrite(copy, lambda table: table, which, row_group_size=2 if many else 100, **options)
         found = Dataset.open(site.add_folder(copy, f"bucket/set{number}"), retry_for=0)
         same(found, want)
         for name in CATEGORIES:
@@ -252,10 +280,12 @@ def test_rows_are_the_same_whatever_their_encoding(packed: Path, site: FaultyS3,
 
 @pytest.mark.parametrize(
     "tables",
-    [{}, [1], [{}], [{"first": "00000000", "shards": 1, "sha256": "../" * 20, "of": "0" * 64}],
-     [{"first": "00000000", "shards": True, "sha256": "0" * 64, "of": "0" * 64}],
-     [{"first": "00000000", "shards": 0, "sha256": "0" * 64, "of": "0" * 64}],
-     [{"first": 0, "shards": 1, "sha256": "0" * 63, "of": "0" * 65}]],
+    [{}, [1], [{"texts": "0" * 64}],
+     [{"first": "00000000", "shards": 1, "sha256": "../" * 20, "texts": "0" * 64, "of": "0" * 64}],
+     [{"first": "00000000", "shards": 1, "texts": "../" * 20, "sha256": "0" * 64, "of": "0" * 64}],
+     [{"first": "00000000", "shards": True, "sha256": "0" * 64, "texts": "0" * 64, "of": "0" * 64}],
+     [{"first": "00000000", "shards": 0, "sha256": "0" * 64, "texts": "0" * 64, "of": "0" * 64}],
+     [{"first": 0, "shards": 1, "sha256": "0" * 63, "texts": "0" * 64, "of": "0" * 65}]],
 )  # fmt: skip
 def test_what_is_no_table(packed: Path, tables: object, tmp_path: Path) -> None:
     found = manifest_of(packed) | {"tables": tables}
@@ -272,7 +302,7 @@ def test_which_are_usable() -> None:
     ]  # fmt: skip
 
     def of(first: int, shards: int) -> TableEntry:
-        return TableEntry(f"{first:08d}", shards, zeros, digest(entries[first : first + shards]))
+        return TableEntry(f"{first:08d}", shards, zeros, zeros, digest(entries[first : first + shards]))
 
     good = [of(0, 2), of(2, 2)]
     twice, mixed, behind = of(1, 2), of(3, 2), of(5, 2)

@@ -46,15 +46,19 @@ def test_of_all_shards(videos: list[Path], tmp_path: Path) -> None:
     manifest = packed(videos[:4], tmp_path / "set")
     (table,) = manifest.tables
     assert sizes(manifest) == [4]
-    rows = pq.read_table(tmp_path / "set" / table.file)
+    numbers, texts = (pq.read_table(tmp_path / "set" / file) for file in table.files)
     own = [pq.read_table(tmp_path / "set" / shard.file("parquet")) for shard in manifest.shards]
-    assert rows.equals(pa.concat_tables(own).drop_columns("sha256"))
+    rows = pa.concat_tables(own)
+    assert numbers.equals(rows.select(numbers.column_names))
+    assert texts.equals(rows.select(texts.column_names))
+    assert {"key", "source", "meta", "stsd"} <= {*texts.column_names}
+    assert {*numbers.column_names, *texts.column_names, "sha256"} == {*rows.column_names}
     assert manifest == Manifest.from_json((tmp_path / "set/dataset.json").read_bytes(), path="")
     assert packed(videos[:1], tmp_path / "one").tables == ()
     assert not (tmp_path / "one/tables").exists()
     # Another dataset in the same place leaves none of them.
     again = packed(videos[4:6], tmp_path / "set", overwrite=True)
-    assert [path.stem for path in (tmp_path / "set/tables").iterdir()] == [one.sha256 for one in again.tables]
+    assert {f"tables/{path.name}" for path in (tmp_path / "set/tables").iterdir()} == {*again.tables[0].files}
 
 
 def test_appending_again_and_again_leaves_few(videos: list[Path], tmp_path: Path) -> None:
@@ -95,13 +99,13 @@ def test_verify_compares_tables_with_shards(videos: list[Path], tmp_path: Path) 
     assert said(tmp_path / "set") == ""
     for name in ("lost", "other", "stale"):
         shutil.copytree(tmp_path / "set", tmp_path / name)
-    (tmp_path / "lost" / table.file).unlink()
-    assert f"{table.sha256}.parquet" in said(tmp_path / "lost")
+    (tmp_path / "lost" / table.files[1]).unlink()
+    assert f"{table.texts}.parquet" in said(tmp_path / "lost")
     document = json.loads((tmp_path / "stale/dataset.json").read_text())
     document["tables"][0]["of"] = "0" * 64
     (tmp_path / "stale/dataset.json").write_text(json.dumps(document))
     assert "is not of the shards" in said(tmp_path / "stale")
-    rows = pq.read_table(tmp_path / "other" / table.file)
+    rows = pq.read_table(tmp_path / "other" / table.files[1])
     swapped = rows.take([1, 0, 2])
     import hashlib
 
@@ -111,6 +115,6 @@ def test_verify_compares_tables_with_shards(videos: list[Path], tmp_path: Path) 
     sha256 = hashlib.sha256(data).hexdigest()
     (tmp_path / f"other/tables/{sha256}.parquet").write_bytes(data)
     document = json.loads((tmp_path / "other/dataset.json").read_text())
-    document["tables"][0]["sha256"] = sha256
+    document["tables"][0]["texts"] = sha256
     (tmp_path / "other/dataset.json").write_text(json.dumps(document))
     assert "has other rows than shard" in said(tmp_path / "other")
