@@ -21,7 +21,7 @@ from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, spans_to_rea
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.revisions import ended_by
 from streamvid.dataset.shard_files import ShardFiles
-from streamvid.dataset.string_column import StringColumn
+from streamvid.dataset.string_column import StringColumn, repeated
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -128,6 +128,8 @@ class ClipSource:
 
     def _find(self, key: str) -> int | None:
         if self._by_key is None:
+            if twice := repeated(self.clips.key):
+                raise DatasetError(f"the dataset holds the clip {twice[0]!r} more than once: pack it again")
             # Rows sorted by key: a tenth of the memory of a dict. Two threads may both compute it, with equal results.
             self._by_key = pc.sort_indices(self.clips.key.array).to_numpy().astype(np.int64)
         place = bisect.bisect_left(self._by_key, key, key=lambda row: self.clips.key[int(row)])
@@ -241,8 +243,10 @@ class ClipSource:
         known: dict[int, AnyIndex] = {row: index for row in rows if (index := self._indexes.get(row)) is not None}
         wanted: dict[int, set[int]] = {row: set() for row in rows if row not in known}
         made: dict[int, T] = {}
+        reader = reader or self.reader
+        self.clips.key.prepare(rows, reader.turn, reader.retry)
         while True:
-            self._read_indexes(known, wanted, reader or self.reader, path_of or self.shard_path, whole)
+            self._read_indexes(known, wanted, reader, path_of or self.shard_path, whole)
             wanted = {}
             for n, row in enumerate(rows):
                 if n not in made:

@@ -20,7 +20,7 @@ from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.string_column import BinaryColumn, StringColumn, hashes, repeated
+from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import InputError
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
@@ -266,7 +266,7 @@ def _unique_keys(keys: Sequence[StringColumn], names: Sequence[str]) -> StringCo
     """The keys of all parts; a key that two parts have gets the part's name before it. No part has a key twice."""
     columns = [part.array for part in keys]
     whole = StringColumn(_chunks(columns))
-    several = repeated(whole, np.concatenate([hashes(chunk) for chunk in whole.array.chunks]))
+    several = repeated(whole)
     if not several:
         return whole
     texts = pa.array(several, type=pa.large_string())

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.row_texts import STSD, RowTexts, TextColumn, text_batch
+from streamvid.dataset.row_texts import STSD, RowTexts, TableTexts, TextColumn, text_batch
 from streamvid.dataset.schema import NUMBERS, PLACE_NUMBERS, PLACE_TEXTS
 from streamvid.dataset.shard_rows import RowBlock, TextBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
@@ -101,12 +101,12 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
 
 
 def read_rows(
-    content: pa.Buffer, entries: Sequence[ShardEntry], read: Callable[[str], pa.Buffer] | None = None
+    content: pa.Buffer, entries: Sequence[ShardEntry], read: TableTexts | None = None
 ) -> tuple[ClipTable, RowTexts]:
     """The rows that `write_rows` wrote, and their texts; arrays are views of `content`.
 
     Args:
-        read: gives the texts that are not in it, see `RowTexts`.
+        read: reads the texts that are not in it.
     """
     length = int.from_bytes(content[content.size - 8 :], "little")
     about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())

@@ -2,7 +2,8 @@
 
 The order of an epoch needs numbers alone, and a batch the texts of a few rows. So of a large dataset those of
 consolidated tables are not read when it is opened: each file becomes a block in the cache of rows
-(`streamvid.dataset.table_cache`), which the processes of a node share.
+(`streamvid.dataset.table_cache`), which the processes of a node share. Of a block that is wanted for the first times,
+only the Parquet files of the shards that hold the rows are read, so that a run begins with what its first batches need.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +33,10 @@ from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, TextBlock, text_block
 from streamvid.errors import DatasetError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.retry import Retry
 from streamvid.storage.table_bounds import JointLimit
+from streamvid.storage.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +44,11 @@ STSD: Final = "stsd"
 _LAYOUT: Final = b"streamvid texts 1\n"
 """Part of the cache key: change it together with what `text_batch` makes."""
 _METADATA_KEY: Final = b"streamvid"
-_THREADS: Final = 8
+_THREADS: Final = 16
+_ALONE: Final = 4
+"""Files of shards that are read of a block, before it is read itself."""
+_ROWS: Final = 1 << 14
+"""Rows of such files that are kept."""
 
 
 class RowTexts:
@@ -48,18 +58,21 @@ class RowTexts:
         blocks: the number of rows of each block in order, and its Arrow IPC stream, or the SHA-256 of the file of a
             consolidated table that has it.
         entries: the shards' entries in dataset.json.
-        read: gives the stream of such a file, if there are any.
+        read: reads such a file, if there are any.
     """
 
     def __init__(
         self,
         blocks: Iterable[tuple[int, pa.Buffer | str]],
         entries: Sequence[ShardEntry],
-        read: Callable[[str], pa.Buffer] | None = None,
+        read: TableTexts | None = None,
     ) -> None:
         self._blocks, self._entries, self._read = tuple(blocks), entries, read
-        self._starts: Int64 = np.cumsum([0, *(rows for rows, _ in self._blocks)], dtype=np.int64)
+        self._starts = _starts(rows for rows, _ in self._blocks)
+        self._shards = _starts(entry.clips for entry in entries)
         self._tables: dict[int, pa.Table] = {}
+        self._asked: Counter[int] = Counter()
+        self._rows: LruCache[int, dict[str, str | bytes]] = LruCache(_ROWS)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -68,23 +81,52 @@ class RowTexts:
     def __reduce__(self) -> tuple[object, ...]:
         return RowTexts, (self._blocks, self._entries, self._read)
 
-    def prepare(self, rows: Sequence[int] | None = None) -> None:
-        """Read the blocks of these rows, by default of all, side by side, as far as they are not there. Errors as of
-        `TableTexts`."""
-        wanted = range(len(self._blocks)) if rows is None else sorted({self._block(row) for row in rows})
-        missing = [number for number in wanted if number not in self._tables]
-        if missing:
-            with ThreadPoolExecutor(min(_THREADS, len(missing))) as pool:
-                for number, table in zip(missing, pool.map(self._table, missing), strict=True):
-                    self._tables[number] = table
+    def prepare(self, rows: Iterable[int], turn: Turn | None = None, retry: Retry | None = None) -> None:
+        """Read what these rows need, side by side.
 
-    def value(self, name: str, row: int) -> pa.Scalar[Any]:
+        Args:
+            turn: the place among others who read, which may compute while this one waits for a storage.
+            retry: for how long that is asked; default: for as long as the dataset is.
+
+        Raises:
+            StorageUnavailable, AccessRefused: the storage does not give it.
+            DatasetError: neither a table nor a shard's own file can be used.
+        """
+        wanted: dict[int, dict[int, list[int]]] = {}
+        for row in rows:
+            number = _place(self._starts, row)
+            if number not in self._tables and self._rows.get(row) is None:
+                wanted.setdefault(number, {}).setdefault(_place(self._shards, row), []).append(row)
+        if not wanted:
+            return
+        alone: dict[int, list[int]] = {}
+        whole = []
+        for number, shards in wanted.items():
+            self._asked[number] += len(shards)
+            if isinstance(self._blocks[number][1], str) and self._asked[number] <= _ALONE:
+                alone |= shards
+            else:
+                whole.append(number)
+        assert self._read is not None or not alone
+        with (turn or Turn()).waiting(), ThreadPoolExecutor(_THREADS) as pool:
+            tables = pool.map(partial(self._table, retry=retry), whole)
+            files = pool.map(partial(self._fetch, retry=retry), alone)
+            self._tables |= zip(whole, tables, strict=True)
+            fetched = list(files)
+        for (s, some), source in zip(alone.items(), fetched, strict=True):
+            self._take(s, some, source)
+
+    def value(self, name: str, row: int) -> str | bytes:
         """The text of a row. Raises IndexError if there is no such row, else as `prepare`."""
         row = range(len(self))[row]
-        number = self._block(row)
-        if number not in self._tables:
-            self._tables[number] = self._table(number)
-        return _column(self._tables[number], name)[row - int(self._starts[number])]
+        number = _place(self._starts, row)
+        while True:
+            if (table := self._tables.get(number)) is not None:
+                text: str | bytes = _column(table, name)[row - int(self._starts[number])].as_py()
+                return text
+            if (found := self._rows.get(row)) is not None:
+                return found.get(name, "")
+            self.prepare([row])
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of all rows: large_binary for `STSD`, else large_string, empty where a block has none."""
@@ -109,18 +151,40 @@ class RowTexts:
         return concat_columns(blocks) if blocks else MetaColumns()
 
     def _all(self) -> list[pa.Table]:
-        self.prepare()
+        missing = [number for number in range(len(self._blocks)) if number not in self._tables]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._tables |= zip(missing, pool.map(self._table, missing), strict=True)
         return [self._tables[number] for number in range(len(self._blocks))]
 
-    def _block(self, row: int) -> int:
-        return int(np.searchsorted(self._starts, row, side="right")) - 1
-
-    def _table(self, number: int) -> pa.Table:
+    def _table(self, number: int, retry: Retry | None = None) -> pa.Table:
         stream = self._blocks[number][1]
         if isinstance(stream, str):
             assert self._read is not None
-            stream = self._read(stream)
+            stream = self._read.stream(stream, retry)
         return pa.ipc.open_stream(stream).read_all()
+
+    def _fetch(self, s: int, retry: Retry | None) -> str | pa.Buffer | None:
+        """A shard's Parquet file; None if it is damaged."""
+        assert self._read is not None
+        try:
+            return self._read.parquet(s, retry)
+        except (StorageUnavailable, AccessRefused):
+            raise
+        except DatasetError:
+            return None
+
+    def _take(self, s: int, rows: Sequence[int], source: str | pa.Buffer | None) -> None:
+        """Keep the texts of rows of a shard; of a damaged one, the block will be read."""
+        block = None
+        with suppress(DatasetError):
+            block = source and ShardFiles("", self._entries[s], None).read_texts(source)
+        if not block:
+            self._asked[_place(self._starts, rows[0])] = _ALONE
+            return
+        columns = {**block.texts, STSD: block.stsd.take(pa.array(block.stsd_row))}
+        for row in rows:
+            at = row - int(self._shards[s])
+            self._rows.put(row, {name: column[at].as_py() for name, column in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -133,16 +197,16 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, row: int) -> pa.Scalar[Any]:
+    def __getitem__(self, row: int) -> str | bytes:
         return self.texts.value(self.name, row)
 
     def whole(self) -> pa.ChunkedArray:
         """The column of all rows."""
         return self.texts.column(self.name)
 
-    def prepare(self, rows: Sequence[int]) -> None:
-        """Read what these rows need."""
-        self.texts.prepare(rows)
+    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry) -> None:
+        """See `RowTexts.prepare`."""
+        self.texts.prepare(rows, turn, retry)
 
 
 @dataclass(frozen=True)
@@ -162,23 +226,29 @@ class TableTexts:
     retry: Retry
     _joint: JointLimit = field(default_factory=JointLimit, repr=False)
 
-    def __call__(self, sha256: str) -> pa.Buffer:
+    def parquet(self, s: int, retry: Retry | None = None) -> str | pa.Buffer:
+        """The Parquet file of a shard: see `ShardFiles.parquet`."""
+        files = ShardFiles(self.dataset, self.shards[s], None)
+        return files.parquet(retry or self.retry, threading.Event(), check_sha256=True)
+
+    def stream(self, sha256: str, retry: Retry | None = None) -> pa.Buffer:
         """The stream of a file, mapped. The shards' own are read instead of one that is damaged, and a warning says so.
 
         Raises:
             StorageUnavailable, AccessRefused: the storage does not give it.
             DatasetError: the shards' own cannot be used, either.
         """
+        retry = retry or self.retry
         entries, stop = self.shards[self.parts[sha256]], threading.Event()
 
         def build(path: str) -> None:
-            data = fetch_table(self.dataset, sha256, cache=None, retry=self.retry, stop=stop)
+            data = fetch_table(self.dataset, sha256, cache=None, retry=retry, stop=stop)
             _write(path, read_table(data, sha256, entries, texts=True, joint=self._joint), entries)
 
         def build_of_shards(path: str) -> None:
             found = [
                 ShardFiles(self.dataset, entry, None).read_scalars(
-                    check_sha256=True, retry=self.retry, stop=stop, joint=self._joint
+                    check_sha256=True, retry=retry, stop=stop, joint=self._joint
                 )
                 for entry in entries
             ]
@@ -221,6 +291,14 @@ def _write(path: str, rows: pa.Table, entries: Sequence[ShardEntry]) -> None:
     batch = text_batch(block, block.stsd.take(pa.array(block.stsd_row)) if block.stsd.null_count else block.stsd)
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
+
+
+def _starts(sizes: Iterable[int]) -> Int64:
+    return np.cumsum([0, *sizes], dtype=np.int64)
+
+
+def _place(starts: Int64, row: int) -> int:
+    return int(np.searchsorted(starts, row, side="right")) - 1
 
 
 def _kind(name: str) -> pa.DataType:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.roots import Bounds
 from streamvid.dataset.schema import FIELD_PREFIX, PLACE_SCHEMA, SCHEMA
-from streamvid.dataset.shard_rows import REMEDY, read_columns, read_scalars
+from streamvid.dataset.shard_rows import REMEDY, TextBlock, read_columns, read_scalars, text_block
 from streamvid.dataset.string_column import StringColumn
 from streamvid.dataset.tables import file_of
 from streamvid.errors import DatasetError
@@ -74,32 +74,43 @@ class ShardFiles:
         Raises:
             DatasetError: it cannot be read, has another checksum, or is too large together with others.
         """
-        source = self._parquet(retry, stop)
-        found = hashlib.sha256(source).hexdigest() if check_sha256 and not isinstance(source, str) else None
-        if found not in (None, self.entry.parquet_sha256):
-            raise DatasetError(
-                f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
-                "copy it again or run streamvid verify"
-            )
+        source = self.parquet(retry, stop, check_sha256=check_sha256)
         table = read_scalars(source, self.entry)
         size = os.stat(source).st_size if isinstance(source, str) else source.size
         return _counted(table, size, f"shard {self.entry.name}.parquet", joint)
 
     def read_checksums(self, retry: Retry) -> StringColumn:
         """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""
-        source = self._parquet(retry, threading.Event())
+        source = self.parquet(retry, threading.Event())
         table = read_columns(
             source, f"{self.entry.name}.parquet", self.entry.clips, pa.schema([SCHEMA.field("sha256")])
         )
         return StringColumn(table["sha256"])
 
-    def _parquet(self, retry: Retry, stop: threading.Event) -> str | pa.Buffer:
+    def read_texts(self, source: str | pa.Buffer) -> TextBlock:
+        """The texts of its rows; otherwise as `read_scalars`.
+
+        Args:
+            source: what `parquet` gives.
+        """
+        file = f"{self.entry.name}.parquet"
+        table = read_columns(source, file, self.entry.clips, _columns(self.entry, texts=True), FIELD_PREFIX)
+        return text_block(table, [self.entry])
+
+    def parquet(self, retry: Retry, stop: threading.Event, *, check_sha256: bool = False) -> str | pa.Buffer:
+        """The path of the Parquet file, or the bytes of a remote one; otherwise as `read_scalars`."""
         path = self.path("parquet")
         if is_local(path):
             return local_path(path)
-        if self.cache is None:
-            return pa.py_buffer(filesystem.read_bytes(path, retry=retry.until(stop)))
-        return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
+        if self.cache is not None:
+            return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
+        data = filesystem.read_bytes(path, retry=retry.until(stop))
+        if check_sha256 and hashlib.sha256(data).hexdigest() != self.entry.parquet_sha256:
+            raise DatasetError(
+                f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
+                "copy it again or run streamvid verify"
+            )
+        return pa.py_buffer(data)
 
 
 def fetch_table(dataset: str, sha256: str, *, cache: ShardCache | None, retry: Retry, stop: threading.Event) -> bytes:
@@ -146,11 +157,15 @@ def read_table(
     Raises:
         DatasetError: it is no table of these shards, or is too large together with others.
     """
-    columns = [*SCHEMA, *(() if entries[0].has_tar else PLACE_SCHEMA)]
-    schema = pa.schema([one for one in columns if one.name != "sha256" and is_text(one.name) == texts])
-    clips, file = sum(entry.clips for entry in entries), file_of(sha256)
+    clips, file, schema = sum(entry.clips for entry in entries), file_of(sha256), _columns(entries[0], texts=texts)
     rows = read_columns(pa.py_buffer(data), file, clips, schema, FIELD_PREFIX if texts else "", encoded=encoded)
     return _counted(rows, len(data), file, joint)
+
+
+def _columns(entry: ShardEntry, *, texts: bool) -> pa.Schema:
+    """The columns that shards like this one have, of either file of a consolidated table."""
+    columns = [*SCHEMA, *(() if entry.has_tar else PLACE_SCHEMA)]
+    return pa.schema([one for one in columns if one.name != "sha256" and is_text(one.name) == texts])
 
 
 def is_text(column: str) -> bool:

@@ -259,6 +259,8 @@ def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
     encoded: Any = column.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
     codes, distinct = encoded.indices.to_numpy(), encoded.dictionary
+    if len(distinct) == 1 and len(codes):  # most columns
+        return np.zeros(len(codes), dtype=np.int32), distinct, np.zeros(1, dtype=np.int32)
     first = np.full(len(distinct), len(codes), dtype=np.int32)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     order = np.argsort(first)[: int((first < len(codes)).sum())]

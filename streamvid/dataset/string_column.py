@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamvid.storage.retry import Retry
+from streamvid.storage.turn import Turn
+
 UInt64 = npt.NDArray[np.uint64]
 T = TypeVar("T", str, bytes)
 
@@ -22,9 +25,9 @@ class LazyArray(Protocol):
     """Reads strings when they are asked for: see `streamvid.dataset.row_texts.TextColumn`."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, row: int, /) -> pa.Scalar[Any]: ...
+    def __getitem__(self, row: int, /) -> str | bytes: ...
     def whole(self) -> pa.ChunkedArray: ...
-    def prepare(self, rows: Sequence[int], /) -> None: ...
+    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry, /) -> None: ...
 
 
 class ArrowColumn(Sequence[T]):
@@ -43,10 +46,10 @@ class ArrowColumn(Sequence[T]):
         """All strings."""
         return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
 
-    def prepare(self, rows: Sequence[int]) -> None:
-        """Read what these strings need, all at once."""
+    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry) -> None:
+        """Read what these strings need, all at once: see `streamvid.dataset.row_texts.RowTexts.prepare`."""
         if not isinstance(self._array, pa.ChunkedArray):
-            self._array.prepare(rows)
+            self._array.prepare(rows, turn, retry)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -56,7 +59,10 @@ class ArrowColumn(Sequence[T]):
     @overload
     def __getitem__(self, i: slice) -> list[T]: ...
     def __getitem__(self, i: Any) -> Any:
-        return self.array[i].to_pylist() if isinstance(i, slice) else self._array[int(i)].as_py()
+        if isinstance(i, slice):
+            return self.array[i].to_pylist()
+        found = self._array[int(i)]
+        return found.as_py() if isinstance(found, pa.Scalar) else found
 
     def __iter__(self) -> Iterator[T]:
         array = self.array
@@ -107,14 +113,16 @@ def hashes(array: pa.Array) -> UInt64:
     return result
 
 
-def repeated(column: StringColumn, hashed: UInt64) -> list[str]:
+def repeated(column: StringColumn, hashed: UInt64 | None = None) -> list[str]:
     """The strings that a column has more than once.
 
     Args:
         column: the strings.
-        hashed: uint64 [strings], their `hashes`. To sort these takes a fifth of the time of
+        hashed: uint64 [strings], their `hashes`, if these are at hand. To sort these takes a fifth of the time of
             counting strings, and a tenth of the memory.
     """
+    if hashed is None:
+        hashed = np.concatenate([np.empty(0, np.uint64), *map(hashes, column.array.chunks)])
     ordered = np.sort(hashed)
     several = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(several):

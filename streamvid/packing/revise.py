@@ -88,9 +88,8 @@ class RewrittenShards:
         if forgotten is not None:
             named, data = write_forgotten(self._renamed(forgotten), base.manifest.revision + 1)
             manifest, files[named.file] = replace(manifest, forgotten=named), data
-        consolidated = write_tables(base.path, manifest)
-        self._written += [file for one in consolidated if one not in base.manifest.tables for file in one.files]
-        return publish_revision(base, replace(manifest, tables=consolidated), files)
+        manifest = replace(manifest, tables=write_tables(base.path, manifest, self._written))
+        return publish_revision(base, manifest, files)
 
     def _renamed(self, forgotten: pa.Table) -> pa.Table:
         """The table of forgotten clips with the names of the new shards."""

@@ -30,7 +30,7 @@ _AT_ONCE: Final = 64
 """Parquet files that are read at once."""
 
 
-def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]:
+def write_tables(destination: str, manifest: Manifest, written: list[str] | None = None) -> tuple[TableEntry, ...]:
     """Write tables of the shards that have none, and anew those of the shards before them that are no larger than all
     of these: of a dataset that is appended to again and again, there are few. Files have their checksum for a name, so
     that nobody reads what is not meant, and a killed call can be repeated.
@@ -38,6 +38,7 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
     Args:
         destination: folder or object-store prefix, with all shards.
         manifest: its shards, and the tables that it had.
+        written: is told the files that were not there before, relative to the destination, before they are.
 
     Returns:
         all tables of the shards.
@@ -58,17 +59,20 @@ def write_tables(destination: str, manifest: Manifest) -> tuple[TableEntry, ...]
             if len(entries) > 1:
                 texts = [name for name in rows.column_names if is_text(name)]
                 parts = rows.drop_columns(texts), rows.select(texts)
-                numbers, others = (_write(destination, _parquet(part)) for part in parts)
+                numbers, others = (_write(destination, _parquet(part), written) for part in parts)
                 tables.append(TableEntry(entries[0].name, len(entries), numbers, others, digest(entries)))
         tables += [] if table is None else [table]
         end = part.stop
     return tuple(tables)
 
 
-def _write(destination: str, data: bytes) -> str:
+def _write(destination: str, data: bytes, written: list[str] | None) -> str:
     """Write a file of a table: its SHA-256."""
     sha256 = hashlib.sha256(data).hexdigest()
-    filesystem.write_bytes(join(destination, file_of(sha256)), data)
+    path = join(destination, file_of(sha256))
+    if written is not None and filesystem.details(path) is None:
+        written.append(file_of(sha256))
+    filesystem.write_bytes(path, data)
     return sha256
 
 

@@ -215,7 +215,7 @@ def test_a_damaged_shard_is_not_purged(folder: Path) -> None:
 def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is full, the dataset is as it was, and what was written is gone again."""
     before, real = digests(folder), os.replace
-    for failing in range(6):
+    for failing in range(7):
         calls = [0]
 
         def full(*arguments: Any, calls: list[int] = calls, failing: int = failing) -> None:

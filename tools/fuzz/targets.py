@@ -173,8 +173,9 @@ def _rows(data: bytes) -> None:
     entry = _opened().shards[0]
     table = read_scalars(pa.py_buffer(data), entry, checksums=True)
     content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
-    clips, meta = read_rows(content, [entry])
+    clips, texts = read_rows(content, [entry])
     list(check_fields(table, clips))
+    meta = texts.metadata()
     for name in meta.names:
         with contextlib.suppress(StreamvidError):
             meta.get(name)
