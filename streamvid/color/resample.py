@@ -57,11 +57,3 @@ def taps(
     place = np.clip(inside - first[:, None], 0, count - 1) * out + np.arange(out)[:, None]
     weights = np.bincount(place.ravel(), shares.ravel(), count * out).astype(np.float32)
     return Taps(first.astype(np.int32), weights.reshape(count, out))
-
-
-def dense(of: Taps, source: int) -> Float32:
-    """float32 [out, source]: the weights of all source samples."""
-    made = np.zeros((len(of.first), source), dtype=np.float32)
-    for number, weights in enumerate(of.weights):
-        made[np.arange(len(made)), of.first + number] = weights
-    return made

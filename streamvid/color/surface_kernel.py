@@ -5,10 +5,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _triangle(at, centre, reach):
+    return tl.maximum(0.0, 1.0 - tl.abs(at + 0.5 - centre) * (1.0 / reach))
+
+
+@triton.jit
 def _share(at, centre, reach, count):
     """The weight of a sample; there are `count`, and those beyond have none."""
-    there = (at >= 0.0) & (at < count)
-    return tl.where(there, tl.maximum(0.0, 1.0 - tl.abs(at + 0.5 - centre) * (1.0 / reach)), 0.0)
+    return tl.where((at >= 0.0) & (at < count), _triangle(at, centre, reach), 0.0)
 
 
 @triton.jit
@@ -98,16 +102,32 @@ def _chroma(
 
 
 @triton.jit
+def _rounded(level):
+    return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0) + 0.5)
+
+
+@triton.jit
 def _level(p, of, a, b, c):
     """A row of a matrix, clipped and rounded."""
-    level = tl.load(p + of) * a + tl.load(p + of + 1) * b + tl.load(p + of + 2) * c + tl.load(p + of + 3)
-    return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0) + 0.5)
+    return _rounded(tl.load(p + of) * a + tl.load(p + of + 1) * b + tl.load(p + of + 2) * c + tl.load(p + of + 3))
 
 
 @triton.jit
 def _store(out, step, p, of, level, mask, OUT: tl.constexpr):  # noqa: N803
     value = (level - tl.load(p + of)) * tl.load(p + of + 1)
     tl.store(out + step, value.to(OUT), mask=mask)
+
+
+@triton.jit
+def _finish(row, ints, p, r, g, b, x, y, mask, OUT: tl.constexpr, RECOLOURS: tl.constexpr):  # noqa: N803
+    """Pixels of a line into their place."""
+    if RECOLOURS:
+        r, g, b = _level(p, 28, r, g, b), _level(p, 32, r, g, b), _level(p, 36, r, g, b)
+    out = tl.load(row + 3).to(tl.pointer_type(OUT)) + y * tl.load(ints + 5) + x * tl.load(ints + 6)
+    step = tl.load(ints + 4)
+    _store(out, 0 * step, p, 22, r, mask, OUT)
+    _store(out, step, p, 24, g, mask, OUT)
+    _store(out, 2 * step, p, 26, b, mask, OUT)
 
 
 @triton.jit
@@ -146,10 +166,53 @@ def render(
             cx * 0.5 + start, reach, taps, first, last, shift, PAIR, BITS, SPAN,
         )  # fmt: skip
         r, g, b = _level(p, 10, luma, u, v), _level(p, 14, luma, u, v), _level(p, 18, luma, u, v)
-        if RECOLOURS:
-            r, g, b = _level(p, 28, r, g, b), _level(p, 32, r, g, b), _level(p, 36, r, g, b)
-        out = tl.load(row + 3).to(tl.pointer_type(OUT)) + y * tl.load(ints + 5) + x * tl.load(ints + 6)
-        step = tl.load(ints + 4)
-        _store(out, 0 * step, p, 22, r, mask, OUT)
-        _store(out, step, p, 24, g, mask, OUT)
-        _store(out, 2 * step, p, 26, b, mask, OUT)
+        _finish(row, ints, p, r, g, b, x, y, mask, OUT, RECOLOURS)
+
+
+@triton.jit
+def render_rgb(
+    table, OUT: tl.constexpr, RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
+    ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    """The same of RGB, uint8 [height, width, 3], in the place of surfaces: nothing is converted, and at the edge the
+    outermost samples are repeated."""
+    row = table + tl.program_id(2) * ROW
+    base, pitch = tl.load(row).to(tl.pointer_type(tl.uint8)), tl.load(row + 1)
+    ints = tl.load(row + 4).to(tl.pointer_type(tl.int64))
+    p = (ints + FLOATS).to(tl.pointer_type(tl.float32))
+    height, width = tl.load(ints).to(tl.float32), tl.load(ints + 1).to(tl.float32)
+    out_height, out_width = tl.load(ints + 2), tl.load(ints + 3)
+    y, x_first = tl.program_id(1), tl.program_id(0) * BLOCK
+    if (y < out_height) & (x_first < out_width):
+        x = x_first + tl.arange(0, BLOCK)
+        x_last = tl.minimum(x_first + BLOCK, out_width.to(tl.int32)) - 1
+        mask = x <= x_last
+        start_x, scale_x, scale_y = tl.load(p + 2), tl.load(p + 3), tl.load(p + 1)
+        cy = tl.load(p) + (y.to(tl.float32) + 0.5) * scale_y
+        cx = start_x + (x.to(tl.float32) + 0.5) * scale_x
+        rx, ry = tl.maximum(scale_x, 1.0), tl.maximum(scale_y, 1.0)
+        taps_y, taps_x = tl.load(p + 6).to(tl.int32), tl.load(p + 7).to(tl.int32)
+        first, last = _columns(start_x, scale_x, x_first, x_last, rx, taps_x, width)
+        y0, x0 = tl.floor(cy - ry), tl.floor(cx - rx)
+        r, g, b = tl.zeros_like(cx), tl.zeros_like(cx), tl.zeros_like(cx)
+        weights, down = tl.zeros_like(cx), 0.0
+        for begin in range(first, last + 1, SPAN):
+            column = begin + tl.arange(0, SPAN)
+            red, green, blue = tl.zeros([SPAN], tl.float32), tl.zeros([SPAN], tl.float32), tl.zeros([SPAN], tl.float32)
+            down = 0.0
+            for i in range(taps_y):
+                pixel = base + _inside(y0 + i, height) * pitch + 3 * column
+                weight = _triangle(y0 + i, cy, ry)
+                down += weight
+                red += weight * tl.load(pixel, mask=column <= last, other=0).to(tl.float32)
+                green += weight * tl.load(pixel + 1, mask=column <= last, other=0).to(tl.float32)
+                blue += weight * tl.load(pixel + 2, mask=column <= last, other=0).to(tl.float32)
+            weights = tl.zeros_like(cx)
+            for j in range(taps_x):
+                weight, place = _triangle(x0 + j, cx, rx), _inside(x0 + j, width) - begin
+                weights += weight
+                r += weight * _picked(red, place, SPAN)
+                g += weight * _picked(green, place, SPAN)
+                b += weight * _picked(blue, place, SPAN)
+        whole = down * weights
+        _finish(row, ints, p, _rounded(r / whole), _rounded(g / whole), _rounded(b / whole), x, y, mask, OUT, RECOLOURS)

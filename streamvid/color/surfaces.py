@@ -59,6 +59,7 @@ class Kernel:
         recolours: a second matrix follows the first (`color_change`).
         as_dali: the whole picture with the pixels of DALI's decoder; uint8, channels last.
         full_range: for that alone: luma from 0 to 255.
+        rgb: RGB, uint8 [height, width, 3], is in the place of surfaces: it is cropped and resized, not converted.
     """
 
     dtype: str
@@ -66,6 +67,7 @@ class Kernel:
     recolours: bool = False
     as_dali: bool = False
     full_range: bool = False
+    rgb: bool = False
 
 
 def clip_params(
@@ -159,10 +161,12 @@ def launch(
             DITHERED=scratch is not None, BLOCK=_DALI_BLOCK,
         )  # fmt: skip
         return
-    from streamvid.color.surface_kernel import render
+    from streamvid.color.surface_kernel import render, render_rgb
 
+    grid, output = (-(-size[1] // _BLOCK), size[0], count), getattr(tl, kernel.dtype)
+    given = {"BLOCK": _BLOCK, "SPAN": _SPAN, "ROW": ROW, "FLOATS": FLOATS, "num_warps": _WARPS}
+    if kernel.rgb:
+        render_rgb[grid](table, OUT=output, RECOLOURS=kernel.recolours, **given)
+        return
     pair, bits = (tl.uint32, 16) if kernel.wide else (tl.uint16, 8)
-    render[(-(-size[1] // _BLOCK), size[0], count)](
-        table, PAIR=pair, BITS=bits, OUT=getattr(tl, kernel.dtype), RECOLOURS=kernel.recolours,
-        BLOCK=_BLOCK, SPAN=_SPAN, ROW=ROW, FLOATS=FLOATS, num_warps=_WARPS,
-    )  # fmt: skip
+    render[grid](table, PAIR=pair, BITS=bits, OUT=output, RECOLOURS=kernel.recolours, **given)

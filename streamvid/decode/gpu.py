@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -58,8 +58,9 @@ class PictureSink(Protocol):
     def upload(self) -> None:
         """Send what those have got to the GPU; returns when it is there."""
 
-    def put_rgb(self, number: int, frames: torch.Tensor) -> None:
-        """Take the frames of a slice that DALI decodes, uint8 [frames, height, width, 3], in right colours."""
+    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
+        """Take the frames of slices that DALI decodes, uint8 [frames, height, width, 3], in right colours, by the
+        slices' numbers."""
 
 
 _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le", 12: "yuv420p12le"}
@@ -208,9 +209,8 @@ class GpuDecoder:
                 with torch.cuda.stream(stream):
                     if made:
                         stream.wait_stream(torch.cuda.default_stream(stream.device))  # DALI's frames are in its order
-                    for n, frames in made.items():
-                        meaning = slices[n].color.chosen(color)
-                        pictures.put_rgb(n, recoloured(frames, meaning) if n in by_dali else frames)
+                    made |= {n: recoloured(made[n], slices[n].color.chosen(color)) for n in by_dali}
+                    pictures.put_rgb(made)
                     pictures.upload()
                     stream.synchronize()  # before `made` is freed
             finally:

@@ -5,7 +5,7 @@ What clips the CPU decodes is cropped and resized there, and sent to the GPU in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from streamvid.arrays import Float64, Int64
+from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
-from streamvid.color.resample import dense, taps
 from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, source_window
-from streamvid.color.tags import Color
+from streamvid.color.tags import RGB, Color
 from streamvid.decode.surface_target import SurfaceTarget, Write, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames, as_written
@@ -136,26 +136,15 @@ class GpuPictures:
             view.put(clip, part.view(frames.shape))
         self._stream.synchronize()
 
-    def put_rgb(self, number: int, frames: torch.Tensor) -> None:
-        """Put the frames of a clip that DALI has decoded into their places: converted first, and resized then.
+    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
+        """Put the frames of clips that DALI has decoded into their places: converted first, and resized then.
 
         Args:
-            number: of the clip in the batch.
-            frames: uint8 [frames, height, width, 3].
+            made: by the clip's number in the batch, uint8 [frames, height, width, 3]. They may be freed when what is
+                queued on the stream is done.
         """
-        import torch
-
-        for view, box in zip(self._views, self._boxes[number], strict=True):
-            part = as_decoded(box, *frames.shape[1:3])
-            rows, columns = (
-                torch.from_numpy(dense(taps(source, low, high, out, repeats=True), source)).to(frames.device)
-                for source, low, high, out in zip(frames.shape[1:3], part.start, part.end, part.size, strict=True)
-            )
-            made = torch.empty((len(frames), *part.size, 3), dtype=torch.uint8, device=frames.device)
-            for frame, out in zip(frames, made, strict=True):  # one by one, for little memory
-                out.copy_((torch.einsum("yh,hwc,xw->yxc", rows, frame.float(), columns) + 0.5).clamp_(0, 255))
-            lying = made.flip(2) if box.mirrored else made
-            view.put(number, torch.rot90(lying, -box.turns, dims=(1, 2)))
+        for view in self._views:
+            view.put_rgb({clip: frames.contiguous() for clip, frames in made.items()})
 
 
 class _View:
@@ -255,6 +244,29 @@ class _View:
         for row, positions in enumerate(self.positions(clip)):
             for position in positions:
                 self._pictures[clip][position].copy_(made[row])
+
+    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
+        """See `GpuPictures.put_rgb`."""
+        import torch
+
+        rows: list[tuple[int, int, int, int, int]] = []
+        params: list[Int64] = []
+        largest = (0, 0)
+        for clip, frames in made.items():
+            height, width = frames.shape[1:3]
+            row, first, each, size = self.params(clip, PlaneFormat(height, width, (1, 1), 8), RGB)
+            for number, positions in enumerate(self.positions(clip)):
+                frame = frames[number].data_ptr()
+                rows += [(frame, 3 * width, 0, first + each * at, len(params)) for at in positions]
+            params.append(row)
+            largest = max(largest[0], size[0]), max(largest[1], size[1])
+        if not rows:
+            return
+        device = self.tensor.device
+        of_clips, table = torch.from_numpy(np.stack(params)).to(device), torch.tensor(rows)
+        table[:, 4] = of_clips.data_ptr() + of_clips[:1].nbytes * table[:, 4]
+        kernel = Kernel(self.dtype, wide=False, recolours=self.recolours, rgb=True)
+        surfaces.launch(kernel, table.to(device), len(rows), largest)
 
     def _flips(self, clip: int) -> tuple[slice, slice]:
         """Slices of a picture's rows and columns that flip it as the clip's parameters say."""

@@ -11,7 +11,7 @@ import torch
 
 from streamvid.color.render import PlaneFormat, PlaneRenderer
 from streamvid.color.surfaces import PARAMS, ROW, Kernel, clip_params, color_change, launch
-from streamvid.color.tags import Color
+from streamvid.color.tags import RGB, Color
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES: dict[str, dict[str, Any]] = {
@@ -95,6 +95,29 @@ def test_lines_longer_than_the_kernel_works_on_at_a_time() -> None:
     expected = np.zeros((3, *size), dtype=np.float32)
     PlaneRenderer(form, color, **part, dtype="float32")(planes, expected)
     assert np.abs(out.cpu().numpy() - expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16"])
+@pytest.mark.parametrize("width", [90, 1500])
+@pytest.mark.parametrize("case", ["down", "up", "whole"])
+def test_rgb_is_cropped_and_resized(case: str, width: int, dtype: str) -> None:
+    """As the renderer does with planes of G, B and R."""
+    (start, end, size), form = CASES[case]["box"], PlaneFormat(46, width, (1, 1), 8, is_rgb=True)
+    part: dict[str, Any] = {"start": start, "end": (end[0], end[1] * width / 90), "size": size}
+    norm: dict[str, Any] = {"mean": (120.0, 110.0, 100.0), "std": (60.0, 50.0, 55.0)} if dtype != "uint8" else {}
+    picture = np.random.default_rng(5).integers(0, 256, (46, width, 3), dtype=np.uint8)
+    on_device = torch.from_numpy(picture).to(DEVICE)
+    out = torch.zeros((3, *size), dtype=getattr(torch, dtype), device=DEVICE)
+    params = torch.from_numpy(clip_params(form, RGB, strides=out.stride(), **part, **norm)).to(DEVICE)
+    table = rows_of([on_device], 3 * width, 0, [out.data_ptr()], [params.data_ptr()])
+    launch(Kernel(dtype, wide=False, rgb=True), table, 1, size)
+    expected = np.zeros((3, *size), dtype=dtype)
+    planes = [np.ascontiguousarray(picture[..., channel]) for channel in (1, 2, 0)]
+    PlaneRenderer(form, RGB, **part, dtype=dtype, **norm)(planes, expected)
+    difference = np.abs(out.cpu().numpy().astype(float) - expected)
+    level = 1.0 if dtype == "uint8" else 1 / 50
+    assert difference.max() <= level * 1.02
+    assert (difference > level / 10).mean() < 0.005  # where half a level rounds the other way
 
 
 def test_pictures_of_several_sizes_flipped_and_turned_share_a_launch() -> None:

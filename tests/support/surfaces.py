@@ -34,38 +34,44 @@ def launch(kernel: Kernel, table: Any, count: int, size: tuple[int, int], scratc
             picture = memory(pixels, 3 * height * width, np.uint8).reshape(height, width, 3)
             picture[:] = (luma >> (2 if kernel.wide else 0))[..., None]
             continue
-        made = []
-        for address, step, share, down, right, taps in (
-            (surface, 1, 1, 0.0, 0.0, 6),
-            (surface + chroma_at, 2, 0.5, of[5], of[4], 8),
-            (surface + chroma_at + np.dtype(sample).itemsize, 2, 0.5, of[5], of[4], 8),
+        made, each = [], np.dtype(sample).itemsize
+        for address, step, share, down, right, taps, apart in (
+            [(surface + channel, 1, 1, 0.0, 0.0, 6, 3) for channel in range(3)]
+            if kernel.rgb
+            else [
+                (surface, 1, 1, 0.0, 0.0, 6, 1),
+                (surface + chroma_at, 2, 0.5, of[5], of[4], 8, 2),
+                (surface + chroma_at + each, 2, 0.5, of[5], of[4], 8, 2),
+            ]
         ):
             rows, columns = (
-                _taps(start * share + shifted, scale * share, out, of[at], -(-length // step))
+                _taps(start * share + shifted, scale * share, out, of[at], -(-length // step), repeats=kernel.rgb)
                 for start, shifted, scale, out, at, length in (
                     (of[0], down, of[1], high, taps, height), (of[2], right, of[3], wide, taps + 1, width)
                 )
             )  # fmt: skip
             # Nothing but the samples that the kernel reads may be there.
             plane = np.stack(
-                [_line(address, line * pitch, step, columns[0], sample) for line in range(*_span(rows[0]))]
+                [_line(address, line * pitch, apart, columns[0], sample) for line in range(*_span(rows[0]))]
             )
             plane = (plane >> shift)[rows[0] - rows[0].min()]
             tall = np.einsum("nt,ntx->nx", rows[1], plane)
             made.append(np.einsum("xt,nxt->nx", columns[1], tall[:, columns[0] - columns[0].min()]))
-        levels = _matrix(of[10:22], made)
+        levels = _matrix(np.eye(3, 4) if kernel.rgb else of[10:22], made)
         if kernel.recolours:
             levels = _matrix(of[28:40], levels)
         values = (levels - of[22:28:2, None, None]) * of[23:28:2, None, None]
         _write(pixels, values, strides, kernel.dtype)
 
 
-def _taps(start: float, scale: float, out: int, taps: float, length: int) -> tuple[Any, Any]:
-    """Along an axis, the samples that each output pixel is made of, and their weights."""
+def _taps(start: float, scale: float, out: int, taps: float, length: int, *, repeats: bool) -> tuple[Any, Any]:
+    """Along an axis, the samples that each output pixel is made of, and their weights; beyond the edge the outermost
+    repeats, or nothing is there."""
     reach = max(float(scale), 1.0)
     centres = float(start) + (np.arange(out) + 0.5) * float(scale)
     at = np.floor(centres - reach)[:, None] + np.arange(math.floor(taps))
-    weights = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach) * ((at >= 0) & (at < length))
+    weights = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach)
+    weights *= repeats | ((at >= 0) & (at < length))
     return np.clip(at, 0, length - 1).astype(int), weights / weights.sum(axis=1, keepdims=True)
 
 
