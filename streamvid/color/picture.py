@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -41,7 +43,30 @@ def picture_of(frame: VideoFrame) -> Picture:
         frame = frame.reformat(format="gbrp", threads=1)  # a decoding thread has its core
         name = "gbrp"
     form = _format(name, frame.height, frame.width)
-    luma, *chroma = (_samples(plane, form.bits) for plane in frame.planes[:3])
+    return _picture(
+        [_samples(plane, plane.height, plane.width, plane.line_size, form.bits) for plane in frame.planes[:3]],
+        form,
+        name,
+    )
+
+
+def picture_at(name: str, height: int, width: int, addresses: Sequence[int | None], strides: Sequence[int]) -> Picture:
+    """The planes of a frame of FFmpeg's in planar YUV, planar RGB or gray, by where they lie; strides in bytes."""
+    form = _format(name, height, width)
+    sizes = [(height, width), form.chroma, form.chroma]
+    return _picture(
+        [
+            _samples((ctypes.c_uint8 * (stride * rows)).from_address(address), rows, columns, stride, form.bits)
+            for address, stride, (rows, columns) in zip(addresses, strides, sizes, strict=True)
+            if address is not None
+        ],
+        form,
+        name,
+    )
+
+
+def _picture(planes: Sequence[Any], form: PlaneFormat, name: str) -> Picture:
+    luma, *chroma = planes
     if form.subsampling[0] == _GRAY:
         neutral: Any = np.full((1, 1), 1 << (form.bits - 1), dtype=luma.dtype)
         chroma = [neutral, neutral]
@@ -60,6 +85,6 @@ def _format(name: str, height: int, width: int) -> PlaneFormat:
     return PlaneFormat(height, width, subsampling, bits, is_rgb=form.is_rgb)
 
 
-def _samples(plane: Any, bits: int) -> Any:
-    lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
-    return (lines if bits == 8 else lines.view(np.uint16))[:, : plane.width]
+def _samples(memory: Any, height: int, width: int, stride: int, bits: int) -> Any:
+    lines = np.frombuffer(memory, dtype=np.uint8).reshape(height, stride)
+    return (lines if bits == 8 else lines.view(np.uint16))[:, :width]

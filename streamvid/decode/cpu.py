@@ -5,59 +5,38 @@ Frames go on as they are decoded, as planes of YUV; frame sinks convert them.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.bitstream.packet_info import classifier
 from streamvid.color.full_size import FullSizeConverter
-from streamvid.color.picture import Picture, picture_of
+from streamvid.color.picture import Picture
 from streamvid.color.tags import ColorOption
 from streamvid.decode.base import FrameSink, Pending
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
-from streamvid.errors import VideoError
-from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
+from streamvid.decode.slice_frames import (
+    DamagedClipError,
+    SliceSegment,
+    StuckDecoderError,
+    decode_pictures,
+    undecodable,
+)
+from streamvid.video.codec_context import ReusableCodecContext
 from streamvid.video.image_decoder import opens_pipeline
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S
 
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
-
 _MIN_SEGMENT: Final = 32
 """Packets of a segment at least: opening a codec context costs as much as decoding a frame of 640x360."""
-
-SliceSegment = tuple[int, int]
-"""Packets of a slice, from and to."""
-
-
-class DamagedClipError(VideoError):
-    """A slice that does not decode to its frames.
-
-    Attributes:
-        clip: its name: the clip's key.
-        reason: without the clip's name.
-    """
-
-    clip: str
-    reason: str
-
-
-class StuckDecoderError(DamagedClipError):
-    """A slice that was not decoded by its deadline."""
-
-
-class CrashedDecoderError(DamagedClipError):
-    """A slice with which FFmpeg's process died."""
 
 
 class SliceDecoder(Protocol):
@@ -65,11 +44,13 @@ class SliceDecoder(Protocol):
 
     Attributes:
         keeps_limit: it raises StuckDecoderError at its limit, rather than that its thread must be left behind.
-        packets: how many FFmpeg has taken until now.
     """
 
     keeps_limit: ClassVar[bool]
-    packets: int
+
+    @property
+    def packets(self) -> int:
+        """How many FFmpeg has taken until now; asked by other threads."""
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
@@ -208,17 +189,21 @@ class InThreadDecoder:
 
     def __init__(self) -> None:
         self._context = ReusableCodecContext(taken=self._count)
-        self.packets = 0
+        self._taken = ctypes.c_int64()
+
+    @property
+    def packets(self) -> int:
+        """See `SliceDecoder`."""
+        return self._taken.value
 
     def _count(self) -> None:
-        self.packets += 1
+        self._taken.value += 1
 
     def frames(
         self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
     ) -> Iterator[tuple[int, Picture]]:
         """See `SliceDecoder`; the limit is its caller's."""
-        for row, frame in decode_frames(encoded, segment, context=self._context):
-            yield row, picture_of(frame)
+        yield from decode_pictures(encoded, segment, context=self._context, taken=self._taken)
 
     def close(self) -> None:
         """See `SliceDecoder`."""
@@ -236,7 +221,7 @@ def _opened(make: Callable[[], SliceDecoder], initializer: Callable[[], None] | 
 
 
 def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> UInt8:
-    """Decode one slice in the calling thread, without holding the GIL while FFmpeg works.
+    """Decode one slice with PyAV's FFmpeg, in the calling thread, which does not hold the GIL meanwhile.
 
     Args:
         encoded: the slice.
@@ -282,93 +267,3 @@ def split_at_keyframes(encoded: EncodedSlice) -> list[SliceSegment]:
         if start - cuts[-1] >= _MIN_SEGMENT and len(encoded.sizes) - start >= _MIN_SEGMENT:
             cuts.append(start)
     return list(zip(cuts, [*cuts[1:], len(encoded.sizes)], strict=True))
-
-
-def decode_frames(
-    encoded: EncodedSlice, segment: SliceSegment | None = None, *, context: ReusableCodecContext | None = None
-) -> Iterator[tuple[int, VideoFrame]]:
-    """Decode a slice, or a segment of one, without holding the GIL while FFmpeg works.
-
-    Args:
-        encoded: the slice.
-        segment: default: all of it.
-        context: keeps FFmpeg's decoder open from slice to slice.
-
-    Returns:
-        the wanted frames, not always in order, each after its row: its index in `encoded.frames`.
-
-    Raises:
-        DamagedClipError: it does not decode to its frames.
-    """
-    import av
-
-    context = context or ReusableCodecContext()
-    first, last = segment or (0, len(encoded.sizes))
-    inside = set(encoded.display_order[first:last].tolist()) if last - first < len(encoded.sizes) else None
-    rows = {int(rank): row for row, rank in enumerate(encoded.frames) if inside is None or int(rank) in inside}
-    reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
-    cuts = [first, *(start for start in encoded.starts.tolist() if first < start < last), last]
-    try:
-        for run in pairwise(cuts):
-            # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
-            shown: set[int | None] = set()
-            packets = _packets(encoded, *run)
-            for frame in context.decode(encoded.stsd, packets, reorder=reorder, pixels=_most_pixels(encoded)):
-                shown.add(frame.pts)
-                # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
-                if frame.is_corrupt:
-                    raise _damaged(encoded, "FFmpeg marks a picture as damaged")
-                row = rows.pop(frame.pts, None) if frame.pts is not None else None
-                if row is None:
-                    continue
-                if (frame.width, frame.height) != (encoded.width, encoded.height):
-                    raise _damaged(
-                        encoded,
-                        f"it decodes to frames of {frame.width}x{frame.height}, "
-                        f"not of {encoded.width}x{encoded.height}",
-                    )
-                yield row, frame
-            if _is_incomplete(encoded, run, shown):
-                raise _damaged(encoded, "a packet decodes to no picture")
-    except av.error.FFmpegError as error:
-        raise _damaged(encoded, f"FFmpeg: {error.strerror or type(error).__name__}") from error
-    if rows:
-        raise _damaged(encoded, "its packets do not decode to as many frames")
-
-
-def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, shown: set[int | None]) -> bool:
-    """Whether a packet of a run has no frame though its header says that it is output: FFmpeg may say nothing of a
-    packet that is nonsense, and predict from what it has instead."""
-    silent = [n for n in range(*run) if int(encoded.display_order[n]) not in shown]
-    if not silent:
-        return False
-    kind_of = classifier(encoded.codec, encoded.stsd)
-    first, *kinds = (kind_of(memoryview(next(_packets(encoded, n, n + 1))[0])) for n in (run[0], *silent))
-    return first.random_access and any(
-        not kind.hidden and not kind.skipped_leading and kind.order is not None for kind in kinds
-    )
-
-
-def _most_pixels(encoded: EncodedSlice) -> int:
-    """Of its pictures, which are cropped to its size: that is known, so that what claims another is damaged."""
-    return 4 * (encoded.width + 64) * (encoded.height + 64)
-
-
-def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
-    return undecodable(DamagedClipError, encoded, reason)
-
-
-def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
-    """The error of a slice, of one of three kinds; `reason` is without the clip's name."""
-    problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
-    error = kind(f"clip {encoded.name} {problem} ({reason}): check it with `streamvid verify --decode`, pack it again")
-    error.clip, error.reason = encoded.name, reason
-    return error
-
-
-def _packets(encoded: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
-    ends = np.cumsum(encoded.sizes)
-    start = int(ends[first - 1]) if first else 0
-    for rank, end in zip(encoded.display_order[first:last].tolist(), ends[first:last].tolist(), strict=True):
-        yield encoded.data[start:end].tobytes(), rank
-        start = end

@@ -14,7 +14,7 @@ from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
 from streamvid.bitstream.nal import to_annex_b
 from streamvid.checksum import crc32c
-from streamvid.decode.cpu import DamagedClipError, decode_frames
+from streamvid.decode.slice_frames import DamagedClipError, decode_frames
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, select_packets

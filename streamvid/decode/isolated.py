@@ -20,8 +20,14 @@ from streamvid.arrays import UInt8
 from streamvid.bitstream.image import is_image_entry
 from streamvid.color.picture import Picture, picture_of
 from streamvid.color.render import PlaneFormat, Samples
-from streamvid.decode.cpu import CrashedDecoderError, SliceSegment, StuckDecoderError, decode_frames, undecodable
 from streamvid.decode.deadline import LEAST_S, Pace
+from streamvid.decode.slice_frames import (
+    CrashedDecoderError,
+    SliceSegment,
+    StuckDecoderError,
+    decode_frames,
+    undecodable,
+)
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.image_decoder import image_pipeline
@@ -66,7 +72,7 @@ class IsolatedDecoder:
         limit_s: float,
         packet_s: float = _PACKET_S,
     ) -> Iterator[tuple[int, Picture]]:
-        """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.cpu.decode_frames` gives them.
+        """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.slice_frames` gives them.
 
         Args:
             encoded, segment: as of `decode_frames`.
@@ -148,8 +154,8 @@ def decode_isolated(
         processes: how many slices are tried at once.
 
     Returns:
-        for each slice None, or why it does not decode: a `streamvid.decode.cpu.DamagedClipError`, StuckDecoderError or
-        CrashedDecoderError.
+        for each slice None, or why it does not decode, of `streamvid.decode.slice_frames`: a DamagedClipError,
+        StuckDecoderError or CrashedDecoderError.
     """
     pace = Pace()
 

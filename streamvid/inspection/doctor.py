@@ -31,6 +31,7 @@ from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_path, is_local, join, redact
 from streamvid.text import format_bytes
+from streamvid.video import native_decoder
 
 State = Literal["ok", "note", "problem"]
 
@@ -131,6 +132,11 @@ def _native() -> Iterator[Finding]:
     built = render.compiled() is not None
     remedy = "NumPy resizes and converts pictures on the CPU: install a C compiler, then streamvid again"
     yield _finding("native part", "built" if built else "not built", built, "note", remedy)
+    built = native_decoder.compiled() is not None
+    remedy = (
+        "threads that decode on the CPU wait for each other: install a C compiler, the tested PyAV, streamvid again"
+    )
+    yield _finding("native part, FFmpeg", "built" if built else "not used", built, "note", remedy)
     built = bool(built_modules())
     remedy = "PyNvVideoCodec feeds NVDEC, at the cost of cores: install a C compiler, then streamvid again"
     yield _finding("native part, NVDEC", "built" if built else "not built", built, "note", remedy)

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.cpu import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
 from streamvid.decode.isolated import decode_isolated
+from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
 from streamvid.errors import ClipError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, pad_to_longest, plan_samples

@@ -11,16 +11,18 @@ import errno
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import is_image_entry
+from streamvid.color.picture import Picture
 from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.image_decoder import decode_images
+from streamvid.video.native_decoder import NativeDecoder, NativeRun
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -43,7 +45,7 @@ class _Kept(NamedTuple):
     stsd: bytes
     reorder: int
     pixels: int
-    context: VideoCodecContext
+    context: VideoCodecContext | NativeDecoder
 
 
 class ReusableCodecContext(threading.local):
@@ -80,24 +82,47 @@ class ReusableCodecContext(threading.local):
         if is_image_entry(stsd):
             yield from decode_images(stsd, packets)
             return
+        with self._held(stsd, reorder, pixels, native=False) as context:
+            assert not isinstance(context, NativeDecoder)
+            yield from _decode(context, packets, self._taken)
+
+    def pictures(self, stsd: bytes, run: NativeRun, *, reorder: int, pixels: int) -> Iterator[tuple[int, Picture]]:
+        """The wanted pictures of a stream, without Python between two packets: see `NativeDecoder.pictures`."""
+        with self._held(stsd, reorder, pixels, native=True) as context:
+            assert isinstance(context, NativeDecoder)
+            yield from context.pictures(run)
+
+    @contextmanager
+    def _held(
+        self, stsd: bytes, reorder: int, pixels: int, *, native: bool
+    ) -> Iterator[VideoCodecContext | NativeDecoder]:
         # Taken out while it is in use, so that one that fails is not kept.
         kept, self._kept, same = self._kept, None, without_bit_rate(stsd)
-        if kept is None or kept.stsd != same or kept.reorder < reorder or kept.pixels != pixels:
-            context = open_context(stsd, reorder, strict=self._strict)
-            limit_pixels(context, pixels)
-            kept = _Kept(same, reorder, pixels, context)
-        # A caller that has all the frames it wants closes this generator early; the context is still good.
+        if (
+            kept is None
+            or (kept.stsd, kept.pixels, isinstance(kept.context, NativeDecoder)) != (same, pixels, native)
+            or kept.reorder < reorder
+        ):
+            kept = _Kept(same, reorder, pixels, self._open(stsd, reorder, pixels, native))
+        # A caller that has all the frames it wants closes its generator early; the context is still good.
         with suppress(GeneratorExit):
-            yield from _decode(kept.context, packets, self._taken)
+            yield kept.context
         if not _has_history(kept.context):
             kept.context.flush_buffers()
             self._kept = kept
 
+    def _open(self, stsd: bytes, reorder: int, pixels: int, native: bool) -> VideoCodecContext | NativeDecoder:
+        if native:
+            return NativeDecoder(unfilled_mp4(stsd, reorder), pixels=min(pixels, MAX_PIXELS))
+        context = open_context(stsd, reorder, strict=self._strict)
+        limit_pixels(context, pixels)
+        return context
 
-def _has_history(context: VideoCodecContext) -> bool:
+
+def _has_history(context: VideoCodecContext | NativeDecoder) -> bool:
     """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
     H.264 in 4:4:4 the version of x264, of VP8 what a damaged key frame is filled with."""
-    name = context.codec.canonical_name
+    name = context.name if isinstance(context, NativeDecoder) else context.codec.canonical_name
     return name in ("mpeg4", "vp8") or (name == "h264" and "444" in (context.pix_fmt or ""))
 
 
@@ -127,23 +152,14 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
 
     Raises:
         av.error.FFmpegError: the sample description is damaged.
-
-    Where the bitstream does not say how far pictures are reordered, FFmpeg's H.264 decoder begins with what the
-    container says, and drops the pictures by which it learns that it is more. So the MP4 that the demuxer is given here
-    has no packets but a table of times that are reordered as far.
     """
     import av
 
-    times = np.append(np.arange(1, reorder + 1), 0)
     try:
-        width, height = coded_size(stsd)
-        head = slice_header(
-            stsd, np.ones(reorder + 1, dtype=np.int64), width=width, height=height, offsets=composition_offsets(times)
-        )
-        with closing(av.open(io.BytesIO(head), "r", format="mp4")) as container:
+        with closing(av.open(io.BytesIO(unfilled_mp4(stsd, reorder)), "r", format="mp4")) as container:
             context = container.streams.video[0].codec_context
     except (ValueError, IndexError) as error:
-        raise av.error.InvalidDataError(errno.EINVAL, "its sample description is damaged") from error
+        raise _damaged() from error
     if context is None:
         raise av.error.InvalidDataError(errno.EINVAL, "its sample description names no codec that FFmpeg knows")
     # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
@@ -153,6 +169,29 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
         context.options = {"err_detect": "explode"}
     limit_pixels(context)
     return context
+
+
+def unfilled_mp4(stsd: bytes, reorder: int) -> bytes:
+    """An MP4 without packets, by which FFmpeg's demuxer learns how a track is to be decoded. Raises
+    av.error.InvalidDataError if the sample description is damaged.
+
+    Where the bitstream does not say how far pictures are reordered, FFmpeg's H.264 decoder begins with what the
+    container says, and drops the pictures by which it learns that it is more. So there is a table of times that are
+    reordered as far.
+    """
+    times = np.append(np.arange(1, reorder + 1), 0)
+    sizes = np.ones(reorder + 1, dtype=np.int64)
+    try:
+        width, height = coded_size(stsd)
+        return slice_header(stsd, sizes, width=width, height=height, offsets=composition_offsets(times))
+    except (ValueError, IndexError) as error:
+        raise _damaged() from error
+
+
+def _damaged() -> Exception:
+    import av
+
+    return av.error.InvalidDataError(errno.EINVAL, "its sample description is damaged")
 
 
 def bare_context(decoder: str, extradata: bytes | None = None) -> VideoCodecContext:

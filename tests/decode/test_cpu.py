@@ -15,8 +15,9 @@ from streamvid.bitstream.image import CODECS
 from streamvid.color.picture import Picture, picture_of
 from streamvid.color.tags import RGB
 from streamvid.decode import cpu
-from streamvid.decode.cpu import CpuDecoder, StuckDecoderError, decode_frames, decode_with_pyav, split_at_keyframes
+from streamvid.decode.cpu import CpuDecoder, decode_with_pyav, split_at_keyframes
 from streamvid.decode.deadline import Pace
+from streamvid.decode.slice_frames import StuckDecoderError, decode_frames
 from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video import image_decoder

@@ -18,15 +18,9 @@ import pytest
 
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.decode import isolated
-from streamvid.decode.cpu import (
-    CrashedDecoderError,
-    DamagedClipError,
-    StuckDecoderError,
-    decode_frames,
-    decode_with_pyav,
-    split_at_keyframes,
-)
+from streamvid.decode.cpu import decode_with_pyav, split_at_keyframes
 from streamvid.decode.isolated import IsolatedDecoder, decode_isolated
+from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write

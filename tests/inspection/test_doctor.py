@@ -52,6 +52,10 @@ def test_whether_the_native_part_was_built(built: bool, monkeypatch: pytest.Monk
     found = finding("native part", list(examine()))
     assert (found.found, found.state) == (("built", "ok") if built else ("not built", "note"))
     assert ("C compiler" in found.remedy) != built
+    monkeypatch.setattr(doctor.native_decoder, "compiled", lambda: print if built else None)
+    found = finding("native part, FFmpeg", list(examine()))
+    assert (found.found, found.state) == (("built", "ok") if built else ("not used", "note"))
+    assert ("wait for each other" in found.remedy) != built
     monkeypatch.setattr(doctor, "built_modules", lambda: [Path("nvdec.so")] if built else [])
     found = finding("native part, NVDEC", list(examine()))
     assert (found.found, found.state) == (("built", "ok") if built else ("not built", "note"))

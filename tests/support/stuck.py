@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from streamvid.color.picture import Picture
-from streamvid.decode.cpu import InThreadDecoder, SliceSegment
+from streamvid.decode.cpu import InThreadDecoder
+from streamvid.decode.slice_frames import SliceSegment
 from streamvid.video.packet_selection import EncodedSlice
 
 _go = threading.Event()

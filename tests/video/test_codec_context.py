@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamvid.decode.cpu import decode_frames, decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
+from streamvid.decode.slice_frames import decode_frames
 from streamvid.errors import VideoError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.pack import pack

@@ -14,8 +14,9 @@ import streamvid as sv
 from streamvid.bitstream.image import CODECS
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.tags import RGB
-from streamvid.decode.cpu import DamagedClipError, decode_with_pyav
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.isolated import IsolatedDecoder
+from streamvid.decode.slice_frames import DamagedClipError
 from streamvid.errors import InputError
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video import image_decoder

@@ -34,7 +34,7 @@ import numpy as np
 import streamvid as sv
 from streamvid.arrays import UInt8
 from streamvid.dataset.frame_indexes import parse_index
-from streamvid.decode.cpu import decode_frames
+from streamvid.decode.slice_frames import decode_frames
 from streamvid.video.index_file import encode_index
 from streamvid.video.packet_selection import PacketSelection, damaged_packet, select_packets
 from streamvid.video.remux import store_clip

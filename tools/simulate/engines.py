@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from streamvid.decode.base import Pending
-from streamvid.decode.cpu import DamagedClipError
+from streamvid.decode.slice_frames import DamagedClipError
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue

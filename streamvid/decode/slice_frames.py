@@ -1,0 +1,206 @@
+"""A slice → its wanted frames, by FFmpeg in the calling thread."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Container, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from streamvid.bitstream.packet_info import classifier
+from streamvid.color.picture import Picture, picture_of
+from streamvid.errors import VideoError
+from streamvid.video import native_decoder
+from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
+from streamvid.video.native_decoder import CorruptPictureError, NativeRun
+from streamvid.video.packet_selection import EncodedSlice
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+Frame = TypeVar("Frame")
+
+SliceSegment = tuple[int, int]
+"""Packets of a slice, from and to."""
+
+
+class DamagedClipError(VideoError):
+    """A slice that does not decode to its frames.
+
+    Attributes:
+        clip: its name: the clip's key.
+        reason: without the clip's name.
+    """
+
+    clip: str
+    reason: str
+
+
+class StuckDecoderError(DamagedClipError):
+    """A slice that was not decoded by its deadline."""
+
+
+class CrashedDecoderError(DamagedClipError):
+    """A slice with which FFmpeg's process died."""
+
+
+def decode_frames(
+    encoded: EncodedSlice, segment: SliceSegment | None = None, *, context: ReusableCodecContext | None = None
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Decode a slice, or a segment of one, without holding the GIL while FFmpeg works.
+
+    Args:
+        encoded: the slice.
+        segment: default: all of it.
+        context: keeps FFmpeg's decoder open from slice to slice.
+
+    Returns:
+        the wanted frames, not always in order, each after its row: its index in `encoded.frames`.
+
+    Raises:
+        DamagedClipError: it does not decode to its frames.
+    """
+    return _decoded(encoded, segment, partial(_by_pyav, context or ReusableCodecContext()))
+
+
+def decode_pictures(
+    encoded: EncodedSlice, segment: SliceSegment | None, *, context: ReusableCodecContext, taken: ctypes.c_int64
+) -> Iterator[tuple[int, Picture]]:
+    """The same as planes, each picture valid until the next is asked for, and by the native part where it was built.
+
+    Args:
+        context: which adds to `taken`, too.
+        taken: counts packets that FFmpeg is given.
+    """
+    if encoded.codec in native_decoder.CODECS and native_decoder.compiled() is not None:
+        yield from _decoded(encoded, segment, partial(_by_native, context, taken))
+        return
+    for row, frame in decode_frames(encoded, segment, context=context):
+        yield row, picture_of(frame)
+
+
+class _Run(NamedTuple, Generic[Frame]):
+    """A part of a slice that FFmpeg decodes from an empty decoder on.
+
+    Attributes:
+        frames: the wanted ones: rank, height and width, and the frame.
+        has_shown: whether FFmpeg has output the picture of a rank, up to now.
+    """
+
+    frames: Iterator[tuple[int, tuple[int, int], Frame]]
+    has_shown: Callable[[int], bool]
+
+
+_Decode = Callable[[EncodedSlice, SliceSegment, Container[int], int], _Run[Frame]]
+"""Decodes packets of a slice, from and to; given the ranks that are wanted, and how far pictures are reordered."""
+
+
+def _decoded(
+    encoded: EncodedSlice, segment: SliceSegment | None, decode: _Decode[Frame]
+) -> Iterator[tuple[int, Frame]]:
+    import av
+
+    first, last = segment or (0, len(encoded.sizes))
+    inside = set(encoded.display_order[first:last].tolist()) if last - first < len(encoded.sizes) else None
+    rows = {int(rank): row for row, rank in enumerate(encoded.frames) if inside is None or int(rank) in inside}
+    reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
+    cuts = [first, *(start for start in encoded.starts.tolist() if first < start < last), last]
+    try:
+        for part in pairwise(cuts):
+            run = decode(encoded, part, rows, reorder)
+            # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
+            for rank, size, frame in run.frames:
+                row = rows.pop(rank)
+                if size != (encoded.height, encoded.width):
+                    raise _damaged(
+                        encoded,
+                        f"it decodes to frames of {size[1]}x{size[0]}, not of {encoded.width}x{encoded.height}",
+                    )
+                yield row, frame
+            if _is_incomplete(encoded, part, run.has_shown):
+                raise _damaged(encoded, "a packet decodes to no picture")
+    except CorruptPictureError:
+        raise _damaged(encoded, "FFmpeg marks a picture as damaged") from None
+    except av.error.FFmpegError as error:
+        raise _damaged(encoded, f"FFmpeg: {error.strerror or type(error).__name__}") from error
+    if rows:
+        raise _damaged(encoded, "its packets do not decode to as many frames")
+
+
+def _by_native(
+    context: ReusableCodecContext,
+    taken: ctypes.c_int64,
+    encoded: EncodedSlice,
+    part: SliceSegment,
+    rows: Container[int],
+    reorder: int,
+) -> _Run[Picture]:
+    first, last = part
+    ranks = encoded.display_order[first:last]
+    start = int(encoded.sizes[:first].sum())
+    run = NativeRun(
+        encoded.data[start:], encoded.sizes[first:last], ranks, filter(rows.__contains__, ranks.tolist()), taken
+    )
+    pictures = context.pictures(encoded.stsd, run, reorder=reorder, pixels=_most_pixels(encoded))
+    frames = ((rank, (picture.form.height, picture.form.width), picture) for rank, picture in pictures)
+    return _Run(frames, run.has_shown)
+
+
+def _by_pyav(
+    context: ReusableCodecContext, encoded: EncodedSlice, part: SliceSegment, rows: Container[int], reorder: int
+) -> _Run[VideoFrame]:
+    shown = set[int | None]()
+
+    def frames() -> Iterator[tuple[int, tuple[int, int], VideoFrame]]:
+        packets = _packets(encoded, *part)
+        for frame in context.decode(encoded.stsd, packets, reorder=reorder, pixels=_most_pixels(encoded)):
+            shown.add(frame.pts)
+            # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
+            if frame.is_corrupt:
+                raise CorruptPictureError
+            if frame.pts is not None and frame.pts in rows:
+                yield frame.pts, (frame.height, frame.width), frame
+
+    return _Run(frames(), shown.__contains__)
+
+
+def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable[[int], bool]) -> bool:
+    """Whether a packet of a run has no frame though its header says that it is output: FFmpeg may say nothing of a
+    packet that is nonsense, and predict from what it has instead."""
+    ranks = enumerate(encoded.display_order[slice(*run)].tolist(), run[0])
+    silent = [n for n, rank in ranks if not has_shown(rank)]
+    if not silent:
+        return False
+    kind_of = classifier(encoded.codec, encoded.stsd)
+    first, *kinds = (kind_of(memoryview(next(_packets(encoded, n, n + 1))[0])) for n in (run[0], *silent))
+    return first.random_access and any(
+        not kind.hidden and not kind.skipped_leading and kind.order is not None for kind in kinds
+    )
+
+
+def _most_pixels(encoded: EncodedSlice) -> int:
+    """Of its pictures, which are cropped to its size: that is known, so that what claims another is damaged."""
+    return 4 * (encoded.width + 64) * (encoded.height + 64)
+
+
+def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
+    return undecodable(DamagedClipError, encoded, reason)
+
+
+def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
+    """The error of a slice, of one of three kinds; `reason` is without the clip's name."""
+    problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
+    error = kind(f"clip {encoded.name} {problem} ({reason}): check it with `streamvid verify --decode`, pack it again")
+    error.clip, error.reason = encoded.name, reason
+    return error
+
+
+def _packets(encoded: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
+    ends = np.cumsum(encoded.sizes)
+    start = int(ends[first - 1]) if first else 0
+    for rank, end in zip(encoded.display_order[first:last].tolist(), ends[first:last].tolist(), strict=True):
+        yield encoded.data[start:end].tobytes(), rank
+        start = end

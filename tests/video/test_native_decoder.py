@@ -1,0 +1,204 @@
+"""FFmpeg called by the native part gives what it gives by PyAV, of whatever it is handed."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamvid.color.picture import Picture, picture_of
+from streamvid.decode.cpu import InThreadDecoder
+from streamvid.decode.slice_frames import DamagedClipError, decode_frames, decode_pictures
+from streamvid.video import native_decoder
+from streamvid.video.codec_context import ReusableCodecContext
+from streamvid.video.packet_selection import EncodedSlice
+from streamvid.video.remux import store_clip
+from tests.support.clips import write
+from tests.support.nvdec_driver import compile_c
+from tests.support.reference import joined, slice_of, whole
+from tools.clips import Recipe, hard_recipes
+
+SOURCE = Path(native_decoder.__file__).parents[1] / "native/ffmpeg.c"
+SMALL = Recipe(width=96, height=64, frames=30, gop=12, b_frames=3, style="texture")
+RECIPES = {
+    **{
+        name: hard_recipes()[name]
+        for name in (
+            "h264_pyramid", "h264_open_gop", "h264_avc3", "hevc_open_gop_from_cra", "hevc_10bit", "vp9_hidden_frames",
+            "vp9_odd", "vp8_hidden_frames", "mpeg4_avi_b_frames",
+        )
+    },
+    "av1": replace(SMALL, codec="av1"),
+    "h264_444": replace(SMALL, pix_fmt="yuv444p"),
+    "hevc_rgb": replace(SMALL, codec="hevc", pix_fmt="gbrp"),
+    "hevc_gray": replace(SMALL, codec="hevc", pix_fmt="gray"),
+
+    "h264_422_10": replace(SMALL, pix_fmt="yuv422p10le"),
+}  # fmt: skip
+
+
+def stored(recipe: Recipe, folder: Path) -> EncodedSlice:
+    return whole(store_clip(write(recipe, folder / f"a.{recipe.container}"), folder))
+
+
+def digest(picture: Picture) -> tuple[str, str]:
+    return picture.pix_fmt, hashlib.sha256(b"".join(plane.tobytes() for plane in picture.planes)).hexdigest()
+
+
+def outcome(pictures: Iterator[tuple[int, Picture]]) -> list[Any]:
+    """What comes, and the error at the end if there is one."""
+    found: list[Any] = []
+    try:
+        found += [(row, picture.form, digest(picture)) for row, picture in pictures]
+    except DamagedClipError as error:
+        found.append(error.reason)
+    return found
+
+
+class Both:
+    """One stream after the other in one decoder of the native part, and in one of PyAV's."""
+
+    def __init__(self) -> None:
+        self._contexts = ReusableCodecContext(), ReusableCodecContext()
+        self.packets = ctypes.c_int64()
+
+    def __call__(self, encoded: EncodedSlice) -> tuple[list[Any], list[Any]]:
+        pictures = decode_pictures(encoded, None, context=self._contexts[0], taken=self.packets)
+        frames = decode_frames(encoded, context=self._contexts[1])
+        return outcome(pictures), outcome((row, picture_of(frame)) for row, frame in frames)
+
+    def same(self, encoded: EncodedSlice) -> list[Any]:
+        native, by_pyav = self(encoded)
+        assert native == by_pyav
+        return native
+
+
+@pytest.fixture
+def both() -> Both:
+    if native_decoder.compiled() is None:
+        pytest.skip("streamvid's native part was not built")
+    return Both()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_gives_what_pyav_gives(name: str, both: Both, tmp_path: Path) -> None:
+    encoded, rng = stored(RECIPES[name], tmp_path), np.random.default_rng(7)
+    assert sorted(row for row, *_ in both.same(encoded)) == list(range(len(encoded.frames)))
+    assert both.packets.value == len(encoded.sizes)
+    some = np.sort(rng.choice(encoded.frames, 3, replace=False))
+    assert len(both.same(replace(encoded, frames=some))) == 3
+    assert len(both.same(joined(encoded, encoded))) == 2 * len(encoded.frames)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_fails_where_pyav_fails(name: str, both: Both, tmp_path: Path) -> None:
+    encoded, rng, errors = stored(RECIPES[name], tmp_path), np.random.default_rng(7), 0
+    for _ in range(20):
+        data = encoded.data.copy()
+        places = rng.integers(0, len(data), int(rng.integers(1, 9)))
+        data[places] ^= rng.integers(1, 256, len(places)).astype(np.uint8)
+        native, by_pyav = both(replace(encoded, data=data))
+        # FFmpeg shows whatever lies in memory where HEVC is damaged, and not the same twice.
+        assert native == by_pyav or name.startswith("hevc")
+        assert [found[:2] for found in native] == [found[:2] for found in by_pyav]
+        errors += isinstance(native[-1], str)
+    assert errors or name.startswith("vp")
+    assert isinstance(both.same(replace(encoded, width=encoded.width + 2))[0], str)
+    empty = replace(encoded, sizes=np.append(encoded.sizes[:-1], 0), data=encoded.data[: -encoded.sizes[-1]])
+    for one in (empty, replace(encoded, stsd=encoded.stsd[:90])):
+        for found in both(one):
+            assert "FFmpeg" in found[-1]
+
+
+def test_a_picture_larger_than_its_clip_says_is_not_decoded(both: Both, tmp_path: Path) -> None:
+    """The bitstream alone says so: 320x192, of which a row claims 16x16."""
+    encoded = stored(replace(SMALL, width=320, height=192), tmp_path)
+    (error,) = both.same(replace(encoded, width=16, height=16))
+    assert "FFmpeg" in error
+
+
+@pytest.mark.usefixtures("both")
+def test_a_decoder_is_kept_and_packets_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[bytes]()
+
+    class Noted(native_decoder.NativeDecoder):
+        def __init__(self, mp4: bytes, *, pixels: int) -> None:
+            opened.append(mp4)
+            super().__init__(mp4, pixels=pixels)
+
+    monkeypatch.setattr("streamvid.video.codec_context.NativeDecoder", Noted)
+    clip = store_clip(write(SMALL, tmp_path / "a.mp4"), tmp_path)
+    decoder, packets = InThreadDecoder(), 0
+    for numbers in ([3], [5, 20], range(30)):
+        part = slice_of(clip, list(numbers))
+        assert len(list(decoder.frames(part, limit_s=9))) == len(part.frames)
+        packets += len(part.sizes)
+        assert decoder.packets == packets
+    part = slice_of(clip, [3])  # is decoded with fewer pictures reordered than were told before
+    next(iter(decoder.frames(part, limit_s=9)))  # left early: it begins anew
+    assert len(list(decoder.frames(part, limit_s=9))) == 1
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("fault", ["not built", "another build", "another FFmpeg"])
+def test_without_it_pyav_decodes(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = stored(SMALL, tmp_path)
+    (tmp_path / "native").mkdir()
+    monkeypatch.setattr(native_decoder, "__file__", str(tmp_path / "video/native_decoder.py"))
+    if fault != "not built":
+        text = SOURCE.read_text()
+        changed = (
+            text.replace("return 1; }", "return 0; }", 1)
+            if fault == "another build"
+            else text.replace("AVCODEC = 62", "AVCODEC = 61")
+        )
+        assert changed != text
+        (tmp_path / "ffmpeg.c").write_text(changed)
+        compile_c([tmp_path / "ffmpeg.c"], tmp_path / "native/ffmpeg.abi3.so", "-shared", "-fPIC")
+    assert native_decoder.compiled.__wrapped__() is None
+    assert "threads wait" in caplog.text
+    assert ("of PyAV" in caplog.text) == (fault == "another FFmpeg")
+    monkeypatch.setattr(native_decoder, "compiled", lambda: None)
+    assert len(list(InThreadDecoder().frames(part, limit_s=9))) == 30
+
+
+UNDER_SANITIZERS = """
+import sys
+import pytest
+from pathlib import Path
+from streamvid.video import native_decoder
+
+native_decoder.__file__ = sys.argv[1]
+assert native_decoder.compiled() is not None
+which = "(gives or fails) and (avc3 or vp9_odd) or larger or kept"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/video/test_native_decoder.py", "-k", which]))
+"""
+
+
+def test_it_neither_leaves_its_memory_nor_computes_what_is_not_defined(tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-shared", "-fPIC")
+    compile_c([SOURCE], tmp_path / "native/ffmpeg.abi3.so", *flags)
+    runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    # Leaks are Python's own, at its exit.
+    settings = {
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_SANITIZERS, str(tmp_path / "video/native_decoder.py")],
+        env=os.environ | settings, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
