@@ -160,13 +160,14 @@ def shown_area(bits: BitReader) -> ShownArea:
         ValueError: it ends early.
     """
     sps = read_sps(bits)
-    bits.u(1 if sps.frame_mbs_only else 2)  # mb_adaptive_frame_field_flag, direct_8x8_inference_flag
+    mixes_fields = not sps.frame_mbs_only and bool(bits.u(1))  # mb_adaptive_frame_field_flag
+    bits.u(1)  # direct_8x8_inference_flag
     left = right = top = bottom = 0
     if bits.u(1):  # frame_cropping_flag
         left, right, top, bottom = (bits.ue() for _ in range(4))  # frame_crop_left_offset and so on
     across, down = sps.crop_unit
     size = sps.width - across * (left + right), sps.height - down * (top + bottom)
-    return ShownArea(across * left, down * top, *size, fields=not sps.frame_mbs_only)
+    return ShownArea(across * left, down * top, *size, not sps.frame_mbs_only, mixes_fields)
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:
@@ -297,10 +298,7 @@ class H264Order(OutputOrder):
         if sps.pic_order_cnt_type != 0:
             return None
         bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
-        for _ in range(3):
-            bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
-        bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)  # colour_plane_id, frame_num
-        if not sps.frame_mbs_only and bits.u(1):  # field_pic_flag
+        if _read_to_field_pic_flag(bits, sps):
             bits.u(1)  # bottom_field_flag
         if is_idr:
             bits.ue()  # idr_pic_id
@@ -308,6 +306,27 @@ class H264Order(OutputOrder):
         if is_reference:
             self._previous = count
         return count
+
+
+def _read_to_field_pic_flag(bits: BitReader, sps: Sps) -> bool:
+    """Read a slice header up to field_pic_flag, which is returned."""
+    for _ in range(3):
+        bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
+    bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)  # colour_plane_id, frame_num
+    return not sps.frame_mbs_only and bool(bits.u(1))
+
+
+def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
+    """Whether a packet as MP4 files hold it has a picture that is coded as a field.
+
+    Raises:
+        ValueError: a slice header ends early.
+    """
+    return any(
+        _read_to_field_pic_flag(BitReader.of_nal(bytes(unit[1:_HEADER_BYTES])), sps)
+        for unit in split_packet(packet, length_size)
+        if unit[0] & 31 in _WITH_SLICE_HEADER
+    )
 
 
 def _x264_version(units: list[memoryview]) -> int | None:

@@ -99,6 +99,7 @@ class ShownArea:
         left, top: where in them that begins which is shown, in luma samples.
         width, height: of that.
         fields: pictures may be coded as fields.
+        mixes_fields: macroblocks of frames may be, too (MBAFF).
     """
 
     left: int
@@ -106,6 +107,7 @@ class ShownArea:
     width: int
     height: int
     fields: bool = False
+    mixes_fields: bool = False
 
 
 @dataclass(frozen=True)

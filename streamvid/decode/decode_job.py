@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.misfit import has_headers, misfit
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
+from streamvid.bitstream.session_fault import has_headers, session_fault
 from streamvid.color.render import PlaneFormat
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import GpuLostError, VideoError
@@ -245,12 +245,15 @@ def surface_form(encoded: EncodedSlice) -> PlaneFormat:
     return key.form
 
 
-def split_at_idr(slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget]) -> list[GopJob]:
+def split_at_idr(
+    slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget], *, native: bool = False
+) -> list[GopJob]:
     """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
     Args:
         slices: of one batch.
         targets: of each slice, where its frames go.
+        native: the native module decodes them.
 
     Returns:
         the jobs, in order. They belong to one new `JobGroup`.
@@ -258,7 +261,7 @@ def split_at_idr(slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget
     Raises:
         VideoError: packets are not NAL units, or a wanted frame has no packet.
     """
-    split = [_closed_gops(encoded) for encoded in slices]
+    split = [_closed_gops(encoded, native=native) for encoded in slices]
     group = JobGroup(sum(len(gops) for gops in split))
     jobs = []
     for encoded, target, gops in zip(slices, targets, split, strict=True):
@@ -299,7 +302,7 @@ class _ClosedGop(NamedTuple):
     in_band: bytes
 
 
-def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
+def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
     syntax, starts = NAL_SYNTAX.get(encoded.codec), encoded.starts.tolist()
     hidden: set[int] = set()
     silent: set[int] = set()
@@ -335,7 +338,7 @@ def _closed_gops(encoded: EncodedSlice) -> list[_ClosedGop]:
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
         in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
         headers = in_band or _headers(encoded, packets[start])
-        if problem := misfit(encoded.codec, headers, encoded.width, encoded.height):
+        if problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # those in band count
         first = (b"" if known else header) + in_band + packets[start]

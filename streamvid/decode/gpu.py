@@ -12,7 +12,7 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.misfit import changes_size, has_headers, misfit
+from streamvid.bitstream.session_fault import has_headers, needs_packets, packets_fault, session_fault
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
@@ -70,7 +70,7 @@ _DITHER_BLOCK: Final = 4
 
 
 @lru_cache(maxsize=4096)
-def decode_support(codec: str, stsd: bytes, width: int, height: int) -> Support:
+def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: bool) -> Support:
     """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
 
     Its sample description says its bit depth, and what decode sessions get wrong. That chroma is 4:2:0, and what else
@@ -79,11 +79,13 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int) -> Support:
     Args:
         codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
+        native: decode sessions are those of the native module.
     """
     try:
         pix_fmt = _PIX_FMTS.get(stream_bit_depth(codec, stsd), "unknown")
         headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
-        reason = misfit(codec, headers, width, height) if has_headers(codec, headers) else "it has no headers"
+        has = has_headers(codec, headers)
+        reason = session_fault(codec, headers, width, height, native=native) if has else "it has no headers"
     except ValueError:  # a row that is damaged must not pass
         return Support(Route.CPU, "its sample description is damaged")
     row = support(codec, pix_fmt, width, height)
@@ -131,6 +133,11 @@ class GpuDecoder:
         self._open: set[object] = set()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(streams, threads)
+
+    @property
+    def native(self) -> bool:
+        """Whether decode sessions are those of the native module."""
+        return self.sessions is not None and self.sessions.native
 
     def route(self, row: Support) -> Route:
         """Who decodes clips of a row of the table here."""
@@ -231,12 +238,12 @@ class GpuDecoder:
         divided: dict[Route, list[int]] = {route: [] for route in Route}
         for number, encoded in enumerate(slices):
             codec, width, height = encoded.codec, encoded.width, encoded.height
-            row = decode_support(codec, encoded.stsd, width, height)
+            row = decode_support(codec, encoded.stsd, width, height, native=self.native)
             route = self.route(row)
             if not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 route = Route.CPU
-            if route is Route.NVDEC and _changes_size(encoded):
-                route = Route.CPU  # a session gives all frames the size of the first
+            if route in (Route.NVDEC, Route.DALI) and _has_wrong_packets(encoded, native=self.native):
+                route = Route.CPU
             if as_dali and route is Route.NVDEC and not _made_as_dali(surface_form(encoded)):
                 route = Route.CPU if row.dali else Route.DALI
             if route is Route.DALI and not shared_guard().admit(self._device_id, codec, width, height):
@@ -337,11 +344,13 @@ class _ReopenedDali:
         self._decoder = None
 
 
-def _changes_size(encoded: EncodedSlice) -> bool:
-    """Whether a slice of VP8 or VP9 has frames of another size than its row says."""
-    ends = np.cumsum(encoded.sizes).tolist()
-    packets = (encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False))
-    return changes_size(encoded.codec, packets, encoded.width, encoded.height)
+def _has_wrong_packets(encoded: EncodedSlice, *, native: bool) -> bool:
+    """Whether a slice has packets that decode sessions decode wrongly, which its headers do not say."""
+    if not needs_packets(encoded.codec, encoded.stsd, native=native):
+        return False
+    data, ends = memoryview(encoded.data), np.cumsum(encoded.sizes).tolist()  # type: ignore[arg-type]
+    packets = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return bool(packets_fault(encoded.codec, encoded.stsd, packets, encoded.width, encoded.height))
 
 
 def _made_as_dali(form: PlaneFormat) -> bool:

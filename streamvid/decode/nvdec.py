@@ -142,6 +142,7 @@ class NvdecSessionPool:
         library: the native module; None: PyNvVideoCodec decodes.
 
     Attributes:
+        native: the native module decodes.
         stream: allocates what is decoded to. One of its own: memory that was freed on another stream would have to be
             waited for.
     """
@@ -157,7 +158,7 @@ class NvdecSessionPool:
     ) -> None:
         import torch
 
-        self.stream = loader_stream(device_id)
+        self.native, self.stream = library is not None, loader_stream(device_id)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
         limit, pace = memory // _MEMORY_SHARE // max(1, engines * sessions), Pace()
@@ -200,7 +201,7 @@ class NvdecSessionPool:
         Raises:
             VideoError: a slice is damaged; then nothing of the batch is begun.
         """
-        jobs = split_at_idr(slices, targets)
+        jobs = split_at_idr(slices, targets, native=self.native)
         self._queue.put(jobs)
         return Pending(jobs[0].group.wait if jobs else lambda: None)
 

@@ -19,6 +19,7 @@ from streamvid.decode.clip_groups import ClipGroup, group_clips
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import mixed_up
 from streamvid.decode.gpu import GpuDecoder, decode_support
+from streamvid.decode.native_session import built_modules
 from streamvid.decode.nvdec import load_nvdec
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
@@ -147,13 +148,15 @@ def find_cpu_decoded(
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
-    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support` and sample descriptions: codec,
-    profile and pixel format; why; and the clips' rows, int64 [clips]. Needs no GPU."""
+    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support` and sample descriptions, with the
+    native module if this installation has it: codec, profile and pixel format; why; and the clips' rows, int64 [clips].
+    Needs no GPU."""
     groups = group_clips(dataset)
     found = [(str(group), group.support.reason, rows) for group, rows in groups.items() if _is_for_cpu(group)]
     for group, rows in groups.items():
         if group.support.route is Route.NVDEC:
-            found += [(str(group), reason, some) for reason, some in _misfits(dataset, rows).items()]
+            faults = _session_faults(dataset, rows, native=bool(built_modules()))
+            found += [(str(group), reason, some) for reason, some in faults.items()]
     return found
 
 
@@ -190,7 +193,7 @@ def _refused_by_gpu(
             refused.append((group, groups[group], f"{_NO_SESSIONS}, and {group.support.dali}"))
     groups = {group: members for group, members in groups.items() if routes[group] is not Route.CPU}
     for group in [group for group in groups if group.support.route is Route.NVDEC]:
-        for reason, members in _misfits(dataset, groups[group]).items():
+        for reason, members in _session_faults(dataset, groups[group], native=decoder.native).items():
             refused.append((group, members, reason))
             groups[group] = np.setdiff1d(groups[group], members)
     by_dali = [members for group, members in groups.items() if routes[group] is Route.DALI]
@@ -222,15 +225,15 @@ def _refused_by_gpu(
     return refused, routes
 
 
-def _misfits(dataset: ClipSource, rows: Int64) -> dict[str, Int64]:
-    """Which clips decode sessions do not take, int64 [clips], by the reason, as their sample descriptions say. Of very
-    many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
+def _session_faults(dataset: ClipSource, rows: Int64, *, native: bool) -> dict[str, Int64]:
+    """Which clips decode sessions would decode wrongly, int64 [clips], by the reason, as their sample descriptions say.
+    Of very many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
     clips = dataset.clips
     first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])
     reasons: dict[str, list[int]] = {}
     for number, row in enumerate(rows[first].tolist() if len(first) <= _LOOKED_AT else []):
         stsd, width, height = clips.stsds[int(clips.stsd_id[row])], int(clips.width[row]), int(clips.height[row])
-        found = decode_support(clips.codec[row], stsd, width, height)
+        found = decode_support(clips.codec[row], stsd, width, height, native=native)
         if found.route is Route.CPU:
             reasons.setdefault(found.reason, []).append(number)
     return {reason: rows[np.isin(which, numbers)] for reason, numbers in reasons.items()}

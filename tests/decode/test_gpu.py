@@ -22,6 +22,7 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.field_pictures import write_fields
 from tests.support.reference import joined, whole
 from tools.clips import Recipe
 
@@ -40,12 +41,12 @@ from tools.clips import Recipe
 )
 def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: Route, tmp_path: Path) -> None:
     clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
-    assert decode_support(clip.codec, clip.stsd, recipe.width, recipe.height).route is route
+    assert decode_support(clip.codec, clip.stsd, recipe.width, recipe.height, native=False).route is route
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
 def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: str) -> None:
-    assert decode_support(codec, START_CODE + b"\xff" * 120, 320, 180).route is Route.CPU
+    assert decode_support(codec, START_CODE + b"\xff" * 120, 320, 180, native=False).route is Route.CPU
 
 
 @pytest.mark.parametrize("codec", ["vp8", "vp9"])
@@ -57,12 +58,32 @@ def test_frames_that_change_their_size_are_decoded_by_cores(codec: Any, tmp_path
         (tmp_path / str(width)).mkdir()
         parts.append(whole(store_clip(write(recipe, tmp_path / str(width) / "a.webm"), tmp_path / str(width))))
     decoder = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=False)
-    decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None))
+    decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=True))
     try:
         in_sessions, _, by_cpu, _ = decoder._divided([parts[0], joined(*parts), replace(parts[1], width=320)], [])
     finally:
         decoder.close()
     assert (in_sessions, by_cpu) == ([0], [1, 2])
+
+
+@pytest.mark.parametrize(("native", "on_cpu"), [(True, []), (False, [0, 2]), (None, [0, 2])])
+def test_h264_in_fields_is_decoded_by_cores_where_it_would_be_deinterlaced(
+    native: bool | None, on_cpu: list[int], tmp_path: Path
+) -> None:
+    """By PyNvVideoCodec, and by DALI in place of sessions. The second clip could be in fields, and is not."""
+    mixed = whole(store_clip(write_fields(tmp_path / "a.mp4", ["fields", "frame", "fields", "frame"], gop=2), tmp_path))
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+    frames = whole(store_clip(write_fields(tmp_path / "b.mp4", ["frame"] * 4), tmp_path / "b"))
+    mbaff = Recipe(frames=4, height=192, params=(("tff", "1"),))
+    decoder = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=False)
+    if native is not None:
+        decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=native))
+    slices = [mixed, frames, whole(store_clip(write(mbaff, tmp_path / "c.mp4"), tmp_path / "c"))]
+    try:
+        assert decoder._divided(slices, [])[2] == on_cpu
+    finally:
+        decoder.close()
 
 
 def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +93,7 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
     waited: list[int] = []
 
     class Sessions:
-        stream = None
+        stream, native = None, True
 
         def submit(self, slices: Sequence[EncodedSlice], targets: object = (), **more: object) -> Pending[list[None]]:
             def wait() -> list[None]:

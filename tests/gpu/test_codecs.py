@@ -18,8 +18,10 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from tests.support import mpeg4
 from tests.support.clips import write
+from tests.support.field_pictures import Picture, write_fields
 from tests.support.reference import slice_of, to_arrays, whole
-from tools.clips import Recipe
+from tools.clips import Recipe, paint
+from tools.clips import write as write_pictures
 
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
 VP8 = Recipe(codec="vp8", container="webm", gop=12)
@@ -41,6 +43,7 @@ CLIPS = {
     "mpeg4_odd": replace(MPEG4, width=131, height=97),
     "mpeg4_qpel": replace(MPEG4, options=(("flags", "+qpel+mv4"),)),
     "h264_intra": Recipe(gop=1, b_frames=0),
+    "h264_could_be_fields": Recipe(gop=12, height=192, params=(("fake-interlaced", "1"),)),
     "hevc_10bit": Recipe(codec="hevc", pix_fmt="yuv420p10le", width=322, height=182, gop=12),
     "hevc_12bit": Recipe(codec="hevc", pix_fmt="yuv420p12le", gop=12),
     "hevc_fields": Recipe(codec="hevc", params=(("interlace", "tff"),), height=192, gop=12, b_frames=0),
@@ -58,12 +61,12 @@ def pool() -> Iterator[NvdecSessionPool]:
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
+def test_seeks_are_a_sequential_decode_and_expectedthose_of_ffmpeg(
     name: str, pool: NvdecSessionPool, tmp_path: Path
 ) -> None:
     recipe = CLIPS[name]
     clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
-    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height).route is Route.NVDEC
+    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=pool.native).route is Route.NVDEC
     (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
     rng = np.random.default_rng(len(name))
     for _ in range(4):
@@ -78,6 +81,33 @@ def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
         assert far.max() < 16
     else:
         assert far.max() <= 1
+
+
+@pytest.mark.parametrize("name", ["mbaff", "fields", "both", "cropped"])
+def test_the_native_module_weaves_fields_and_crops_anywhere(name: str, pool: NvdecSessionPool, tmp_path: Path) -> None:
+    """As FFmpeg; beside PyNvVideoCodec cores decode such clips (`tests/decode/test_gpu.py`)."""
+    if not pool.native:
+        pytest.skip("the native module was not built")
+    path, recipe = tmp_path / "a.mp4", Recipe(gop=8, height=192, frames=24)
+    if name == "mbaff":
+        moments = list(paint(replace(recipe, frames=48)))
+        for top, bottom in zip(moments[::2], moments[1::2], strict=True):
+            top[1::2] = bottom[1::2]
+        write_pictures(replace(recipe, params=(("tff", "1"),)), path, moments[::2])
+    elif name == "cropped":
+        write(replace(recipe, params=(("crop-rect", "64,6,10,4"),)), path)
+    else:
+        kinds: list[Picture] = ["fields", "repeated field"]
+        write_fields(path, [*kinds, "frame", *kinds, "frame", "frame", *kinds] if name == "both" else kinds * 8)
+    clip = store_clip(path, tmp_path)
+    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=True).route is Route.NVDEC
+    (expected,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
+    assert np.abs(expected.astype(np.int16) - decode_with_pyav(whole(clip), color="auto")).max() <= 1
+    rng = np.random.default_rng(1)
+    wanted = [np.sort(rng.choice(len(expected), count, replace=False)) for count in (1, 3, 6, 1)]
+    made = to_arrays(pool.submit([slice_of(clip, some) for some in wanted], color="auto").result())
+    for some, got in zip(wanted, made, strict=True):
+        np.testing.assert_array_equal(got, expected[some])
 
 
 def test_vops_that_are_not_coded_are_no_frames(pool: NvdecSessionPool, tmp_path: Path) -> None:

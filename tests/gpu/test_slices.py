@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streamvid.decode.gpu import GpuDecoder, decode_support
+from streamvid.decode.native_session import native_library
 from streamvid.video.gpu_support import Route, support
 from tests.support.packet_selection_cases import Case, cases
 from tests.support.reference import slice_of, to_arrays, whole
@@ -22,7 +23,7 @@ def refused(case: Case, *, sessions: bool) -> bool:
     clip = case.clip
     intra = len(clip.index.starts) == len(clip.index) > 1
     found = support(clip.codec, clip.pix_fmt, clip.width, clip.height, traits=clip.traits, all_intra=intra)
-    by_headers = decode_support(clip.codec, clip.stsd, clip.width, clip.height)
+    by_headers = decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=native_library() is not None)
     return Route.CPU in (found.route, by_headers.route) or (not sessions and found.dali != "")
 
 

@@ -64,7 +64,7 @@ class Decoder:
     def __init__(self, **options: Any) -> None:
         pass
 
-    has_sessions = True
+    has_sessions, native = True, False
 
     def route(self, row: Support) -> Route:
         return GpuDecoder.route(SimpleNamespace(sessions=self.has_sessions or None), row)  # type: ignore[arg-type]
@@ -150,7 +150,10 @@ def test_routes_say_how_many_clips_go_where_and_why(dataset: Dataset, monkeypatc
     assert sum(one.clips for one in routes) == len(dataset)
     found = {(one.kind.split()[0], one.decoder): (one.clips, one.reason) for one in routes}
     assert found["h264", "nvdec"] == (4, "")  # of I-frames alone, too
-    assert found["h264", "cpu"] == (1, "decode sessions deinterlace pictures that are coded in fields")
+    assert found["h264", "cpu"] == (
+        1,
+        "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not",
+    )
     assert found["mjpeg", "cpu"] == (2, "NVDEC has no decoder for Motion JPEG")
     assert "differ from the CPU's by 8 levels" in found["hevc", "cpu"][1]
     assert {one.decoder for one in checked(dataset, monkeypatch).routes} == {"nvdec", "dali", "cpu"}

@@ -145,7 +145,7 @@ def test_what_dali_decodes_gets_there_too(
 ) -> None:
     """With its own colours corrected, and in the other order."""
     monkeypatch.setattr(
-        gpu, "decode_support", lambda codec, *given: Support(Route.DALI if codec == "h264" else Route.CPU)
+        gpu, "decode_support", lambda codec, *given, native: Support(Route.DALI if codec == "h264" else Route.CPU)
     )
     seen: list[int] = []
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamvid.bitstream.misfit import changes_size, misfit
+from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
 from streamvid.decode.decode_job import split_at_idr
 from streamvid.decode.gpu import decode_support
@@ -18,6 +19,7 @@ from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.field_pictures import Picture, write_fields
 from tests.support.reference import joined, whole
 from tools.clips import Recipe
 
@@ -27,15 +29,19 @@ VP9 = Recipe(codec="vp9", container="webm", frames=12, gop=6)
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize(
     ("recipe", "problem"),
     [
         (H264, ""),
         (replace(H264, height=180, width=322), ""),
-        (replace(H264, params=(("tff", "1"),)), "deinterlace"),
+        (replace(H264, params=(("tff", "1"),)), "deinterlace (PyNvVideoCodec)"),
+        (replace(H264, params=(("fake-interlaced", "1"),)), ""),
         (replace(H264, params=(("crop-rect", "0,0,14,14"),)), ""),
-        (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),
-        (replace(H264, params=(("crop-rect", "0,16,0,0"),)), "crop"),
+        (replace(H264, params=(("crop-rect", "64,0,0,0"),)), "crop (PyNvVideoCodec)"),
+        (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),  # FFmpeg keeps lines aligned, so does not
+        (replace(H264, params=(("crop-rect", "0,16,0,0"),)), "crop (PyNvVideoCodec)"),
+        (replace(H264, params=(("crop-rect", "64,6,10,4"),)), "crop (PyNvVideoCodec)"),
         (replace(H264, codec="hevc", height=182, width=322), ""),
         (replace(H264, codec="hevc", params=(("interlace", "tff"),), b_frames=0), ""),
         (MPEG4, ""),
@@ -45,18 +51,44 @@ _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("
         (replace(MPEG4, options=(("data_partitioning", "1"), ("ps", "300"))), "partitioned"),
     ],
 )
-def test_streams_that_sessions_get_wrong_are_decoded_by_cores(recipe: Recipe, problem: str, tmp_path: Path) -> None:
+def test_streams_that_sessions_get_wrong_are_decoded_by_cores(
+    recipe: Recipe, problem: str, native: bool, tmp_path: Path
+) -> None:
     clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
-    row = decode_support(clip.codec, clip.stsd, clip.width, clip.height)
+    problem, _, of_python = problem.partition(" (")
+    problem = "" if of_python and native else problem
+    row = decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=native)
     assert row.route is (Route.CPU if problem else Route.NVDEC)
     assert problem in row.reason
     # A row that says another size.
-    assert decode_support(clip.codec, clip.stsd, clip.width + 16, clip.height).route is Route.CPU
+    assert decode_support(clip.codec, clip.stsd, clip.width + 16, clip.height, native=native).route is Route.CPU
 
 
-def test_headers_that_cannot_be_read_are_no_stream_for_a_session() -> None:
-    assert misfit("h264", b"\0\0\0\1\x67\x64", 320, 180)
-    assert misfit("mpeg4", b"\0\0\1\x20\x00", 320, 180)
+@pytest.mark.parametrize("native", [False, True])
+def test_headers_that_cannot_be_read_are_no_stream_for_a_session(native: bool) -> None:
+    assert session_fault("h264", b"\0\0\0\1\x67\x64", 320, 180, native=native)
+    assert session_fault("mpeg4", b"\0\0\1\x20\x00", 320, 180, native=native)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "problem"),
+    [(["frame"] * 4, ""), (["fields"] * 4, "deinterlace"), (["frame"] * 3 + ["repeated field"], "deinterlace")],
+)
+def test_h264_that_may_be_in_fields_is_looked_at(pictures: list[Picture], problem: str, tmp_path: Path) -> None:
+    """PyNvVideoCodec deinterlaces fields, and leaves frames as they are."""
+    clip = store_clip(write_fields(tmp_path / "a.mp4", pictures), tmp_path)
+    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=False).route is Route.NVDEC
+    assert needs_packets(clip.codec, clip.stsd, native=False)
+    assert not needs_packets(clip.codec, clip.stsd, native=True)
+    found = packets_fault(clip.codec, clip.stsd, packets_of(whole(clip)), clip.width, clip.height)
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+def test_progressive_h264_is_not_looked_at(tmp_path: Path) -> None:
+    clip = store_clip(write(H264, tmp_path / "a.mp4"), tmp_path)
+    assert not needs_packets(clip.codec, clip.stsd, native=False)
+    assert parameter_sets(clip.codec, clip.stsd).length_size == 4
 
 
 @pytest.mark.parametrize(
@@ -73,12 +105,13 @@ def test_headers_that_cannot_be_read_are_no_stream_for_a_session() -> None:
 )
 def test_packets_of_vp8_and_vp9_state_their_size(recipe: Recipe, tmp_path: Path) -> None:
     encoded = whole(store_clip(write(recipe, tmp_path / "a.webm"), tmp_path))
-    packets = [part.tobytes() for part in np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])]
+    packets = packets_of(encoded)
     size = (recipe.width, recipe.height)
-    assert coded_sizes(recipe.codec, packets[0]) == {size}
-    assert not changes_size(recipe.codec, packets, *size)
-    assert changes_size(recipe.codec, packets, size[0] + 1, size[1])
-    assert changes_size(recipe.codec, [packets[0][:6]], *size)
+    assert coded_sizes(recipe.codec, bytes(packets[0])) == {size}
+    assert needs_packets(recipe.codec, encoded.stsd, native=True)
+    assert not packets_fault(recipe.codec, encoded.stsd, packets, *size)
+    assert packets_fault(recipe.codec, encoded.stsd, packets, size[0] + 1, size[1])
+    assert packets_fault(recipe.codec, encoded.stsd, [packets[0][:6]], *size)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
@@ -96,6 +129,10 @@ def test_a_stream_that_changes_its_size_is_no_job(codec: Any, tmp_path: Path) ->
         small = replace(small, data=_in_band(small), sizes=small.sizes + _extra(small))
     with pytest.raises(VideoError, match="another way"):
         split_at_idr([joined(parts[0], small)], targets)
+
+
+def packets_of(encoded: EncodedSlice) -> list[memoryview]:
+    return [memoryview(part) for part in np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])]  # type: ignore[arg-type]
 
 
 def _sets(encoded: EncodedSlice) -> bytes:

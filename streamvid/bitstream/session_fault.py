@@ -1,0 +1,99 @@
+"""Streams that decode sessions decode wrongly without an error, told by headers (`tests/gpu/test_codecs.py`).
+
+No session crops at odd places, changes the size of a stream's pictures midway, or decodes MPEG-4 with tools that few
+encoders use. Those of PyNvVideoCodec, beside that, crop at the right and at the bottom alone, and deinterlace: fields,
+and frames of H.264 with macroblocks in fields (MBAFF). The native module weaves fields, as FFmpeg does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from streamvid.bitstream import h264, hevc, mpeg4, vpx
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.nal import ShownArea
+
+_FIELDS = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
+_SIZE = "decode sessions crop its pictures in another way"
+
+
+@lru_cache(maxsize=4096)
+def session_fault(codec: str, headers: bytes, width: int, height: int, *, native: bool) -> str:
+    """Why decode sessions give other pictures than FFmpeg of a stream with these headers; "" if they do not.
+
+    Args:
+        codec: as in docs/format.md.
+        headers: of H.264 and HEVC parameter sets in Annex B; of MPEG-4 what comes before a picture.
+        width, height: of FFmpeg's frames, in pixels.
+        native: the sessions are those of the native module.
+    """
+    try:
+        if codec in NAL_SYNTAX:
+            areas = _shown_areas(codec, headers)
+            if any((one.width, one.height) != (width, height) for one in areas):
+                return _SIZE
+            # Chroma is cropped, too, so by pairs.
+            if any(one.left % 2 or one.top % 2 if native else one.left or one.top for one in areas):
+                return _SIZE
+            return _FIELDS if not native and any(one.mixes_fields for one in areas) else ""
+        if codec == "mpeg4":
+            layers = mpeg4.video_object_layers(headers)
+            if any((one.width, one.height) != (width, height) for one in layers):
+                return _SIZE
+            if not all(one.plain for one in layers):
+                return "decode sessions garble MPEG-4 with sprites, partitioned data and the like"
+            return "decode sessions deinterlace it" if any(one.interlaced for one in layers) else ""
+    except ValueError:
+        return "its headers cannot be read"
+    return ""
+
+
+def has_headers(codec: str, headers: bytes) -> bool:
+    """Whether there is among headers what `session_fault` looks at."""
+    if codec in NAL_SYNTAX:
+        return bool(NAL_SYNTAX[codec].sequence_parameter_sets(headers))
+    return codec != "mpeg4" or bool(mpeg4.video_object_layers(headers))
+
+
+def needs_packets(codec: str, stsd: bytes, *, native: bool) -> bool:
+    """Whether headers leave open what `packets_fault` looks for."""
+    return codec in ("vp8", "vp9") or (codec == "h264" and not native and _may_have_fields(stsd))
+
+
+def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width: int, height: int) -> str:
+    """Why decode sessions give other pictures than FFmpeg of packets that `needs_packets`; "" if they do not.
+
+    VP8 and VP9 may change the size of their frames: resolutions that change midway, and spatial layers. H.264 may be
+    coded in fields, or be in frames all through though its parameter sets leave it open, as much of broadcast is.
+
+    Args:
+        codec, stsd: as in docs/format.md.
+        packets: as they are stored.
+        width, height: of frames, in pixels.
+    """
+    try:
+        if codec == "h264":
+            syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
+            sps = {h264.read_sps(BitReader.of_nal(unit[1:])) for unit in syntax.sequence_parameter_sets(sets.annex_b)}
+            in_fields = any(h264.is_field(packet, sets.length_size, one) for packet in packets for one in sps)
+            return _FIELDS if in_fields else ""
+        if any(not vpx.coded_sizes(codec, bytes(packet)) <= {(width, height)} for packet in packets):
+            return "a session gives all of its frames the size of the first"
+    except ValueError:
+        return "its packets cannot be read"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _may_have_fields(stsd: bytes) -> bool:
+    try:
+        return any(one.fields for one in _shown_areas("h264", parameter_sets("h264", stsd).annex_b))
+    except ValueError:
+        return True
+
+
+def _shown_areas(codec: str, headers: bytes) -> list[ShownArea]:
+    read, syntax = (h264.shown_area if codec == "h264" else hevc.shown_area), NAL_SYNTAX[codec]
+    return [read(BitReader.of_nal(sps[syntax.header_bytes :])) for sps in syntax.sequence_parameter_sets(headers)]
