@@ -244,7 +244,7 @@ class ClipSource:
         wanted: dict[int, set[int]] = {row: set() for row in rows if row not in known}
         made: dict[int, T] = {}
         reader = reader or self.reader
-        self.clips.key.prepare(rows, reader.turn, reader.retry)
+        self.clips.key.prepare(rows, reader)
         while True:
             self._read_indexes(known, wanted, reader, path_of or self.shard_path, whole)
             wanted = {}

@@ -15,9 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -28,15 +26,19 @@ from streamvid.arrays import Int64
 from streamvid.dataset import table_cache
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
+from streamvid.dataset.revisions import ended_by
 from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, TextBlock, text_block
 from streamvid.errors import DatasetError
+from streamvid.storage.byte_range import PART_BYTES
+from streamvid.storage.client import in_s3
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.table_bounds import JointLimit
-from streamvid.storage.turn import Turn
+from streamvid.storage.url import is_local
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class RowTexts:
         self._starts = _starts(rows for rows, _ in self._blocks)
         self._shards = _starts(entry.clips for entry in entries)
         self._tables: dict[int, pa.Table] = {}
+        self._broken: dict[int, DatasetError] = {}
         self._asked: Counter[int] = Counter()
         self._rows: LruCache[int, dict[str, str | bytes]] = LruCache(_ROWS)
 
@@ -81,12 +84,11 @@ class RowTexts:
     def __reduce__(self) -> tuple[object, ...]:
         return RowTexts, (self._blocks, self._entries, self._read)
 
-    def prepare(self, rows: Iterable[int], turn: Turn | None = None, retry: Retry | None = None) -> None:
+    def prepare(self, rows: Iterable[int], reader: RangeReader | None = None) -> None:
         """Read what these rows need, side by side.
 
         Args:
-            turn: the place among others who read, which may compute while this one waits for a storage.
-            retry: for how long that is asked; default: for as long as the dataset is.
+            reader: whose turn it is, and for how long a storage is asked; default: as long as for the dataset.
 
         Raises:
             StorageUnavailable, AccessRefused: the storage does not give it.
@@ -103,18 +105,17 @@ class RowTexts:
         whole = []
         for number, shards in wanted.items():
             self._asked[number] += len(shards)
-            if isinstance(self._blocks[number][1], str) and self._asked[number] <= _ALONE:
+            if isinstance(self._blocks[number][1], str) and (self._asked[number] <= _ALONE or number in self._broken):
                 alone |= shards
             else:
                 whole.append(number)
-        assert self._read is not None or not alone
-        with (turn or Turn()).waiting(), ThreadPoolExecutor(_THREADS) as pool:
-            tables = pool.map(partial(self._table, retry=retry), whole)
-            files = pool.map(partial(self._fetch, retry=retry), alone)
-            self._tables |= zip(whole, tables, strict=True)
-            fetched = list(files)
-        for (s, some), source in zip(alone.items(), fetched, strict=True):
-            self._take(s, some, source)
+        reader = reader or RangeReader(None if self._read is None else self._read.retry)
+        with reader.turn.waiting():
+            for number in self._load(whole, reader.retry):
+                alone |= wanted[number]
+            files = self._read.parquets(alone, reader) if self._read else {}
+        for s, some in alone.items():
+            self._take(s, some, files[s])
 
     def value(self, name: str, row: int) -> str | bytes:
         """The text of a row. Raises IndexError if there is no such row, else as `prepare`."""
@@ -151,35 +152,48 @@ class RowTexts:
         return concat_columns(blocks) if blocks else MetaColumns()
 
     def _all(self) -> list[pa.Table]:
-        missing = [number for number in range(len(self._blocks)) if number not in self._tables]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            self._tables |= zip(missing, pool.map(self._table, missing), strict=True)
-        return [self._tables[number] for number in range(len(self._blocks))]
+        every = range(len(self._blocks))
+        for number in self._load([number for number in every if number not in self._tables]):
+            raise self._broken[number]
+        return [self._tables[number] for number in every]
 
-    def _table(self, number: int, retry: Retry | None = None) -> pa.Table:
-        stream = self._blocks[number][1]
-        if isinstance(stream, str):
-            assert self._read is not None
-            stream = self._read.stream(stream, retry)
-        return pa.ipc.open_stream(stream).read_all()
+    def _load(self, numbers: Sequence[int], retry: Retry | None = None) -> list[int]:
+        """Read blocks; gives those that cannot be used."""
 
-    def _fetch(self, s: int, retry: Retry | None) -> str | pa.Buffer | None:
-        """A shard's Parquet file; None if it is damaged."""
-        assert self._read is not None
+        def load(number: int) -> None:
+            stream = self._blocks[number][1]
+            try:
+                if isinstance(stream, str):
+                    assert self._read is not None
+                    stream = self._read.stream(stream, retry)
+                self._tables[number] = pa.ipc.open_stream(stream).read_all()
+            except (StorageUnavailable, AccessRefused):
+                raise
+            except DatasetError as error:
+                self._broken[number] = error
+
+        if numbers:
+            with ThreadPoolExecutor(min(_THREADS, len(numbers))) as pool:
+                list(pool.map(load, numbers))
+        return [number for number in numbers if number not in self._tables]
+
+    def _take(self, s: int, rows: Sequence[int], source: str | pa.Buffer | DatasetError) -> None:
+        """Keep the texts of rows of a shard; of a damaged one, the block will be read.
+
+        Raises:
+            DatasetError: that cannot be used, either.
+        """
         try:
-            return self._read.parquet(s, retry)
-        except (StorageUnavailable, AccessRefused):
-            raise
-        except DatasetError:
-            return None
-
-    def _take(self, s: int, rows: Sequence[int], source: str | pa.Buffer | None) -> None:
-        """Keep the texts of rows of a shard; of a damaged one, the block will be read."""
-        block = None
-        with suppress(DatasetError):
-            block = source and ShardFiles("", self._entries[s], None).read_texts(source)
-        if not block:
-            self._asked[_place(self._starts, rows[0])] = _ALONE
+            if isinstance(source, DatasetError):
+                raise source
+            block = ShardFiles("", self._entries[s], None).read_texts(source)
+        except DatasetError as error:
+            number = _place(self._starts, rows[0])
+            if number in self._broken:
+                assert self._read is not None
+                raise self._read.told(self._entries[s], error) from error
+            log.debug("%s; the table is read instead", error)
+            self._asked[number] = _ALONE
             return
         columns = {**block.texts, STSD: block.stsd.take(pa.array(block.stsd_row))}
         for row in rows:
@@ -204,9 +218,9 @@ class TextColumn:
         """The column of all rows."""
         return self.texts.column(self.name)
 
-    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry) -> None:
+    def prepare(self, rows: Sequence[int], reader: RangeReader) -> None:
         """See `RowTexts.prepare`."""
-        self.texts.prepare(rows, turn, retry)
+        self.texts.prepare(rows, reader)
 
 
 @dataclass(frozen=True)
@@ -226,10 +240,40 @@ class TableTexts:
     retry: Retry
     _joint: JointLimit = field(default_factory=JointLimit, repr=False)
 
-    def parquet(self, s: int, retry: Retry | None = None) -> str | pa.Buffer:
-        """The Parquet file of a shard: see `ShardFiles.parquet`."""
-        files = ShardFiles(self.dataset, self.shards[s], None)
-        return files.parquet(retry or self.retry, threading.Event(), check_sha256=True)
+    def parquets(self, shards: Iterable[int], reader: RangeReader) -> dict[int, str | pa.Buffer | DatasetError]:
+        """The Parquet files of shards: paths of local ones, else their bytes, or why they cannot be used.
+
+        Raises:
+            StorageUnavailable, AccessRefused: the storage does not give them.
+        """
+        files = {s: ShardFiles(self.dataset, self.shards[s], None) for s in shards}
+        beginnings: dict[int, bytes] = {}
+        if files and in_s3(self.dataset):
+            wanted = [(one.path("parquet"), 0, PART_BYTES) for one in files.values()]
+            # Of files that are missing, each is asked for by itself.
+            try:
+                found = reader.remote.read(wanted, retry=reader.retry, turn=reader.turn.number)
+                beginnings = dict(zip(files, found, strict=True))
+            except (StorageUnavailable, AccessRefused):
+                raise
+            except DatasetError:
+                pass
+
+        def source(s: int) -> str | pa.Buffer | DatasetError:
+            data = beginnings.get(s, b"")
+            try:
+                if 0 < len(data) < PART_BYTES:
+                    return files[s].checked(data)
+                return files[s].parquet(reader.retry, threading.Event(), check_sha256=True)
+            except (StorageUnavailable, AccessRefused):
+                raise
+            except DatasetError as error:
+                return error
+
+        if is_local(self.dataset) or len(beginnings) == len(files):
+            return {s: source(s) for s in files}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return dict(zip(files, pool.map(source, files), strict=True))
 
     def stream(self, sha256: str, retry: Retry | None = None) -> pa.Buffer:
         """The stream of a file, mapped. The shards' own are read instead of one that is damaged, and a warning says so.
@@ -246,12 +290,15 @@ class TableTexts:
             _write(path, read_table(data, sha256, entries, texts=True, joint=self._joint), entries)
 
         def build_of_shards(path: str) -> None:
-            found = [
-                ShardFiles(self.dataset, entry, None).read_scalars(
-                    check_sha256=True, retry=retry, stop=stop, joint=self._joint
-                )
-                for entry in entries
-            ]
+            found = []
+            for entry in entries:
+                files = ShardFiles(self.dataset, entry, None)
+                try:
+                    found.append(files.read_scalars(check_sha256=True, retry=retry, stop=stop, joint=self._joint))
+                except (StorageUnavailable, AccessRefused):
+                    raise
+                except DatasetError as error:
+                    raise self.told(entry, error) from error
             try:
                 rows = pa.concat_tables(found, promote_options="permissive")
             except pa.ArrowException as error:
@@ -266,6 +313,10 @@ class TableTexts:
         except DatasetError as error:
             log.warning("%s; the Parquet files of its %d shards are read instead", error, len(entries))
             return table_cache.in_memory(build_of_shards)
+
+    def told(self, entry: ShardEntry, error: DatasetError) -> DatasetError:
+        """The error of a shard that cannot be read, for whoever reads a revision that a purge has ended."""
+        return DatasetError(ended) if (ended := ended_by(self.dataset, entry)) else error
 
 
 def cache_key(sha256: str, entries: Sequence[ShardEntry]) -> str:

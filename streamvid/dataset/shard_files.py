@@ -105,7 +105,11 @@ class ShardFiles:
         if self.cache is not None:
             return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
         data = filesystem.read_bytes(path, retry=retry.until(stop))
-        if check_sha256 and hashlib.sha256(data).hexdigest() != self.entry.parquet_sha256:
+        return self.checked(data) if check_sha256 else pa.py_buffer(data)
+
+    def checked(self, data: bytes) -> pa.Buffer:
+        """The bytes of its Parquet file. Raises DatasetError if they have another checksum than in dataset.json."""
+        if hashlib.sha256(data).hexdigest() != self.entry.parquet_sha256:
             raise DatasetError(
                 f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
                 "copy it again or run streamvid verify"

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamvid.storage.retry import Retry
-from streamvid.storage.turn import Turn
+from streamvid.storage.range_reader import RangeReader
 
 UInt64 = npt.NDArray[np.uint64]
 T = TypeVar("T", str, bytes)
@@ -27,7 +26,7 @@ class LazyArray(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> str | bytes: ...
     def whole(self) -> pa.ChunkedArray: ...
-    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry, /) -> None: ...
+    def prepare(self, rows: Sequence[int], reader: RangeReader, /) -> None: ...
 
 
 class ArrowColumn(Sequence[T]):
@@ -46,10 +45,10 @@ class ArrowColumn(Sequence[T]):
         """All strings."""
         return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
 
-    def prepare(self, rows: Sequence[int], turn: Turn, retry: Retry) -> None:
+    def prepare(self, rows: Sequence[int], reader: RangeReader) -> None:
         """Read what these strings need, all at once: see `streamvid.dataset.row_texts.RowTexts.prepare`."""
         if not isinstance(self._array, pa.ChunkedArray):
-            self._array.prepare(rows, turn, retry)
+            self._array.prepare(rows, reader)
 
     def __len__(self) -> int:
         return len(self._array)

@@ -259,6 +259,27 @@ def test_what_is_purged_is_in_no_block(packed: Path, tmp_path: Path, folder: Pat
     assert Dataset.open(copy).columns.get("place").to_pylist() == ["town 0", None, "town 2", "town 3", "town 4"]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("alone", [0, 9])
+def test_what_is_left_of_a_revision_that_a_purge_ends(
+    packed: Path, site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, alone: int
+) -> None:
+    """Rows of shards that are still there have their texts, although their table is gone; others say why not."""
+    monkeypatch.setattr(row_texts, "_ALONE", alone)
+    want = small(packed, monkeypatch)
+    copy = Path(shutil.copytree(packed, tmp_path / "set"))
+    dataset = Dataset.open(site.add_folder(copy, "bucket/set") if remote else copy)
+    with packing_inline():
+        sv.forget(copy, [want.key(1)], purge=True)
+    site.objects.clear()
+    site.add_folder(copy, "bucket/set")
+    for _ in range(2):
+        assert [dataset.key(row) for row in (0, 2, 3, 4)] == [want.key(row) for row in (0, 2, 3, 4)]
+        for look in (lambda: dataset.key(1), lambda: dataset.columns.get("place")):
+            with pytest.raises(DatasetError, match=rf"shard {want.shards[1].name} .* is gone: revision 1, in which"):
+                look()
+
+
 def test_numbers_that_contradict_name_their_row(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
