@@ -104,8 +104,9 @@ class ReusableCodecContext(threading.local):
             or kept.reorder < reorder
         ):
             kept = _Kept(same, reorder, pixels, self._open(stsd, reorder, pixels, native))
-        # A caller that has all the frames it wants closes its generator early; the context is still good.
-        with suppress(GeneratorExit):
+        # A caller that has all the frames it wants closes its generator early; the context is still good. A native one
+        # may be freed already: what is garbage, after an error, Python finalizes in any order.
+        with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
         if not _has_history(kept.context):
             kept.context.flush_buffers()

@@ -50,6 +50,8 @@ class NativeRun(ctypes.Structure):
     )  # fmt: skip
 
     def __init__(self, data: UInt8, sizes: Int64, ranks: Int64, wanted: Iterable[int], taken: ctypes.c_int64) -> None:
+        assert sizes.min() >= 0
+        assert sizes.sum() <= len(data)
         first = int(ranks.min())
         marks, self.shown_marks = np.zeros((2, int(ranks.max()) - first + 1), dtype=np.uint8)
         marks[np.fromiter(wanted, dtype=np.int64) - first] = 1
