@@ -84,7 +84,7 @@ class DaliEngine:
         self._device_id, self._num_threads, self._rescuer = device_id, num_threads, rescuer
         self.home = HomeProcess()
 
-    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
+    def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
         """The batches of what is left of an epoch, in order; an error is raised in its place.
 
         DALI does not say which clip it failed on. So the clips of the batches that it was working on are tried one by
@@ -193,9 +193,6 @@ class DaliEngine:
         finally:
             unregister(stop)
             stop()
-
-    def begin(self, epoch: Epoch) -> None:
-        """Nothing: pipelines are built for one chunk of a plan."""
 
     def close(self) -> None:
         """Nothing outlives an iteration."""

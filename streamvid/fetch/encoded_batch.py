@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,6 +25,7 @@ from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.shared_ranges import SharedRanges
 from streamvid.storage.turn import Turn
 from streamvid.video.packet_selection import (
     EncodedSlice,
@@ -115,8 +118,8 @@ def read_batches(
         DatasetError: a shard cannot be read, or an index is damaged.
     """
     turn = turn or Turn(steps[0].number)
-    names = ("sample_ids", "passes", "valid", "stands_for")
-    ids, passes, valid, absent = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
+    whole = _together(steps)
+    ids, passes, valid, absent = whole.sample_ids, whole.passes, whole.valid, whole.stands_for
     shards = dataset.clips.shard[rows_of(ids)]
     samples: dict[int, SamplePlan] = {}
     slices: dict[int, EncodedSlice] = {}
@@ -132,12 +135,58 @@ def read_batches(
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
+    numbers = range(len(ids))
+    return _encoded(dataset, steps, spec, [samples[n] for n in numbers], [slices[n] for n in numbers])
+
+
+def plan_parts(
+    dataset: ClipSource,
+    parts: Sequence[Sequence[Step]],
+    spec: SampleSpec,
+    access: ShardAccess,
+    stop: threading.Event,
+    turn: Turn,
+) -> list[Callable[[Turn], list[EncodedBatch]]]:
+    """As `read_batches`, of shards that are read by range, but the packets are read by the functions that this gives: a
+    function for each part of the steps, called once each, side by side, those of earlier parts first. Arguments and
+    errors as of `read_batches`."""
+    steps = [step for part in parts for step in part]
+    shards = np.unique(dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))]).tolist()
+    reader = access.reader(shards, stop, turn)
+    planned = iter(plan_samples(dataset, _together(steps), spec, reader=reader, path_of=dataset.shard_path))
+    samples = [list(itertools.islice(planned, sum(len(step.sample_ids) for step in part))) for part in parts]
+    turn.admit(sum(bytes_of(some) for some in samples))
+    shared = SharedRanges(reader, [byte_ranges_of(dataset, some, dataset.shard_path) for some in samples])
+
+    def read(number: int, turn: Turn) -> list[EncodedBatch]:
+        own = samples[number]
+        slices = read_slices(dataset, own, shared.reader(number, turn), dataset.shard_path, checksum=spec.checksum)
+        return _encoded(dataset, parts[number], spec, own, slices)
+
+    return [partial(read, number) for number in range(len(parts))]
+
+
+def _together(steps: Sequence[Step]) -> Step:
+    """The samples of several steps as one step."""
+    names = ("sample_ids", "passes", "valid", "stands_for")
+    ids, passes, valid, absent = (np.concatenate([getattr(step, name) for step in steps]) for name in names)
+    return Step(ids, passes, valid, steps[0].number, absent=absent)
+
+
+def _encoded(
+    dataset: ClipSource,
+    steps: Sequence[Step],
+    spec: SampleSpec,
+    samples: Sequence[SamplePlan],
+    slices: Sequence[EncodedSlice],
+) -> list[EncodedBatch]:
+    """A batch for each step, of the samples and slices of all of them."""
     encoded, first = [], 0
     for step in steps:
-        numbers = range(first, first + len(step.sample_ids))
-        batch = pad_to_longest([samples[n] for n in numbers], spec.sampling.pad)
-        encoded.append(encoded_batch(dataset, batch, [slices[n] for n in numbers], number=step.number))
-        first = numbers.stop
+        last = first + len(step.sample_ids)
+        batch = pad_to_longest(samples[first:last], spec.sampling.pad)
+        encoded.append(encoded_batch(dataset, batch, list(slices[first:last]), number=step.number))
+        first = last
     return encoded
 
 
@@ -163,6 +212,16 @@ def bytes_of(samples: Sequence[SamplePlan]) -> int:
     return sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples)
 
 
+def byte_ranges_of(dataset: ClipSource, samples: Sequence[SamplePlan], path_of: ShardPaths) -> list[ByteRange]:
+    """Where the packets of samples are, in their files."""
+    return [
+        ByteRange(path, origin + start, origin + end)
+        for sample in samples
+        for path, origin in [(dataset.location(sample.clip, path_of), int(dataset.clips.mp4_offset[sample.clip]))]
+        for start, end in sample.spans.tolist()
+    ]
+
+
 def read_slices(
     dataset: ClipSource,
     samples: Sequence[SamplePlan],
@@ -186,11 +245,7 @@ def read_slices(
     """
     paths = [dataset.location(sample.clip, path_of) for sample in samples]
     origins = dataset.clips.mp4_offset[[sample.clip for sample in samples]].tolist()
-    wanted = [
-        ByteRange(path, origin + start, origin + end)
-        for sample, path, origin in zip(samples, paths, origins, strict=True)
-        for start, end in sample.spans.tolist()
-    ]
+    wanted = byte_ranges_of(dataset, samples, path_of)
     shards = dataset.clips.shard[[sample.clip for sample in samples]].tolist()
     versions: dict[str, FileVersion] = {}
     foreign: dict[str, int] = {}

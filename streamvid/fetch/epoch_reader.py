@@ -6,15 +6,15 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, Protocol
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError
-from streamvid.fetch.encoded_batch import EncodedBatch, read_batches
+from streamvid.fetch.encoded_batch import EncodedBatch, plan_parts, read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Epoch
@@ -28,6 +28,13 @@ _PREFETCHED_STEPS: Final = 64
 """How many steps ahead shards of a remote dataset are downloaded, if the cache has room for them."""
 _CHUNKS_AHEAD: Final = 12
 """Chunks that are under way side by side by range, each in a thread, so that they wait for the storage together."""
+_PARTS_AT_ONCE: Final = 32
+_PART_CLIPS: Final = 8
+"""Parts of chunks whose packets are read side by side, each in a thread, and how many clips one has at least: as many
+requests as may be under way."""
+_LEAD: Final = 8
+"""Once as many chunks are ahead of the loop as may be, the next is planned before parts that are as many chunks away
+are read: else all of them are read, and then all are planned, while the loop waits."""
 _PLANNED_AT_ONCE: Final = 4
 """Of those, how many of the longest may read frame indexes at a time, or as many steps in more: enough to keep up, few
 enough not to hold up packets."""
@@ -95,8 +102,8 @@ def read_epoch(
 
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
-    def read_once(steps: range, turn: Turn | None = None) -> list[EncodedBatch]:
-        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop, turn)
+    def read_once(steps: range) -> list[EncodedBatch]:
+        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop)
         access.have_read(steps)
         return batches
 
@@ -117,8 +124,15 @@ def read_epoch(
                     raise
         return [read_alone(number) for number in steps]
 
+    def plan(parts: Sequence[range], turn: Turn) -> list[Callable[[Turn], list[EncodedBatch]]]:
+        steps = [[epoch.step(number) for number in part] for part in parts]
+        return plan_parts(dataset, steps, spec, access, stop, turn)
+
     if access.by_range:
-        yield from _read_ahead(read_once, read, _Chunks(epoch, dataset.clips.mp4_size, longest))
+        least = -(-_PART_CLIPS // batch_size)
+        for number, batches in _read_ahead(plan, read, _Chunks(epoch, dataset.clips.mp4_size, longest), least):
+            access.have_read(range(number, number + len(batches)))
+            yield from batches
         return
     start, length = epoch.done, 1
     while start < epoch.steps:
@@ -198,15 +212,22 @@ class _Chunks:
             raise CancelledError
 
 
-class _ChunkTurn(Turn):
-    """The place of a chunk among others: those before it compute first, and have their packets read first."""
+class _ComputingTurn(Turn):
+    """The place among others of who plans a chunk, or reads a part of one: earlier steps compute first, and have their
+    packets read first. To be entered.
 
-    def __init__(self, chunks: _Chunks, chunk: int, step: int) -> None:
+    Args:
+        chunk: which is planned.
+        step: the first of those that are planned or read.
+        urgency: the step for which it is needed, if not that.
+    """
+
+    def __init__(self, chunks: _Chunks, chunk: int, step: int, urgency: int | None = None) -> None:
         super().__init__(step)
-        self._chunks, self._chunk = chunks, chunk
+        self._chunks, self._chunk, self._urgency = chunks, chunk, step if urgency is None else urgency
 
     def __enter__(self) -> Turn:
-        self._chunks.computing.acquire(self._chunk)
+        self._chunks.computing.acquire(self._urgency)
         self._since = time.monotonic()
         return self
 
@@ -225,46 +246,70 @@ class _ChunkTurn(Turn):
         if time.monotonic() - self._since > _COMPUTING:
             time.sleep(_PAUSE)
             self._since = time.monotonic()
+            if self._chunks.computing.is_wanted_before(self._urgency):
+                with self.waiting():
+                    pass
 
     def admit(self, size: int) -> None:
         with self.waiting():
             self._chunks.enter(self._chunk, size)
 
 
+_Part = tuple[range, Future[list[EncodedBatch]] | None]
+
+
 def _read_ahead(
-    read: Callable[[range, Turn], list[EncodedBatch]],
+    plan: Callable[[Sequence[range], Turn], list[Callable[[Turn], list[EncodedBatch]]]],
     read_again: Callable[[range], list[EncodedBatch]],
     chunks: _Chunks,
-) -> Generator[EncodedBatch, None, None]:
-    """The batches of chunks that are read side by side. Those with damaged clips are read again when their turn comes,
-    as what is bad in one counts for all after it."""
+    least: int,
+) -> Generator[tuple[int, list[EncodedBatch]], None, None]:
+    """Batches of some steps, with the number of the first, of chunks that are planned and read side by side. A chunk's
+    packets are read in parts of at least so many steps, which the loop need not wait for together. Those with damaged
+    clips are read again when their turn comes, as what is bad in one counts for all after it."""
 
-    def read_chunk(number: int) -> tuple[range, list[EncodedBatch] | None]:
+    def read_part(read: Callable[[Turn], list[EncodedBatch]], number: int, step: int) -> list[EncodedBatch]:
+        with _ComputingTurn(chunks, number, step) as turn:
+            return read(turn)
+
+    def plan_chunk(number: int) -> tuple[range, list[_Part] | None]:
         steps = chunks.cut(number)
         try:
             if not steps:
                 return steps, []
-            with _ChunkTurn(chunks, number, steps.start) as turn:
-                return steps, read(steps, turn)
+            parts = [steps[first : first + least] for first in range(0, len(steps), least)]
+            urgency = max(steps.start - _LEAD * len(steps), 0) if number >= _CHUNKS_AHEAD else steps.start
+            with _ComputingTurn(chunks, number, steps.start, urgency) as turn:
+                functions = plan(parts, turn)
+            reads = zip(parts, functions, strict=True)
+            return steps, [(own, readers.submit(read_part, read, number, own.start)) for own, read in reads]
         except (ClipError, FileTooShort):
             return steps, None
         finally:
             chunks.enter(number, 0)  # the next one's turn, if this one has failed before
 
-    with ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-fetch") as pool:
-        pending = deque(pool.submit(read_chunk, number) for number in range(_CHUNKS_AHEAD))
+    with (
+        ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="streamvid-fetch") as readers,
+        ThreadPoolExecutor(_CHUNKS_AHEAD, thread_name_prefix="streamvid-plan") as planners,
+    ):
+        pending = deque(planners.submit(plan_chunk, number) for number in range(_CHUNKS_AHEAD))
         try:
             for number in itertools.count():
-                steps, batches = pending.popleft().result()
+                steps, parts = pending.popleft().result()
                 if not steps:
                     return
-                if batches is None:
-                    batches = read_again(steps)
-                chunks.leave(number)
-                pending.append(pool.submit(read_chunk, number + _CHUNKS_AHEAD))
-                yield from batches
+                pending.append(planners.submit(plan_chunk, number + _CHUNKS_AHEAD))
+                for own, reading in parts or [(steps, None)]:
+                    try:
+                        batches = read_again(own) if reading is None else reading.result()
+                    except (ClipError, FileTooShort):
+                        batches = read_again(own)
+                    if own.stop == steps.stop:
+                        chunks.leave(number)
+                    yield own.start, batches
         finally:
             chunks.close()
+            readers.shutdown(wait=False, cancel_futures=True)
 
 
 def upcoming_shards(dataset: ClipSource, epoch: Epoch, start: int) -> Iterator[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, cast
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean
@@ -17,7 +18,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
-from streamvid.loader.pipeline import RenderPipeline
+from streamvid.loader.pipeline import Background, RenderPipeline
 from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
@@ -28,6 +29,7 @@ from streamvid.transform.render import RenderedBatch, make_renderer
 
 EngineName = Literal["default", "dali"]
 ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
+Begins = Literal["batch", "reading"]
 _POLL_S: Final = 0.1
 """How often a thread that waits checks whether it has been told to stop."""
 
@@ -41,11 +43,14 @@ class Engine(Protocol):
 
     home: HomeProcess
 
-    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
-        """The batches of what is left of an epoch, in the plan's order; an error is raised in its place."""
+    def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
+        """The batches of what is left of an epoch, in the plan's order; an error is raised in its place.
 
-    def begin(self, epoch: Epoch) -> None:
-        """Make the first batch of an epoch that `run` is likely to be asked for next, if that keeps cores busy."""
+        Args:
+            epoch: which.
+            following: makes the one that `run` is likely to be asked for next, in any thread: it may be begun where
+                cores or a storage would have nothing to do.
+        """
 
     def close(self) -> None:
         """Free threads and device memory that no iteration uses."""
@@ -57,8 +62,9 @@ class StagedEngine:
     Args:
         read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
         rescuer: makes what rescues the batches of an epoch.
-        ahead: `begin` makes a batch. Else it does nothing: not where memory of a GPU would be kept from a model, nor
-            where a cache gives up files by the epoch under way.
+        begins: what is done of the epoch that follows. "batch": its first batch is made while the last one of this
+            epoch is waited for: not where memory of a GPU would be kept from a model, nor where a cache gives up files
+            by the epoch under way. "reading": as soon as all of this epoch is read, as far as reading goes ahead.
     """
 
     def __init__(
@@ -67,45 +73,101 @@ class StagedEngine:
         pipeline: RenderPipeline,
         rescuer: Callable[[Epoch, threading.Event], Rescue | None],
         *,
-        ahead: bool,
+        begins: Begins | None,
     ) -> None:
         self._read, self._pipeline, self._rescuer, self.home = read, pipeline, rescuer, pipeline.home
-        self._ahead = ahead
+        self._begins = begins
         self._begun: tuple[Epoch, threading.Event, Generator[RenderedBatch, None, None]] | None = None
+        self._next: _Reading | None = None
 
-    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
+    def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
         """See `Engine`."""
         if self._begun is not None and self._begun[0] is epoch:
             (_, asked, rendered), self._begun = self._begun, None
             asked.set()
-            return rendered
-        self._drop()
-        return self._start(epoch, None)
-
-    def begin(self, epoch: Epoch) -> None:
-        """See `Engine`."""
-        self._drop()
-        if self._ahead:
-            asked = threading.Event()
-            self._begun = epoch, asked, self._start(epoch, asked)
+        else:
+            rendered = self._render(self._read_ahead(epoch), following)
+        try:
+            for left in reversed(range(epoch.left)):
+                if not left and following is not None and self._begins == "batch":
+                    self._drop()
+                    asked, reading = threading.Event(), self._start(following())
+                    reading = replace(reading, batches=_first_alone(reading.batches, asked, reading.stop))
+                    self._begun = reading.epoch, asked, self._render(reading, None)
+                yield next(rendered)
+            next(rendered, None)  # its own end, with which its decoder stays for the next epoch
+        finally:
+            rendered.close()
 
     def close(self) -> None:
         """See `Engine`."""
         self._drop()
         self._pipeline.close()
 
-    def _start(self, epoch: Epoch, asked: threading.Event | None) -> Generator[RenderedBatch, None, None]:
+    def _start(self, epoch: Epoch) -> _Reading:
         stop = threading.Event()
         rescue = self._rescuer(epoch, stop)
-        batches = self._read(epoch, stop, rescue)
-        if asked is not None:
-            batches = _first_alone(batches, asked, stop)
-        return self._pipeline.run(batches, stop=stop, rescue=rescue)
+        return _Reading(epoch, stop, rescue, self._read(epoch, stop, rescue))
+
+    def _read_ahead(self, epoch: Epoch) -> _Reading:
+        """What is read of an epoch already, and the rest; nothing else stays begun."""
+        found, self._next = self._next, None
+        if found is None or found.epoch is not epoch:
+            self._next = found
+            self._drop()
+            return self._start(epoch)
+        return found
+
+    def _render(self, reading: _Reading, following: Callable[[], Epoch] | None) -> Generator[RenderedBatch, None, None]:
+        batches = reading.batches
+        if following is not None and self._begins == "reading":
+            batches = self._and_then(batches, following)
+        return self._pipeline.run(batches, stop=reading.stop, rescue=reading.rescue)
+
+    def _and_then(
+        self, batches: Generator[EncodedBatch, None, None], following: Callable[[], Epoch]
+    ) -> Generator[EncodedBatch, None, None]:
+        """Batches, and behind the last one the next epoch is begun to be read, in a thread of its own."""
+        with closing(batches):
+            yield from batches
+        begun = self._start(following())
+        self._next = replace(
+            begun, batches=_taken(Background(begun.batches, depth=1, name="streamvid-read"), begun.stop)
+        )
 
     def _drop(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
             begun[2].close()
+        reading, self._next = self._next, None
+        if reading is not None:
+            reading.batches.close()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An epoch that is read: what gives up waiting for a storage, what makes batches anew, and the batches."""
+
+    epoch: Epoch
+    stop: threading.Event
+    rescue: Rescue | None
+    batches: Generator[EncodedBatch, None, None]
+
+
+def _taken(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch, None, None]:
+    """What a thread reads; closed, it ends that."""
+    running = _take(reading, stop)
+    next(running)  # a generator that was not begun would not end it
+    return cast(Generator[EncodedBatch, None, None], running)
+
+
+def _take(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch | None, None, None]:
+    try:
+        yield None
+        yield from reading
+    finally:
+        stop.set()
+        reading.close()
 
 
 def _first_alone(
@@ -181,5 +243,7 @@ def make_engine(
     )
     read = partial(read_epoch, dataset, access, spec, batch_size=max_batch)
     table = partial(routes_to, "cpu", dataset, rows) if routes is None else partial(tuple, routes.table)
-    ahead = device_id is None and dataset.is_local and fits_batch_writer(samples.transform)
-    return StagedEngine(read, RenderPipeline(make), rescuer, ahead=ahead), table
+    begins: Begins | None = "reading" if access.by_range else None
+    if device_id is None and dataset.is_local and fits_batch_writer(samples.transform):
+        begins = "batch"
+    return StagedEngine(read, RenderPipeline(make), rescuer, begins=begins), table

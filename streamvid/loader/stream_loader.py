@@ -350,12 +350,9 @@ class StreamLoader:
         masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
-        rendered = self._engine.run(epoch)
+        rendered = self._engine.run(epoch, partial(self._begin, following) if self._repeats else None)
         try:
             for left in reversed(range(epoch.left)):
-                if not left and self._repeats:
-                    self._begun = following, self._epoch(following)
-                    self._engine.begin(self._begun[1])
                 started = time.perf_counter()
                 one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
@@ -374,6 +371,11 @@ class StreamLoader:
             self._repeats = True
         finally:
             rendered.close()
+
+    def _begin(self, cursor: Cursor) -> Epoch:
+        """An epoch that is begun before it is asked for."""
+        self._begun = cursor, self._epoch(cursor)
+        return self._begun[1]
 
     def _epoch(self, cursor: Cursor) -> Epoch:
         """What is left of an epoch: the one that was begun in advance, unless clips were found bad since."""

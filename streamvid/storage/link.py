@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, Generic, TypeVar
 
+from streamvid.storage.window import Window
+
 MOST_REQUESTS: Final = 256
 """Requests under way, and so connections, of one reader at most."""
 _FEWEST_REQUESTS: Final = 32
@@ -62,13 +64,14 @@ class Link:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._busy = 0
-        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._busy = self._inside = 0
+        self._window = Window()
+        self._queue: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._queued = itertools.count()
         self._races: dict[_Race[Any], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.latency, self.bandwidth = _EXPECTED_LATENCY, _EXPECTED_BANDWIDTH
-        self._latencies: deque[float] = deque(maxlen=_SAMPLES)
+        self._latencies: deque[float] = deque(maxlen=16 * _SAMPLES)
         self._bandwidths: deque[float] = deque(maxlen=_SAMPLES)
         self._times: dict[int, deque[float]] = {}
         self.requests = self.hedged = 0
@@ -83,6 +86,10 @@ class Link:
     def limit(self) -> int:
         """How many requests may be under way."""
         return int(min(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS), MOST_REQUESTS))
+
+    def _admits(self, size: int) -> bool:
+        """Whether another request may be made now."""
+        return not self._busy or (self._busy < self.limit and self._inside + size <= self._window.size(self.limit))
 
     def count(self, requests: int, size: int) -> None:
         """Take note of requests, and of the bytes that they ask for."""
@@ -112,15 +119,17 @@ class Link:
         if self._pid != os.getpid():
             self._begin()
         loop = asyncio.get_running_loop()
-        while self._busy >= self.limit:
+        if self._busy and (self._queue or not self._admits(size)):
             free = loop.create_future()
-            heapq.heappush(self._queue, (turn, next(self._queued), free))
+            heapq.heappush(self._queue, (turn, next(self._queued), size, free))
             try:
                 await free
             except asyncio.CancelledError:
-                self._wake()  # it may have been this one's turn
+                if free.done() and not free.cancelled():
+                    self._end(size)
                 raise
-        self._busy += 1
+        else:
+            self._begin_one(size)
         self.count(1, size)
         race = _Race(loop, size, ask)
         self._races[race] = None
@@ -128,7 +137,7 @@ class Link:
             self._timer = loop.call_later(_LOOK, self._look, loop)
         try:
             answer = await race.answer
-            self._times.setdefault(size.bit_length(), deque(maxlen=4 * _SAMPLES)).append(loop.time() - race.begin)
+            self._times.setdefault(size.bit_length(), deque(maxlen=2 * _SAMPLES)).append(loop.time() - race.begin)
             return answer
         finally:
             del self._races[race]
@@ -136,29 +145,38 @@ class Link:
             if not self._races:
                 self._timer.cancel()
                 self._timer = None
-            self._busy -= 1
-            self._wake()
+            if self._queue:
+                self._window.came(loop.time(), size, self._busy)
+            else:
+                self._window.idle()
+            self._end(size)
 
-    def _wake(self) -> None:
-        free = self.limit - self._busy
-        while self._queue and free > 0:
-            _, _, waiting = heapq.heappop(self._queue)
+    def _begin_one(self, size: int) -> None:
+        self._busy += 1
+        self._inside += size
+
+    def _end(self, size: int) -> None:
+        """One is no longer under way: those that wait may begin."""
+        self._busy -= 1
+        self._inside -= size
+        while self._queue and (self._queue[0][-1].done() or self._admits(self._queue[0][2])):
+            _, _, wanted, waiting = heapq.heappop(self._queue)
             if not waiting.done():
+                self._begin_one(wanted)
                 waiting.set_result(None)
-                free -= 1
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ask again for the oldest that are late, by what others have taken meanwhile, too."""
         self._timer = loop.call_later(_LOOK, self._look, loop)
         for race in itertools.islice(self._races, _OLDEST):
             if loop.time() - race.since >= race.patience * self._late(race.size):
-                # Half of what may be hedged is for those that take four times as long: they are stuck, the others only
-                # late.
-                if self._may_hedge(race.size, _HEDGED_SHARE / (2 if race.patience == 1 else 1)):
+                # A quarter of what may be hedged is for those that take three times as long: they are stuck, the
+                # others perhaps only late.
+                if self._may_hedge(race.size, _HEDGED_SHARE * (0.75 if race.patience == 1 else 1)):
                     self.hedged += 1
                     self.hedged_bytes += race.size
                     race.ask_again(loop)
-                race.patience = 4
+                race.patience = 3
 
     def _late(self, size: int) -> float:
         """After how many seconds a request of so many bytes is late. If few of its size class are known, those of all

@@ -130,9 +130,17 @@ class RangeReader:
     def _fetch(
         self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], gap: int, waste: float
     ) -> list[UInt8]:
-        cache = self.cache
-        wanted = ranges if cache is None else [cache.whole_blocks(one) for one in ranges]
-        joined, places = join(wanted, gap=gap, waste=waste)
+        joined, places = self.joined(ranges, gap, waste)
+        blocks = self.fetch_joined(joined, versions)
+        return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
+
+    def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
+        """What is asked for to get remote ranges, as of `join`, in whole blocks where a cache keeps them."""
+        wanted = ranges if self.cache is None else [self.cache.whole_blocks(one) for one in ranges]
+        return join(wanted, gap=gap, waste=waste)
+
+    def fetch_joined(self, joined: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
+        """Remote ranges, asked for as they are and given to the cache."""
         parts = in_parts(joined)
         asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
@@ -140,12 +148,9 @@ class RangeReader:
         for one in joined:
             pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // PART_BYTES)))]
             blocks.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
-        if cache is not None:
-            cache.keep(joined, blocks)
-        return [
-            blocks[n][one.start - joined[n].start : one.end - joined[n].start]
-            for one, n in zip(ranges, places, strict=True)
-        ]
+        if self.cache is not None:
+            self.cache.keep(joined, blocks)
+        return blocks
 
     def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
         """A range of a local file: of one on a mounted storage that does not answer it is asked for again, as of a
@@ -174,6 +179,11 @@ class RangeReader:
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
+
+
+def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
+    """A range out of the bytes of one that holds it; fewer where the file ends."""
+    return block[wanted.start - whole.start : wanted.end - whole.start]
 
 
 def _failed(path: str, done: str, error: OSError) -> DatasetError:

@@ -55,6 +55,11 @@ class OneAtATime:
             heapq.heappush(self._queue, (number, next(self._queued), gate))
         gate.acquire()
 
+    def is_wanted_before(self, number: int) -> bool:
+        """Whether one with a lower number waits for it."""
+        with self._lock:
+            return bool(self._queue) and self._queue[0][0] < number
+
     def release(self) -> None:
         """Let the next one have it."""
         with self._lock:

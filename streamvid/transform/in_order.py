@@ -1,4 +1,4 @@
-"""Batches in decoding: one is always submitted before the result of the one before is waited for."""
+"""Batches in decoding: one is submitted while the result of the one before is waited for."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def decoded_in_order(
 ) -> Generator[T, None, None]:
     """The results of batches, in order.
 
-    The next batch is always submitted before the result of one is waited for: the engines of a GPU, or the threads of
-    the CPU's decoder, that are done with their part of a batch go on with the next. Only the first result does not wait
-    for the second batch to be read, which is submitted when it is there. An error comes after the results of all
-    batches before its own.
+    The next batch is submitted while the result of one is waited for: the engines of a GPU, or the threads of the CPU's
+    decoder, that are done with their part of a batch go on with the next. No result waits for the next batch to be
+    read. An error comes after the results of all batches before its own.
 
     Args:
         batches: encoded ones.
@@ -51,9 +50,9 @@ def decoded_in_order(
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
-    ended, is_first, late = False, True, LateBatches()
+    ended, late = False, LateBatches()
     while begun or not ended:
-        if not ended and (not begun or (len(begun) == 1 and (not is_first or batches.ready()))):
+        if not ended and (not begun or (len(begun) == 1 and batches.ready())):
             try:
                 batch = next(batches, None)
                 if batch is None:
@@ -62,10 +61,9 @@ def decoded_in_order(
                     begun.append((batch, _begin(batch, submit)))
             except Exception as raised:
                 error, ended = raised, True
-        elif is_first and not ended and not batches.ready() and not begun[0][1].done():
+        elif not ended and len(begun) == 1 and not batches.ready() and not begun[0][1].done():
             time.sleep(_POLL_S)
         else:
-            is_first = False
             batch, pending = begun.popleft()
             result = pending.result
             if rescue is not None or last_resort is not None:

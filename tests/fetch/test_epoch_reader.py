@@ -17,12 +17,13 @@ import pytest
 import streamvid as sv
 from streamvid.fetch import epoch_reader
 from streamvid.fetch.encoded_batch import read_batches
-from streamvid.fetch.epoch_reader import _Chunks
+from streamvid.fetch.epoch_reader import _Chunks, _ComputingTurn
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from streamvid.plan.epoch import Step
 from streamvid.storage import link
+from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.turn import Turn
 from tests.support.clips import write
@@ -202,3 +203,60 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
         assert 1 <= hedged <= max(2, 0.02 * len(s3.requests))
         indexes = [key for method, key, _ in s3.requests if method == "GET" and key.endswith(".packets")]
         assert len(indexes) < CLIPS / 8
+
+
+def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for those of later steps that were planned with it."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    monkeypatch.setattr(epoch_reader, "_PART_CLIPS", BATCH)
+    last, free = 22, threading.Event()  # of a chunk of more than one step
+    fetch = RangeReader.fetch_joined
+    planned: list[list[range]] = []
+    plan_parts = epoch_reader.plan_parts
+
+    def gated(self: RangeReader, joined: Any, versions: Any) -> Any:
+        assert self.turn.number < last or free.wait(20)
+        return fetch(self, joined, versions)
+
+    def noted(dataset: Any, parts: Any, *args: Any) -> Any:
+        planned.append([[step.number for step in part] for part in parts])
+        return plan_parts(dataset, parts, *args)
+
+    monkeypatch.setattr(RangeReader, "fetch_joined", gated)
+    monkeypatch.setattr(epoch_reader, "plan_parts", noted)
+    with faulty_s3() as s3:
+        s3.add_folder(packed, "bucket/set")
+        with sv.StreamLoader(
+            "s3://bucket/set", batch_size=BATCH, sampling=sv.Window(2), device="cpu", num_threads=1, fetch="ranges",
+            cache_dir=tmp_path,
+        ) as loader:  # fmt: skip
+            batches = iter(loader)
+            read = [next(batches)["key"] for _ in range(last)]
+            chunk = next(parts for parts in planned if [last] in parts)
+            assert chunk[-1] == [last], chunk
+            assert len(chunk) > 1
+            free.set()
+            read += [batch["key"] for batch in batches]
+        assert sorted(key for keys in read for key in keys) == sorted(sv.Dataset.open(packed).clips.key)
+
+
+def test_what_is_computed_for_later_steps_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_reader, "_COMPUTING", 0.0)
+    made, order = chunks(100), list[str]()
+    asked = threading.Event()
+
+    def read_first() -> None:
+        asked.wait(20)
+        with _ComputingTurn(made, 0, 1):
+            order.append("step 1")
+
+    other = threading.Thread(target=read_first)
+    other.start()
+    with _ComputingTurn(made, 1, 5) as turn:
+        asked.set()
+        while not made.computing._queue:
+            threading.Event().wait(0.001)
+        turn.pause()
+        order.append("step 5")
+    other.join(20)
+    assert order == ["step 1", "step 5"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 
 from streamvid.arrays import Int64
 from streamvid.decode.cpu import CpuDecoder
+from streamvid.errors import DatasetError
+from streamvid.fetch import epoch_reader
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
@@ -22,6 +24,7 @@ from streamvid.packing.pack import pack
 from streamvid.plan.absent import AbsentRows
 from streamvid.sampling.windows import Window
 from tests.support.clips import write
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -65,8 +68,8 @@ def epoch_of(folder: Path, number: int) -> list[torch.Tensor]:
         return [batch["video"] for batch in fresh]
 
 
-def soon(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 20
+def soon(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
     return condition()
@@ -176,3 +179,57 @@ def test_two_iterations_at_a_time_share_a_decoder_on_a_cpu(folder: Path) -> None
         assert_epoch([first["video"] for first, _ in pairs], epoch_of(folder, 0))
         assert_epoch([second["video"] for _, second in pairs], epoch_of(folder, 1))
         list(batches)
+
+
+@pytest.fixture
+def remote(folder: Path, tmp_path: Path) -> Iterator[tuple[FaultyS3, dict[str, Any]]]:
+    """A bucket with the dataset, and the options of a loader that reads it by range."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as s3:
+        s3.add_folder(folder, "bucket/set")
+        yield s3, {"fetch": "ranges", "cache_dir": tmp_path, "cache_bytes": 100_000}
+
+
+def test_ranges_of_the_next_epoch_are_read_as_soon_as_all_of_this_one_are(
+    folder: Path, remote: tuple[FaultyS3, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, options = remote
+    read: list[tuple[int, int]] = []  # the epochs' steps
+    plan_parts = epoch_reader.plan_parts
+
+    def noted(dataset: Any, parts: Any, *args: Any) -> Any:
+        read.extend((int(step.passes[0]), step.number) for part in parts for step in part)
+        return plan_parts(dataset, parts, *args)
+
+    monkeypatch.setattr(epoch_reader, "plan_parts", noted)
+    expected = [epoch_of(folder, number) for number in range(5)]
+    del read[:]
+    with loader("s3://bucket/set", **options) as batches:  # type: ignore[arg-type]
+        assert_epoch([batch["video"] for batch in batches], expected[0])
+        assert not soon(lambda: len(read) > STEPS, 0.3), "who goes through a dataset once pays for no other epoch"
+        assert_epoch([batch["video"] for batch in batches], expected[1])
+        assert soon(lambda: len(read) == 3 * STEPS)
+        assert_epoch([batch["video"] for batch in batches], expected[2])
+        assert soon(lambda: len(read) == 4 * STEPS), "what was read is not read again"
+        batches.set_epoch(4)
+        assert_epoch([batch["video"] for batch in batches], expected[4])
+    left = [one.name for one in threading.enumerate() if one.name.startswith("streamvid")]
+    assert not left
+
+
+def test_a_storage_that_fails_ahead_of_the_next_epoch_fails_in_that(
+    folder: Path, remote: tuple[FaultyS3, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, options = remote
+    plan_parts = epoch_reader.plan_parts
+
+    def broken(dataset: Any, parts: Any, *args: Any) -> Any:
+        if parts[0][0].passes[0] == 2:
+            raise DatasetError("the storage is gone")
+        return plan_parts(dataset, parts, *args)
+
+    monkeypatch.setattr(epoch_reader, "plan_parts", broken)
+    with loader("s3://bucket/set", **options) as batches:  # type: ignore[arg-type]
+        assert len(list(batches)) == len(list(batches)) == STEPS
+        with pytest.raises(DatasetError, match="gone"):
+            list(batches)

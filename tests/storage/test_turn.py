@@ -28,4 +28,11 @@ def test_the_lowest_number_of_those_that_wait_is_next() -> None:
         thread.join(20)
     assert order == [1, 3, 3, 7, 9]
     lock.acquire(5)  # nobody holds it
+    assert not lock.is_wanted_before(5)
+    other = threading.Thread(target=compute, args=(4,))
+    other.start()
+    while not lock._queue:
+        time.sleep(0.001)
+    assert lock.is_wanted_before(5)
+    assert not lock.is_wanted_before(4)
     lock.release()

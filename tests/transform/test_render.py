@@ -59,9 +59,9 @@ def test_one_batch_is_submitted_ahead() -> None:
     assert list(decoded(Source(3, read=9), log)) == [1, 2, 3]
     assert log == ["submit 1", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
     log.clear()
-    # The first result does not wait until the second batch has been read.
+    # No result waits until the next batch has been read.
     assert list(decoded(Source(3, read=0), log)) == [1, 2, 3]
-    assert log == ["submit 1", "result 1", "submit 2", "submit 3", "result 2", "result 3"]
+    assert log == ["submit 1", "result 1", "submit 2", "result 2", "submit 3", "result 3"]
 
 
 def test_the_second_batch_is_submitted_when_it_is_there_while_the_first_is_decoded() -> None:

@@ -1,0 +1,79 @@
+"""Remote ranges that several readers want, which are asked for together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+from streamvid.arrays import UInt8
+from streamvid.storage.byte_range import ByteRange, FileVersion
+from streamvid.storage.range_reader import RangeReader, cut_out
+from streamvid.storage.turn import Turn
+from streamvid.storage.url import is_local
+
+
+class SharedRanges:
+    """Ranges of remote files for several readers, numbered in the order in which they begin to read. Those close
+    together, whoever wants them, are one request, made by the first reader that wants a part of it. So nobody waits for
+    more than his own ranges.
+
+    Args:
+        reader: whose retries, cache and connections they use; it looks into the cache at once.
+        wanted: what each will read.
+    """
+
+    def __init__(self, reader: RangeReader, wanted: Sequence[Sequence[ByteRange]]) -> None:
+        self._like = reader
+        owners: dict[ByteRange, int] = {}
+        for number, ranges in enumerate(wanted):
+            for one in ranges:
+                if not is_local(one.path):
+                    owners.setdefault(one, number)
+        every = list(owners)
+        found = {} if reader.cache is None else reader.cache.read(every)
+        self._found = {every[n]: block for n, block in found.items()}
+        missing = [one for one in every if one not in self._found]
+        self._joined, places = reader.joined(missing, reader.remote.link.gap)
+        self._place = dict(zip(missing, places, strict=True))
+        first: dict[int, int] = {}
+        for one, place in self._place.items():
+            first[place] = min(first.get(place, owners[one]), owners[one])
+        self._own: list[list[int]] = [[] for _ in wanted]
+        for place, number in first.items():
+            self._own[number].append(place)
+        self._blocks: list[Future[UInt8]] = [Future() for _ in self._joined]
+
+    def reader(self, number: int, turn: Turn) -> RangeReader:
+        """The reader of that number, for one thread: it reads what it was said to want, once."""
+        return _Reader(self, number, self._like, turn)
+
+    def fetch(self, number: int, reader: RangeReader, versions: Mapping[str, FileVersion]) -> None:
+        """Make the requests of a reader."""
+        own = self._own[number]
+        try:
+            blocks = reader.fetch_joined([self._joined[place] for place in own], versions) if own else []
+        except BaseException as error:
+            for place in own:
+                self._blocks[place].set_exception(error)
+            raise
+        for place, block in zip(own, blocks, strict=True):
+            self._blocks[place].set_result(block)
+
+    def block(self, wanted: ByteRange) -> UInt8:
+        """A range, as soon as it is there. Raises what its request has."""
+        if (found := self._found.get(wanted)) is not None:
+            return found
+        place = self._place[wanted]
+        return cut_out(wanted, self._joined[place], self._blocks[place].result())
+
+
+class _Reader(RangeReader):
+    def __init__(self, shared: SharedRanges, number: int, like: RangeReader, turn: Turn) -> None:
+        super().__init__(like.retry, like, like.cache, turn)
+        self._shared, self._number = shared, number
+
+    def _read_remote(
+        self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], neighbours: bool
+    ) -> list[UInt8]:
+        self._shared.fetch(self._number, self, versions)
+        return [self._shared.block(one) for one in ranges]
