@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 
 from streamvid.arrays import UInt8
 from streamvid.storage.byte_range import ByteRange, FileVersion
@@ -41,7 +41,8 @@ class SharedRanges:
         self._own: list[list[int]] = [[] for _ in wanted]
         for place, number in first.items():
             self._own[number].append(place)
-        self._blocks: list[Future[UInt8]] = [Future() for _ in self._joined]
+        self._come = threading.Condition()
+        self._blocks: dict[int, UInt8 | BaseException] = {}
 
     def reader(self, number: int, turn: Turn) -> RangeReader:
         """The reader of that number, for one thread: it reads what it was said to want, once."""
@@ -50,21 +51,29 @@ class SharedRanges:
     def fetch(self, number: int, reader: RangeReader, versions: Mapping[str, FileVersion]) -> None:
         """Make the requests of a reader."""
         own = self._own[number]
+        blocks: Sequence[UInt8 | BaseException] = []
         try:
-            blocks = reader.fetch_joined([self._joined[place] for place in own], versions) if own else []
+            if own:
+                blocks = reader.fetch_joined([self._joined[place] for place in own], versions)
         except BaseException as error:
-            for place in own:
-                self._blocks[place].set_exception(error)
+            blocks = [error] * len(own)
             raise
-        for place, block in zip(own, blocks, strict=True):
-            self._blocks[place].set_result(block)
+        finally:
+            with self._come:
+                self._blocks.update(zip(own, blocks, strict=True))
+                self._come.notify_all()
 
     def block(self, wanted: ByteRange) -> UInt8:
         """A range, as soon as it is there. Raises what its request has."""
         if (found := self._found.get(wanted)) is not None:
             return found
         place = self._place[wanted]
-        return cut_out(wanted, self._joined[place], self._blocks[place].result())
+        with self._come:
+            self._come.wait_for(lambda: place in self._blocks)
+        block = self._blocks[place]
+        if isinstance(block, BaseException):
+            raise block
+        return cut_out(wanted, self._joined[place], block)
 
 
 class _Reader(RangeReader):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class PlanEngine:
     def __init__(self) -> None:
         self.home = HomeProcess()
 
-    def run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
+    def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
         for number in range(epoch.done, epoch.steps):
             step = epoch.step(number)
             clips = rows_of(step.sample_ids)
@@ -44,9 +44,6 @@ class PlanEngine:
                 step.stands_for, number,
             )  # fmt: skip
             yield _rendered(encoded, (step.sample_ids >> 32 & 0xFFFFF).tolist())
-
-    def begin(self, epoch: Epoch) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -158,6 +158,10 @@ class Pool:
             self._running += 1
             _kernel().spawn(f"{self._name}_{self._running}", _kernel().current.process, self._run)
         return future
+
+    def map(self, function: Callable[[Any], object], items: Iterable[Any]) -> Iterator[Any]:
+        begun = [self.submit(function, one) for one in items]
+        return (one.result() for one in begun)
 
     def _run(self) -> None:
         while self._work:
