@@ -1,8 +1,8 @@
 """Streams that decode sessions decode wrongly without an error, told by headers (`tests/gpu/test_codecs.py`).
 
-No session crops at odd places, changes the size of a stream's pictures midway, or decodes MPEG-4 with tools that few
-encoders use. Those of PyNvVideoCodec, beside that, crop at the right and at the bottom alone, and deinterlace: fields,
-and frames of H.264 with macroblocks in fields (MBAFF). The native module weaves fields, as FFmpeg does.
+NVIDIA's parser crops at the right and at the bottom alone, no session changes the size of a stream's pictures midway,
+and NVDEC garbles MPEG-4 with tools that few encoders use. PyNvVideoCodec, beside that, deinterlaces: fields, and frames
+of H.264 with macroblocks in fields (MBAFF). The native module weaves fields, as FFmpeg does.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ def session_fault(codec: str, headers: bytes, width: int, height: int, *, native
     try:
         if codec in NAL_SYNTAX:
             areas = _shown_areas(codec, headers)
-            if any((one.width, one.height) != (width, height) for one in areas):
-                return _SIZE
-            # Chroma is cropped, too, so by pairs.
-            if any(one.left % 2 or one.top % 2 if native else one.left or one.top for one in areas):
+            if any((one.left, one.top, one.width, one.height) != (0, 0, width, height) for one in areas):
                 return _SIZE
             return _FIELDS if not native and any(one.mixes_fields for one in areas) else ""
         if codec == "mpeg4":

@@ -38,10 +38,9 @@ _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("
         (replace(H264, params=(("tff", "1"),)), "deinterlace (PyNvVideoCodec)"),
         (replace(H264, params=(("fake-interlaced", "1"),)), ""),
         (replace(H264, params=(("crop-rect", "0,0,14,14"),)), ""),
-        (replace(H264, params=(("crop-rect", "64,0,0,0"),)), "crop (PyNvVideoCodec)"),
-        (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),  # FFmpeg keeps lines aligned, so does not
-        (replace(H264, params=(("crop-rect", "0,16,0,0"),)), "crop (PyNvVideoCodec)"),
-        (replace(H264, params=(("crop-rect", "64,6,10,4"),)), "crop (PyNvVideoCodec)"),
+        (replace(H264, params=(("crop-rect", "64,0,0,0"),)), "crop"),
+        (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),
+        (replace(H264, params=(("crop-rect", "0,16,0,0"),)), "crop"),
         (replace(H264, codec="hevc", height=182, width=322), ""),
         (replace(H264, codec="hevc", params=(("interlace", "tff"),), b_frames=0), ""),
         (MPEG4, ""),
