@@ -92,14 +92,14 @@ def is_image_entry(stsd: bytes) -> bool:
     return stsd[20:24] in CODECS.values()
 
 
-def to_decode(data: bytes, stsd: bytes) -> bytes:
-    """An image as decoders are given it, once its header has been found to be that of its clip: `part_to_decode`.
+def to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes]:
+    """An image's header, found to be that of its clip, and the file as decoders are given it: `part_to_decode`.
 
     Raises:
         ValueError: as of `part_to_decode`.
     """
-    _, head, (start, end) = part_to_decode(data, stsd)
-    return head + data[start:end] + bytes((end - start) % 2) if head else data
+    header, head, (start, end) = part_to_decode(data, stsd)
+    return header, head + data[start:end] + bytes((end - start) % 2) if head else data
 
 
 def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[int, int]]:

@@ -48,7 +48,7 @@ def check_jpeg(data: bytes, name: str) -> None:
 def check_complete(data: bytes) -> None:
     """Refuse a file that is cut off: decoders fill up what is missing without an error. Some cameras write more data
     behind the end marker."""
-    if _END not in data[-65536:]:
+    if data.rfind(_END, max(0, len(data) - 65536)) < 0:
         raise ValueError("it is cut off")
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from streamvid.arrays import Float32, Float64, Int64
+from streamvid.arrays import Float64, Int64
 from streamvid.color.render import PlaneFormat, conversion
 from streamvid.color.tags import Color
 
@@ -33,6 +34,7 @@ PARAMS: Final = FLOATS + 20
 _BLOCK, _SPAN, _WARPS = 256, 512, 2
 _DALI_BLOCK: Final = 512
 """Pixels of a line that one program of a kernel writes at most; pairs of samples that it works on at a time."""
+_NO_CHANGE: Final = (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0)
 
 
 class Window(NamedTuple):
@@ -96,13 +98,17 @@ def clip_params(
     scales = [(high - low) / out for low, high, out in zip(start, end, size, strict=True)]
     across, down = (0.25 * one for one in color.siting)  # as in `streamvid.color.resample.taps`
     counts = [math.ceil(2 * max(scale * share, 1.0)) + 1 for share in (1, 0.5) for scale in scales]
-    factors: Float32 = (1 / np.asarray(std, dtype=np.float64)).astype(np.float32)
-    second = np.eye(3, 4) if change is None else change
     made[FLOATS:].view(np.float32)[:] = (
-        start[0], scales[0], start[1], scales[1], across, down, *counts, *conversion(color, form.bits).ravel(),
-        *np.column_stack([mean, factors]).ravel(), *second.ravel(),
+        start[0], scales[0], start[1], scales[1], across, down, *counts, *_conversion(color, form.bits),
+        *(one for pair in zip(mean, std, strict=True) for one in (pair[0], 1 / pair[1])),
+        *(_NO_CHANGE if change is None else change.ravel()),
     )  # fmt: skip
     return made
+
+
+@lru_cache(maxsize=256)
+def _conversion(color: Color, bits: int) -> list[float]:
+    return conversion(color, bits).ravel().tolist()
 
 
 def source_window(

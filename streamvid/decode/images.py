@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from streamvid.bitstream.image import ImageHeader, read_header, to_decode
+from streamvid.bitstream.image import ImageHeader, to_decode
 from streamvid.errors import VideoError
 from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
 from streamvid.video.packet_selection import EncodedSlice
@@ -44,13 +44,14 @@ class ImageBatches:
         images = [image for one in files for image in one]
         made: dict[int, torch.Tensor] = {}
         for on_gpu in (True, False):
-            numbers = [n for n, image in enumerate(images) if is_for_gpu(read_header(image)) == on_gpu]
+            numbers = [n for n, (header, _) in enumerate(images) if is_for_gpu(header) == on_gpu]
             for first in range(0, len(numbers), self._max_batch):
                 some = numbers[first : first + self._max_batch]
-                made.update(zip(some, self._run([images[n] for n in some], slices, on_gpu), strict=True))
+                made.update(zip(some, self._run([images[n][1] for n in some], slices, on_gpu), strict=True))
         frames, start = [], 0
         for encoded, one in zip(slices, files, strict=True):
-            frames.append(torch.stack([made[n] for n in range(start, start + len(one))]))
+            mine = [made[n] for n in range(start, start + len(one))]
+            frames.append(torch.stack(mine) if len(mine) > 1 else mine[0][None])
             start += len(one)
             if list(frames[-1].shape[1:]) != [encoded.height, encoded.width, 3]:
                 what = f"{encoded.width}x{encoded.height}, but decodes to {list(frames[-1].shape[1:])}"
@@ -90,8 +91,9 @@ def is_for_gpu(header: ImageHeader) -> bool:
     return header.codec == "jpeg" and header.pix_fmt in _ON_GPU
 
 
-def _wanted(encoded: EncodedSlice) -> list[bytes]:
-    """The files of a slice's frames, in their order. Raises VideoError if one is damaged, or not what its row says."""
+def _wanted(encoded: EncodedSlice) -> list[tuple[ImageHeader, bytes]]:
+    """Header and file of each of a slice's frames, in their order. Raises VideoError if one is damaged, or not what its
+    row says."""
     ends = np.cumsum(encoded.sizes)
     found = {
         rank: encoded.data[end - size : end].tobytes()

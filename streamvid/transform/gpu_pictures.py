@@ -166,6 +166,10 @@ class _View:
 
         self.name, self.transform, self._batch, self._boxes, self._final = name, transform, batch, boxes, final
         self.dtype, self.recolours = transform.dtype if final else "uint8", final and transform.recolours
+        self._mean_std = ([0.0] * 3, [1.0] * 3)  # in levels
+        if self.dtype != "uint8":
+            mean, std = transform.mean_std
+            self._mean_std = ([255 * one for one in mean], [255 * one for one in std])
         self._params = {one: params.get(f"{name}.{one}") for one in ("mirror", "upside_down", *_COLOURS)}
         self.frames: list[torch.Tensor] = []
         if final:
@@ -205,7 +209,7 @@ class _View:
         out = as_written(whole[:, *self._flips(clip)], box)
         first = pictures.data_ptr() + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         part = as_decoded(box, form.height, form.width)
-        mean, std = self._mean_std()
+        mean, std = self._mean_std
         made = clip_params(
             form,
             color.chosen(self.transform.color),
@@ -238,7 +242,7 @@ class _View:
             factors = torch.tensor(second, dtype=torch.float32, device=levels.device)
             made = torch.einsum("ck,fkhw->fchw", factors[:, :3], made) + factors[:, 3, None, None]
             made = (made.clamp_(0, 255) + 0.5).floor_()
-        mean, std = (torch.tensor(one, device=levels.device)[:, None, None] for one in self._mean_std())
+        mean, std = (torch.tensor(one, device=levels.device)[:, None, None] for one in self._mean_std)
         made = (made - mean) * (1 / std) if self.dtype != "uint8" else made
         made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one.step == -1])
         for row, positions in enumerate(self.positions(clip)):
@@ -282,13 +286,6 @@ class _View:
             return None
         return color_change(**{name: float(self._params[name][clip]) for name in _COLOURS})  # type: ignore[index]
 
-    def _mean_std(self) -> tuple[list[float], list[float]]:
-        """In levels."""
-        if self.dtype == "uint8":
-            return [0.0] * 3, [1.0] * 3
-        mean, std = self.transform.mean_std
-        return [255 * one for one in mean], [255 * one for one in std]
-
     def _blacken(self) -> None:
         """Write the pictures that show no frame."""
         import torch
@@ -296,7 +293,7 @@ class _View:
         black = np.argwhere(self._batch.gather < 0).tolist()
         if not black:
             return
-        mean, std = self._mean_std()
+        mean, std = self._mean_std
         values = [-one / spread for one, spread in zip(mean, std, strict=True)]
         level = torch.tensor(values, device=self.tensor.device)[:, None, None]
         for clip, position in black:

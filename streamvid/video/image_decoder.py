@@ -88,7 +88,7 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
         # Taken out while it is in use, so that one that fails is not kept; nor is another process's.
         kept = mine.__dict__.pop("kept", None)
         try:
-            image = to_decode(data, stsd)
+            _, image = to_decode(data, stsd)
             if kept is None or kept.pid != os.getpid():
                 kept = _Kept(image_pipeline(device_id=None, threads=1, max_batch=1))
             pixels = np.asarray(run_images(kept.pipeline, [image]).at(0))

@@ -160,6 +160,10 @@ def main() -> int:
         began = time.monotonic()
         for row in measure(wanted, options.clips or Path(name)):
             found.append(row)
+            if options.json is not None:  # what is stopped leaves what it has
+                Report("decode", table(found), checks(found), (), found).write(
+                    options.json, quick=options.quick, about={}
+                )
             shown = {key: round(v, 3) for key, v in row.items() if isinstance(v, float | bool)} | {"": row["error"]}
             print(f"{time.monotonic() - began:5.0f} s  {case_of(row).name}: {shown}", file=sys.stderr, flush=True)
             if time.monotonic() - began > options.seconds:
