@@ -4,7 +4,8 @@
 
 JPEGs of 500x375 (4:2:0, quality 90; ImageNet's usual size) become batches of 128, float32: a random resized crop to
 224x224, a flip, normalised. Of each way the images a second of the batches behind the first four; the ways in turn,
-medians. DALI by hand is `fn.readers.file`, `fn.decoders.image`, `fn.random_resized_crop`, `fn.crop_mirror_normalize`.
+medians. The first batch of each StreamLoader is compared with the CPU's: levels that its values are apart, on average.
+DALI by hand is `fn.readers.file`, `fn.decoders.image`, `fn.random_resized_crop`, `fn.crop_mirror_normalize`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import numpy as np
 import streamvid as sv
 from streamvid.loader.engine import ENGINES, EngineName
 from tools.bench.pairs import rate
-from tools.bench.report import Report, Row, arguments, finish
+from tools.bench.report import Check, Report, Row, arguments, finish
 
 BATCH, SIDE, HEIGHT, WIDTH = 128, 224, 375, 500
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AREA: Final = (0.08, 1.0)
+APART: Final = 1.0
 TRANSFORM: Final = sv.Transform(random_resized_crop=AREA, crop=SIDE, horizontal_flip=0.5, mean=MEAN, std=STD)
 
 
@@ -124,12 +126,32 @@ def measure(folder: Path, device: str, *, images: int, batches: int, rounds: int
             ways[f"StreamLoader, {one}, engine={engine!r}"] = partial(streamed, folder / "set", one, threads, engine)
         ways[f"DALI by hand, {one}"] = partial(by_dali, folder / "images", one, threads)
     ways["Pillow in a DataLoader"] = lambda: by_workers(folder / "images", device, threads)
+    reference = next(streamed(folder / "set", "cpu", threads, "default"))
     found: dict[str, list[float]] = {name: [] for name in ways}
+    apart: dict[str, float] = {}
     for _ in range(rounds):
         for name, way in ways.items():
-            found[name].append(rate(way(), BATCH, batches))
+            running = way()
+            if "StreamLoader" in name and name not in apart:
+                apart[name] = levels_apart(next(running), reference)
+            found[name].append(rate(running, BATCH, batches))
             print(f"{name}: {found[name][-1]:.0f} images/s", file=sys.stderr, flush=True)
-    return [{"way": name, "images/s": median(rates), "threads": threads} for name, rates in found.items()]
+    return [
+        {
+            "way": name, "images/s": median(rates), "threads": threads,
+            "levels apart": f"{apart[name]:.2f}" if name in apart else "",
+        }
+        for name, rates in found.items()
+    ]  # fmt: skip
+
+
+def levels_apart(batch: Any, reference: Any) -> float:
+    """Mean difference of two batches of the same clips, in levels of 255."""
+    import torch
+
+    assert torch.equal(batch["clip"].cpu(), reference["clip"].cpu())
+    difference = (batch["video"].cpu() - reference["video"].cpu()).abs().mean(dim=(0, 2, 3, 4))
+    return float((difference * 255 * torch.tensor(STD)).mean())
 
 
 def main() -> int:
@@ -144,7 +166,9 @@ def main() -> int:
         size = {"images": 1024, "batches": 10, "rounds": 1}
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), options.device, threads=options.threads, **size)
-    return finish(Report("images", rows, []), options)
+    apart = [(str(row["way"]), float(row["levels apart"])) for row in rows if row["levels apart"]]
+    checks = [Check.at_most(f"levels apart, {way}", value, APART) for way, value in apart]
+    return finish(Report("images", rows, checks), options)
 
 
 if __name__ == "__main__":
