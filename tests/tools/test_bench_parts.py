@@ -12,14 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from streamvid.video.remux import store_clip
 from tools import dali_faults
 from tools.bench import access_report, baselines, decode, decode_rows, random_access
 from tools.bench.decode_rows import FORMATS, Case, make_clips
 from tools.bench.isolated import PartError, run_isolated
-from tools.bench.timing import FrameNumbers, Timing, Way, middle_clips, random_clips, time_way
+from tools.bench.timing import (
+    SMALL,
+    FrameNumbers,
+    Timing,
+    Way,
+    middle_clips,
+    random_clips,
+    shows,
+    time_way,
+)
 
 FAULTS = sorted(Path(dali_faults.__file__).parent.glob("[!_]*.py"))
 
@@ -88,6 +99,18 @@ def test_a_slow_way_is_asked_for_few_and_extrapolated() -> None:
     assert not timing.is_cut
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+def test_frames_beside_the_wanted_ones_are_told(channels: int) -> None:
+    reference = np.random.default_rng(1).integers(0, 256, (90, SMALL, SMALL), dtype=np.uint8)
+    numbers = [3, 63, 150]
+    clip = np.stack([reference[n % 90].repeat(4, axis=0).repeat(4, axis=1) for n in numbers])
+    found = np.stack([clip // 2 + 20] * 3, axis=channels - 1)[None]
+    assert shows(found, numbers, reference)
+    assert shows([torch.from_numpy(found)], numbers, reference)
+    for wrong in ([4, 63, 150], [3, 63, 149]):
+        assert not shows(found, wrong, reference)
+
+
 def test_a_way_that_fails_says_why() -> None:
     def fails() -> Way:
         raise RuntimeError("needs a GPU")
@@ -107,7 +130,7 @@ def found(**seconds: tuple[float, ...]) -> access_report.Found:
 
 def test_all_bars_of_random_access_are_checked() -> None:
     good = access_report.checks(found(ours=(1, 1, 1.1), nvc=(2, 2, 2.3), whole=(4, 21, 120)))
-    assert len(good) == 1 + 3 + 3
+    assert len(good) == 9 + 1 + 3 + 3
     assert all(check.passed for check in good)
     for bad in (
         found(ours=(1, 1, 1.3)),
@@ -122,7 +145,7 @@ def test_all_bars_of_random_access_are_checked() -> None:
 def test_ways_on_a_cpu_are_held_against_the_best_baseline() -> None:
     names = (access_report.STREAM_LOADER, *access_report.ON_CPU)
     timings: access_report.Found = {(name, 60): Timing(name, "cpu", 60, 128, (2.0,), 128) for name in names}
-    (check,) = access_report.checks(timings)
+    *_, check = access_report.checks(timings)
     assert (check.value, check.bar) == (1.0, 2.0)
     assert set(access_report.ON_CPU) <= set(baselines.BASELINES)
     assert access_report.WHOLE_VP9 in random_access.names("cpu", "h264")

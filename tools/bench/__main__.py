@@ -26,7 +26,7 @@ PROGRAMS: Final = {
     "decode": "tools.bench.decode",
     "train_step": "tools.bench.train_step --quick",
     "images": "tools.bench.images --rounds 1",
-    "pairs": "tools.bench.pairs --quick",
+    "random_access": "tools.bench.random_access --lengths 60 300 --cut 5 --only StreamLoader GpuData PyNv whole",
 }
 """By the name of its table, the arguments of each."""
 

@@ -44,7 +44,8 @@ def table(found: Mapping[tuple[str, int], Timing]) -> list[Row]:
                 cells[f"{length} s"] = "does not run"
             else:
                 cells[f"{length} s"] = f"{'~' if timing.is_cut else ''}{timing.median:.2f}"
-        rows.append({f"seconds for {all_clips(found)} clips": name, **cells})
+        same = [str(timing.same) for (of, _), timing in found.items() if of == name and timing.seconds]
+        rows.append({f"seconds for {all_clips(found)} clips": name, **cells, "right frames": min(same, default="")})
     return rows
 
 
@@ -77,7 +78,11 @@ def checks(found: Mapping[tuple[str, int], Timing]) -> list[Check]:
     """The bars of issue 5 for what was measured."""
     lengths = _lengths(found)
     taken = {key: timing.median for key, timing in found.items() if timing.seconds}
-    made = []
+    made = [
+        Check.at_least(f"{name}: right frames, {length} s", float(timing.same), 1.0)
+        for (name, length), timing in found.items()
+        if timing.seconds
+    ]
     for ours in (STREAM_LOADER, GPU_LOADER):
         mine = [length for length in lengths if (ours, length) in taken]
         if len(mine) > 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.bench.baselines import BATCH, CORES, SIDE
+from tools.bench.long_video import FPS
 from tools.bench.timing import FRAMES, STRIDE, FrameNumbers, Way, random_clips
 
 _MOST_WORKERS: Final = 4
@@ -34,6 +35,7 @@ def stream_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
         first=lambda: times.first,
         packets=_packets(sv.ClipDataset(dataset), length),
         draws=True,
+        numbers=lambda: times.numbers,
     )
 
 
@@ -61,10 +63,15 @@ def gpu_loader(dataset: Path, length: int, device: str, clips: int) -> Way:
 
 
 class _Times:
-    """Iterates over a loader; `first` is when the first batch came, in seconds."""
+    """Iterates over a loader.
+
+    Attributes:
+        first: when the first batch of the last run came, in seconds.
+        numbers: of the frames of the very first clip.
+    """
 
     def __init__(self) -> None:
-        self.first = 0.0
+        self.first, self.numbers = 0.0, list[int]()
 
     def all_of(self, loader: Any) -> list[Any]:
         """The frames of all batches, on the host."""
@@ -72,6 +79,7 @@ class _Times:
         frames = []
         for batch in loader:
             frames.append(batch["video"].cpu())
+            self.numbers = self.numbers or (batch["pts"][0].cpu() * FPS).round().int().tolist()
             if len(frames) == 1:
                 self.first = time.perf_counter() - started
         return frames

@@ -5,8 +5,9 @@
 1280x720 at 60 frames a second, x264's default GOPs, videos of 60, 120, 300 and 3000 seconds. 128 clips of 16 frames a
 second apart, at random places, in batches of 64, resized to 224: the setting of DALI issue 5888. Each way has a process
 of its own, is opened and warmed up with one clip before it is timed, so indexes are warm, and gets all lengths in
-turn. A way that would take longer than `--cut` is asked for fewer clips, as many at least as it works on at once, and
-extrapolated: marked with ~. Ways that are not installed or do not run here are left out, and listed.
+turn; the frames of that clip must be the right ones. A way that would take longer than `--cut` is asked for fewer
+clips, as many at least as it works on at once, and extrapolated: marked with ~. Ways that are not installed or do not
+run here are left out, and listed.
 
 With a GPU the frames are decoded there by all that can; without, all decode on the CPU, and whole files, which DALI
 decodes there as VP9 alone, are of VP9.
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from streamvid.packing.pack import pack
 from tools.bench import baselines, loaders
 from tools.bench.access_report import (
@@ -44,10 +47,12 @@ from tools.bench.access_report import (
 from tools.bench.isolated import PartError, emit, run_isolated
 from tools.bench.long_video import MINUTE, repeat, write_minute
 from tools.bench.report import Report, arguments, finish, machine
-from tools.bench.timing import Timing, Way, time_way
+from tools.bench.timing import Timing, Way, small_frames, time_way
 
-LENGTHS: Final = (1, 2, 5, 50)
-"""In pieces of a minute."""
+LENGTHS: Final = (60, 120, 300, 3000)
+"""Of videos, in seconds."""
+PIECE: Final = 10
+"""Seconds that are encoded, and repeated."""
 CLIPS: Final = 128
 MOST_SECONDS: Final = 300.0
 REPEATED: Final = (STREAM_LOADER, GPU_LOADER, NVC, TORCHCODEC)
@@ -79,15 +84,17 @@ def make_way(name: str, video: Mapping[str, Any], device: str, clips: int) -> Ca
 def make_videos(folder: Path, options: argparse.Namespace, lengths: Sequence[int], piece: int) -> list[dict[str, Any]]:
     """Videos of all lengths, each packed as a dataset, too."""
     minute = options.minute or write_minute(options.codec, folder / "piece", seconds=piece)
+    reference = folder / "frames.npy"
+    np.save(reference, small_frames(minute))
     vp9 = None
-    if options.device == "cpu" and options.codec != "vp9" and options.only in WHOLE_VP9:
+    if options.device == "cpu" and options.codec != "vp9" and any(one in WHOLE_VP9 for one in options.only):
         vp9 = options.minute_vp9 or write_minute("vp9", folder / "piece", seconds=piece)
     made = []
     for length in lengths:
         video = repeat(minute, length // piece, folder / f"{length}", seconds=piece)
         dataset = folder / f"packed-{length}"
         pack([video], dataset, progress=False)
-        one = {"length": length, "video": str(video), "dataset": str(dataset)}
+        one = {"length": length, "video": str(video), "dataset": str(dataset), "reference": str(reference)}
         if vp9 is not None:
             one["vp9"] = str(repeat(vp9, length // piece, folder / f"{length}-vp9", seconds=piece))
         made.append(one)
@@ -99,7 +106,8 @@ def measure_way(work: Mapping[str, Any]) -> None:
     for video in work["videos"]:
         empty = Timing(work["name"], work["device"], video["length"], work["clips"])
         way = make_way(work["name"], video, work["device"], work["clips"])
-        emit(dataclasses.asdict(time_way(way, empty, cut=work["cut"])))
+        reference = np.load(video["reference"])
+        emit(dataclasses.asdict(time_way(way, empty, cut=work["cut"], reference=reference)))
 
 
 def measure(
@@ -138,10 +146,10 @@ def rounds_needed(timing: Timing | None, name: str, rounds: int) -> int:
 def measure_all(found: Found, options: argparse.Namespace, write: Callable[[], object]) -> None:
     """Measure what `found` lacks, first everything once, and put it there."""
     started = time.monotonic()
-    piece = 20 if options.quick and not options.minute else MINUTE
-    lengths = [n * piece for n in ((1, 5) if options.quick else LENGTHS) if n * piece <= options.longest]
+    piece = MINUTE if options.minute else PIECE
+    lengths = options.lengths or ((60, 300) if options.quick else LENGTHS)
     clips = 16 if options.quick else CLIPS
-    ways = [name for name in names(options.device, options.codec) if options.only in name]
+    ways = [name for name in names(options.device, options.codec) if any(one in name for one in options.only)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -174,8 +182,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=1, help="of streamvid and of what it is held against")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin with no other way after so long")
-    parser.add_argument("--longest", type=int, default=10**6, metavar="SECONDS", help="leave out longer videos")
-    parser.add_argument("--only", default="", metavar="TEXT", help="ways whose name holds this")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="SECONDS", help="of videos")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="ways whose name holds one of these")
     parser.add_argument("--resume", action="store_true", help="measure what the JSON file lacks")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if there is one")
     parser.add_argument("--part", type=Path, metavar="FILE", help=argparse.SUPPRESS)

@@ -7,15 +7,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+import av
 import numpy as np
 
+from streamvid.arrays import UInt8
 from tools.bench.long_video import FPS
 
 FRAMES: Final = 16
 STRIDE: Final = FPS
 """Frames from one wanted frame to the next: a second."""
+
+SMALL: Final = 56
+"""Side of the pictures that frames are told apart by."""
 
 FrameNumbers = Sequence[Sequence[int]]
 """Of each clip."""
@@ -31,6 +37,7 @@ class Way:
         first: seconds to the first batch of the last run, if it comes in batches; 0 else.
         packets: decoded for a clip on average; 0 if not known.
         draws: it draws the clips itself, as many as it was made for, so that all are always timed.
+        numbers: of the frames of the first clip of the first run.
     """
 
     run: Callable[[FrameNumbers], Any]
@@ -38,6 +45,7 @@ class Way:
     first: Callable[[], float] = lambda: 0.0
     packets: float = 0.0
     draws: bool = False
+    numbers: Callable[[], Sequence[int]] = lambda: _clip(0)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Timing:
         cold: seconds to open it and to get its very first batch.
         packets: decoded for a clip on average; 0 if not known.
         error: why it did not run.
+        same: the frames of the first clip are the right ones; also if nothing was there to compare them with.
     """
 
     name: str
@@ -67,6 +76,7 @@ class Timing:
     cold: float = 0.0
     packets: float = 0.0
     error: str = ""
+    same: bool = True
 
     @property
     def median(self) -> float:
@@ -84,7 +94,7 @@ class Timing:
             return self if self.seconds else other
         if other.clips != self.clips:
             return max(self, other, key=lambda timing: timing.clips)
-        return replace(self, seconds=self.seconds + other.seconds)
+        return replace(self, seconds=self.seconds + other.seconds, same=self.same and other.same)
 
 
 def random_clips(length: int, clips: int, seed: int) -> list[list[int]]:
@@ -107,7 +117,35 @@ def _clip(start: int) -> list[int]:
     return [start + STRIDE * number for number in range(FRAMES)]
 
 
-def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timing:
+def small_frames(piece: Path) -> UInt8:
+    """All frames of a video, grey, uint8 [frames, SMALL, SMALL]."""
+    with av.open(str(piece)) as container:
+        frames = [frame.reformat(SMALL, SMALL, "gray", interpolation="AREA") for frame in container.decode(video=0)]
+        return np.stack([frame.to_ndarray() for frame in frames])
+
+
+def shows(found: Any, numbers: Sequence[int], reference: UInt8) -> bool:
+    """Whether each frame of the first clip is nearer to the frame of its number than to those beside it.
+
+    Args:
+        found: what a way gave, [clips, frames, height, width, 3] or [clips, frames, 3, height, width], or
+            batches of it.
+        numbers: of the first clip's frames.
+        reference: `small_frames` of what the video repeats.
+    """
+    clip = (found[0] if isinstance(found, list) else found)[0]
+    pictures = np.asarray(clip.cpu() if hasattr(clip, "cpu") else clip, dtype=np.float32)
+    grey = pictures.mean(axis=1 if pictures.shape[1] == 3 else 3)
+    blocks = grey.reshape(len(grey), SMALL, grey.shape[1] // SMALL, SMALL, -1).mean(axis=(2, 4))
+    apart = []
+    for beside in (0, -1, 1):
+        expected = reference[(np.asarray(numbers) + beside) % len(reference)].astype(np.float32)
+        shift = (blocks - expected).mean(axis=(1, 2), keepdims=True)  # grey is another mean of the colours
+        apart.append(np.abs(blocks - expected - shift).mean(axis=(1, 2)))
+    return bool((apart[0] < np.minimum(apart[1], apart[2])).all())
+
+
+def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float, reference: UInt8 | None = None) -> Timing:
     """Time one way, on all clips or on as many as fit.
 
     Opening and a first clip at the video's start come before: indexes are warm.
@@ -117,13 +155,15 @@ def time_way(open_way: Callable[[], Way], empty: Timing, *, cut: float) -> Timin
         empty: its name, device, length, and how many clips are wanted.
         cut: seconds; if all clips would take longer, as many are timed as take about half of that, or
             `Way.few` of them.
+        reference: see `shows`; None: nothing is compared.
     """
     clips = empty.wanted
     try:
         started = time.perf_counter()
         way = open_way()
         opened = time.perf_counter() - started
-        way.run([_clip(0)])
+        seen = way.run([_clip(0)])
+        empty = replace(empty, same=reference is None or shows(seen, way.numbers(), reference))
         first = way.first() or time.perf_counter() - started - opened
         timing = replace(empty, cold=opened + first, packets=way.packets)
         if not way.draws and way.few < clips:
