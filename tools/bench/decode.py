@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.decode_rows import FORMATS, WINDOW, Case, make_clips
+from tools.bench.decode_rows import FORMATS, ROW_SECONDS, WINDOW, Case, make_clips
 from tools.bench.isolated import PartError, run_isolated
 from tools.bench.report import Check, Report, Row, arguments, finish
 
@@ -37,8 +37,6 @@ FEW_CORES: Final = 4
 OF_LIMIT: Final = 0.95
 OF_ONE_SIZE: Final = 0.95
 BEYOND: Final = 1.03
-ROW_SECONDS: Final = 60.0
-"""The most that a row may take, with the start of its process."""
 
 
 def all_cases(*, quick: bool = False, only: str = "") -> list[Case]:

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import IO, Any, Final
 
 RESULTS: Final = "STREAMVID_BENCH_RESULTS"
 """The environment variable that tells a part the number of the file descriptor for its results. Not the standard
 output: libraries write there as they like."""
+_SAID: Final = 8000
 _END: Final = 20.0
 """Seconds that a part has to end once it has given all its results: some libraries hang as they are unloaded."""
 
@@ -67,19 +68,25 @@ def run_isolated(module: str, arguments: Sequence[str], *, seconds: float) -> It
                 try:
                     line = lines.get(timeout=seconds)
                 except queue.Empty:
+                    print(*_last_lines(errors), sep="\n", file=sys.stderr)
                     raise PartError(f"took more than {seconds:.0f} s") from None
                 if line is None:
                     break
                 yield json.loads(line)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if process.wait(_END):
-                    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
-                    said = errors.read().decode(errors="replace").strip().splitlines()
+                    said = _last_lines(errors)
                     raise PartError(f"ended with {process.returncode}: {said[-1].strip()[:200] if said else 'no word'}")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _last_lines(errors: IO[bytes]) -> list[str]:
+    """What a part has said at last."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SAID))
+    return errors.read().decode(errors="replace").strip().splitlines()
 
 
 def _lines(read: int, lines: queue.SimpleQueue[str | None]) -> None:
