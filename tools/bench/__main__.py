@@ -12,23 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from tools.bench.report import machine, markdown
 
 PROGRAMS: Final = {
-    "decode": "tools.bench.decode",
-    "train_step": "tools.bench.train_step --quick",
-    "images": "tools.bench.images --rounds 1",
-    "random_access": "tools.bench.random_access --lengths 60 300 --cut 5 --only StreamLoader GpuData PyNv whole",
-}
-"""By the name of its table, the arguments of each."""
+    "decode": ("--seconds", "130"),
+    "train_step": ("--quick", "--only", "r3d_18, h264"),
+    "images": ("--rounds", "1"),
+    "random_access": (
+        "--lengths", "60", "300", "--cut", "5", "--only", "StreamLoader", "GpuData", "PyNv", "whole",
+    ),
+}  # fmt: skip
+"""By name, the arguments of each."""
+_END: Final = 10.0
+"""Seconds that one has to end its own processes."""
 
 
 def run(names: Sequence[str], file: Path, seconds: float) -> bool:
@@ -44,18 +50,31 @@ def run(names: Sequence[str], file: Path, seconds: float) -> bool:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             part = Path(folder) / "part.json"
-            command = [sys.executable, "-m", *PROGRAMS[name].split(), "--json", str(part)]
-            left, started = began + seconds - time.monotonic(), time.monotonic()
-            try:
-                code = subprocess.run(command, timeout=max(1.0, left), check=False).returncode
-            except subprocess.TimeoutExpired:
-                code = -1
+            command = [sys.executable, "-m", f"tools.bench.{name}", *PROGRAMS[name], "--json", str(part)]
+            started = time.monotonic()
+            with subprocess.Popen(command) as process:
+                try:
+                    code = process.wait(max(1.0, began + seconds - started))
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGINT)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_END)
+                    process.kill()
+                    code = -1
             passed = passed and code == 0
             one = json.loads(part.read_text()) if part.exists() else {"rows": [], "checks": [], "notes": []}
             one |= {"seconds": time.monotonic() - started, "code": code}
         found["programs"][name] = one
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return passed
+
+
+def merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs on GPUs of the same name, of some programs each, as one."""
+    by_gpu: dict[str, dict[str, Any]] = {}
+    for one in found:
+        by_gpu.setdefault(one["machine"]["gpu"], one)["programs"] |= one["programs"]
+    return list(by_gpu.values())
 
 
 def machines(found: Sequence[Mapping[str, Any]]) -> str:
@@ -104,7 +123,7 @@ def main() -> int:
         parser.error("give --json to run, or --tables for the tables of what was run")
     if options.json is not None:
         return 0 if run(options.only, options.json, options.seconds) else 1
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in options.tables]
+    found = merged([json.loads(path.read_text(encoding="utf-8")) for path in options.tables])
     text = "" if options.into is None else options.into.read_text(encoding="utf-8")
     for name in ("machines", *options.only):
         made = machines(found) if name == "machines" else tables(name, found)
