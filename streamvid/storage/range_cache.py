@@ -18,8 +18,9 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from io import FileIO
 from itertools import groupby
 from typing import Final
@@ -187,9 +188,15 @@ def _punch(folder: CacheFolder, known: FileIdentity, blocks: Int64) -> int:
         return 512 * (used - os.fstat(file.fileno()).st_blocks)
 
 
+@cache
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    call: Callable[[int, int, int, int], int] = (libc := ctypes.CDLL(None, use_errno=True)).fallocate64
+    libc.fallocate64.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return call
+
+
 def _punch_hole(file: FileIO, start: int, size: int) -> None:
-    call = ctypes.CDLL(None, use_errno=True).fallocate64
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    call = _fallocate()
     while call(file.fileno(), _PUNCH, start, size):
         if ctypes.get_errno() != errno.EINTR:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from fsspec.asyn import sync
@@ -47,6 +48,7 @@ class RemoteRanges:
         given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
         self._marks: dict[str, str] = {_url(*locate(path, patient=True)): mark for path, mark in given.items()}
         self._sizes: dict[str, int] = {}
+        self._first: dict[tuple[int, str], tuple[int, asyncio.Event]] = {}
         self._s3 = S3Ranges()
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry) -> bytes:
@@ -152,9 +154,10 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
-            part = await self.link.fetch(
-                end - start, lambda: read(fs, name, start, end, marks.get(url, ""), self.link), turn
-            )
+            async with self._after_the_first(url, turn, known=url in marks or not is_s3(fs)):
+                part = await self.link.fetch(
+                    end - start, lambda: read(fs, name, start, end, marks.get(url, ""), self.link), turn
+                )
             if (known := marks.setdefault(url, part.mark)) != part.mark:
                 raise changed(url, known, part.mark)
             if part.size is not None:
@@ -165,6 +168,25 @@ class RemoteRanges:
             return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+    @contextlib.asynccontextmanager
+    async def _after_the_first(self, url: str, turn: int, *, known: bool) -> AsyncIterator[None]:
+        """Until the mark of an object is known, one range of it is asked for alone, so that all others are asked for
+        with that; but those of earlier steps wait for none of a later one."""
+        key = os.getpid(), url
+        if not known and (first := self._first.get(key)) is not None and first[0] <= turn:
+            await first[1].wait()
+            known = True  # or it has failed, and then all others find out by themselves
+        if known:
+            yield
+            return
+        self._first[key] = own = turn, asyncio.Event()
+        try:
+            yield
+        finally:
+            if self._first.get(key) is own:
+                del self._first[key]
+            own[1].set()
 
     def _check_length(self, path: AnyPath, found: int, start: int, end: int) -> None:
         """Raise an error for a range of another length than asked for, unless the file ends there."""
