@@ -233,6 +233,31 @@ def test_pictures_of_one_size_are_handed_over_before_the_decoder_is_set_to_anoth
         np.testing.assert_array_equal(picture, streams[number].picture(row))
 
 
+def test_a_session_that_is_closed_midway_gives_its_mapped_pictures_back(driver: StandIn) -> None:
+    lane = Lane(driver)
+    lane.decode(1, job(0, wanted=[0, 1, 2]))
+    lane.decode(2, job(100, wanted=[0]))
+    assert lane.session.waiting()
+    lane.session.stop()
+    with pytest.raises(RuntimeError, match="given up"):
+        lane.decode(3, job(200))
+    lane.session.close()
+    assert lane.shown == []
+    assert driver.open_objects() == 0
+
+
+def test_as_many_pictures_are_mapped_as_may_be_and_the_decoder_goes_on(driver: StandIn) -> None:
+    """The driver's decoder stands still where all its output surfaces are mapped."""
+    for slots in (1, 2, 64):
+        lane = Lane(driver, slots=slots)
+        lane.decode_all([job(100 * n) for n in range(10)])
+        assert max(np.diff([0, *lane.launches])) <= slots
+        assert len(lane.finish()) == 80
+    for slots in (-1, 65):
+        with pytest.raises(RuntimeError, match="1 to 64"):
+            Lane(driver, slots=slots)
+
+
 def test_an_error_of_the_caller_comes_out_of_decode(driver: StandIn) -> None:
     lane = Lane(driver, slots=2)
 
