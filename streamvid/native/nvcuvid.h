@@ -25,8 +25,10 @@ typedef int CUresult, CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
 typedef void *CUvideodecoder, *CUvideoparser;
 
+enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { cudaVideoChromaFormat_420 = 1 };
 enum { cudaVideoSurfaceFormat_NV12 = 0, cudaVideoSurfaceFormat_P016 = 1 };
 enum { cudaVideoCreate_PreferCUVID = 4 };

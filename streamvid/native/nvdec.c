@@ -34,6 +34,7 @@ enum {
     NOT_WANTED = -1,
     NOT_SHOWN = -2,
     SLOTS = 64,
+    SURFACES = 128, /* that a decoder may have */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -45,6 +46,10 @@ enum {
     X(cuda, cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                    \
     X(cuda, cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext *))                                    \
     X(cuda, cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                  \
+    X(cuda, cuEventCreate, "cuEventCreate", (CUevent *, unsigned))                                   \
+    X(cuda, cuEventRecord, "cuEventRecord", (CUevent, CUstream))                                     \
+    X(cuda, cuEventSynchronize, "cuEventSynchronize", (CUevent))                                     \
+    X(cuda, cuEventDestroy, "cuEventDestroy_v2", (CUevent))                                          \
     X(cuvid, cuvidGetDecoderCaps, "cuvidGetDecoderCaps", (CUVIDDECODECAPS *))                        \
     X(cuvid, cuvidCreateVideoParser, "cuvidCreateVideoParser", (CUvideoparser *, CUVIDPARSERPARAMS *)) \
     X(cuvid, cuvidParseVideoData, "cuvidParseVideoData", (CUvideoparser, CUVIDSOURCEDATAPACKET *))   \
@@ -125,6 +130,8 @@ typedef struct {
     uint64_t fed;                 /* packets, since the opening */
     picture waiting[WAITING];
     unsigned long long mapped[SLOTS]; /* addresses of the staged pictures, as the driver gave them */
+    CUevent laid_out[SURFACES];   /* of each decode surface, after which what was mapped of it is NV12 */
+    CUevent read;                 /* after which the staged pictures are */
     int64_t opened, reconfigured;
     atomic_int stop, busy;
     int status;
@@ -198,19 +205,26 @@ static void unmap(nvdec_session *s) {
         CALL(s, cuvidUnmapVideoFrame, s->decoder, s->mapped[--staging->count]);
 }
 
-/* The driver keeps the order of the stream: it makes the next picture in that memory behind the work that was queued. */
+static int record(nvdec_session *s, CUevent *event) {
+    return (*event || CALL(s, cuEventCreate, event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
+           CALL(s, cuEventRecord, *event, s->options.stream);
+}
+
+/* They are unmapped when they have been read: nothing says that the driver makes the next picture in that memory, or
+ * decodes to it, in the order of the stream. */
 static int hand_over(nvdec_session *s) {
     if (!s->options.staging->count) return 1;
     if (s->options.full()) return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
+    if (!record(s, &s->read) || !CALL(s, cuEventSynchronize, s->read)) return 0;
     unmap(s);
     return !s->status;
 }
 
 static void close_decoder(nvdec_session *s) {
     if (!s->decoder) return;
-    unmap(s);
     /* Its memory may still be read. */
     CALL(s, cuStreamSynchronize, s->options.stream);
+    unmap(s);
     CALL(s, cuvidDestroyDecoder, s->decoder);
     s->decoder = NULL;
 }
@@ -285,6 +299,7 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     if (!fits || !same) {
         if (!s->empty) return fail(s, NVDEC_STREAM, "changes its format between two key frames");
         s->surfaces = larger(s->surfaces, need);
+        if (s->surfaces > SURFACES) return fail(s, NVDEC_STREAM, "needs %d surfaces", s->surfaces);
         if (!hand_over(s)) return 0;
         if (!(fits ? reconfigure(s, format) : open_decoder(s, format))) return 0;
     }
@@ -298,7 +313,9 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     if (!s->decoder || coded->CurrPicIdx < 0 || coded->CurrPicIdx >= s->surfaces)
         return fail(s, NVDEC_STREAM, "the parser has no surface for a picture");
     s->empty = 0;
-    return CALL(s, cuvidDecodePicture, s->decoder, coded);
+    /* An engine does not wait for the stream on which a picture is laid out anew before it decodes another to its place. */
+    CUevent laid_out = s->laid_out[coded->CurrPicIdx];
+    return (!laid_out || CALL(s, cuEventSynchronize, laid_out)) && CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
 /* Map a picture, until `full` has queued what reads it. */
@@ -322,7 +339,7 @@ static int keep(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     staging->chroma_at[n] = (int64_t)pitch * (lines - top + top / 2);
     staging->columns[n] = (int32_t)pitch / sample;
     staging->count++;
-    return staging->count < staging->slots || hand_over(s);
+    return record(s, &s->laid_out[shown->picture_index]) && (staging->count < staging->slots || hand_over(s));
 }
 
 static void settle(nvdec_session *s) {
@@ -461,6 +478,9 @@ API int nvdec_close(nvdec_session *s) {
         int current = enter(s);
         if (s->parser) CALL(s, cuvidDestroyVideoParser, s->parser);
         close_decoder(s);
+        for (int n = 0; n < SURFACES; n++)
+            if (s->laid_out[n]) CALL(s, cuEventDestroy, s->laid_out[n]);
+        if (s->read) CALL(s, cuEventDestroy, s->read);
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,9 +86,12 @@ def job(
 class Lane:
     """A session, and what came out of it."""
 
-    def __init__(self, driver: StandIn, key: SessionKey = KEY, *, slots: int = 8, **options: int) -> None:
+    def __init__(
+        self, driver: StandIn, key: SessionKey = KEY, *, slots: int = 8, late: bool = False, **options: int
+    ) -> None:
+        self._late = late
         self._driver = driver
-        self.shown: list[tuple[int, int, npt.NDArray[np.uint8]]] = []
+        self._taken: list[tuple[int, int, list[npt.NDArray[np.uint8]]]] = []
         self.launches: list[int] = []
         self._sizes: dict[int, tuple[int, int]] = {}
         self.session = NativeSession(
@@ -98,19 +100,24 @@ class Lane:
         )  # fmt: skip
 
     def take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
-        self._driver.synchronize()
         kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
         width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
         strides = pitch * np.dtype(kind).itemsize, np.dtype(kind).itemsize
-        planes = [
-            as_strided(np.frombuffer(ctypes.string_at(at, strides[0] * (count - 1) + width * strides[1]), kind),
-                       (count, width), strides)
-            for at, count in ((surface, lines), (surface + chroma_at, lines // 2))
-        ]  # fmt: skip
-        self.shown.append((number, row, np.concatenate(planes)))
+        planes = []
+        for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
+            memory = np.zeros(strides[0] * (count - 1) + width * strides[1], np.uint8)
+            self._driver.copy(memory, at)
+            planes.append(as_strided(memory.view(kind), (count, width), strides))
+        if not self._late:
+            self._driver.synchronize()
+        self._taken.append((number, row, planes))
+
+    @property
+    def shown(self) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
+        return [(number, row, np.concatenate(planes)) for number, row, planes in self._taken]
 
     def launch(self) -> None:
-        self.launches.append(len(self.shown))
+        self.launches.append(len(self._taken))
 
     def decode(self, number: int, one: GopJob) -> None:
         self._sizes[number] = one.key.width, one.key.height
@@ -231,6 +238,17 @@ def test_pictures_of_one_size_are_handed_over_before_the_decoder_is_set_to_anoth
     assert places(shown) == [(n, 100 * n + rank) for n in range(5) for rank in (0, 6)]
     for number, row, picture in shown:
         np.testing.assert_array_equal(picture, streams[number].picture(row))
+
+
+@pytest.mark.parametrize("slots", [1, 5, 32])
+def test_what_is_queued_is_waited_for_before_its_memory_is_used_again(driver: StandIn, slots: int) -> None:
+    """Of the decoder's surface before another picture is decoded to it, of the mapped one before it is unmapped."""
+    lane = Lane(driver, slots=slots, late=True)
+    lane.decode_all([job(100 * n, wanted=[0, 2, 3, 7]) for n in range(12)])
+    shown = lane.finish()
+    assert len(shown) == 48
+    for _, row, picture in shown:
+        np.testing.assert_array_equal(picture, Coded().picture(row))
 
 
 def test_a_session_that_is_closed_midway_gives_its_mapped_pictures_back(driver: StandIn) -> None:

@@ -6,8 +6,8 @@
  * takes times that never fall from packet to packet for those of decoding, and gives them out in their own order. What
  * the real one leaves undefined is an error here: calls without a context, more surfaces than were opened, decoders
  * changed outside of the sequence callback, pictures decoded while all output surfaces are mapped (the real one waits
- * for ever). Mapping is queued until somebody waits for them, or the decoder needs what they read: what a surface holds then is
- * what comes out.
+ * for ever). Mapping is queued until somebody waits for it: what a surface holds then is what comes out, and what is
+ * unmapped before is lost.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -80,7 +80,7 @@ typedef struct {
 } queued_copy;
 
 static __thread queued_copy queue[256];
-static __thread unsigned char *unmapped[256]; /* that the queue may still read and write */
+static __thread unsigned char *unmapped[256]; /* that the queue may still read */
 static __thread int queued, kept;
 
 void standin_synchronize(void) {
@@ -94,6 +94,11 @@ void standin_synchronize(void) {
 static void enqueue(queued_copy copy) {
     if (queued == 256) standin_synchronize();
     queue[queued++] = copy;
+}
+
+/* Queue a copy, as a kernel that reads a mapped picture. */
+void standin_copy(unsigned char *to, const unsigned char *from, int64_t bytes) {
+    enqueue((queued_copy){to, from, 0, 0, (size_t)bytes, 1});
 }
 
 static void count(int64_t by) {
@@ -209,6 +214,34 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return 0;
 }
 
+CUresult cuEventCreate(CUevent *made, unsigned flags) {
+    MAY_FAIL(1);
+    if (flags != (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) return INVALID_VALUE;
+    *made = malloc(1);
+    count(1);
+    return 0;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    (void)event, (void)stream;
+    MAY_FAIL(1);
+    return 0;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    (void)event;
+    MAY_FAIL(1);
+    standin_synchronize();
+    return 0;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+    int result = fails(__func__);
+    free(event);
+    count(-1);
+    return result;
+}
+
 /* ---- decoders ---- */
 
 CUresult cuvidGetDecoderCaps(CUVIDDECODECAPS *caps) {
@@ -277,8 +310,6 @@ CUresult cuvidDecodePicture(CUvideodecoder handle, CUVIDPICPARAMS *params) {
     for (int n = 0; n < SURFACES; n++) mapped += d->mapped[n] != NULL;
     if (mapped >= d->info.ulNumOutputSurfaces) return UNKNOWN;
     surface *s = &d->surfaces[params->CurrPicIdx];
-    for (int n = 0; n < queued; n++)
-        if (queue[n].from == s->samples) standin_synchronize();
     if (s->bytes != bytes) {
         free(s->samples);
         s->samples = malloc(bytes);
@@ -318,6 +349,10 @@ CUresult cuvidUnmapVideoFrame64(CUvideodecoder handle, unsigned long long addres
     for (int n = 0; n < SURFACES; n++)
         if (d->mapped[n] && (uintptr_t)d->mapped[n] == address) {
             if (kept == 256) standin_synchronize();
+            /* Something else is made there at once. */
+            for (int i = 0; i < queued; i++)
+                if (queue[i].to == d->mapped[n]) queue[i].rows = 0;
+            memset(d->mapped[n], 0xDD, pitch_of(d) * d->info.ulTargetHeight * 3 / 2);
             unmapped[kept++] = d->mapped[n];
             d->mapped[n] = NULL;
             count(-1);

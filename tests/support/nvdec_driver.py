@@ -14,6 +14,7 @@ from typing import Any
 
 import av
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import streamvid
@@ -76,6 +77,10 @@ class StandIn:
     def synchronize(self) -> None:
         """Have done what the calling thread has queued."""
         self.calls.standin_synchronize()
+
+    def copy(self, to: npt.NDArray[np.uint8], source: int) -> None:
+        """Queue the copy of host memory at an address."""
+        self.calls.standin_copy(ctypes.c_void_p(to.ctypes.data), ctypes.c_void_p(source), ctypes.c_int64(to.nbytes))
 
     def open_objects(self) -> int:
         """Parsers, decoders, mapped pictures and contexts that are open."""

@@ -60,7 +60,7 @@ _BASE: Final = Recipe(codec="h264", frames=96, gop=15, style="texture")
 CLIPS: Final = {
     "h264 720p": replace(_BASE, width=1280, height=720),
     "h264 1080p": replace(_BASE, width=1920, height=1080),
-    "hevc 4K": replace(_BASE, codec="hevc", width=3840, height=2160),
+    "hevc 4K": replace(_BASE, codec="hevc", width=3840, height=2160, frames=48),
 }
 TRANSFORM: Final = sv.Transform(
     resize=256, crop=SIDE, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype="float16"
