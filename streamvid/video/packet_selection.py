@@ -143,6 +143,10 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
         raise ValueError("frame numbers must rise, and there must be at least one")
     if frames[0] < 0 or frames[-1] >= len(index.visible):
         raise IndexError(f"the clip has {len(index.visible)} frames, asked for {frames[0]} to {frames[-1]}")
+    if len(index) == 1:  # an image
+        zero = np.zeros(1, dtype=np.int64)
+        gops = np.full(1, len(index.starts))
+        return PacketSelection(index.offset, index.size, zero, zero, gops, zero, zero, index.crc32c)
     # The work from here on grows with the needed GOPs, not with the clip: the index caches what takes all packets.
     packets = index.visible[frames]
     gops, first, last, last_leading = _needed_gops(index, packets)
@@ -235,6 +239,9 @@ def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float 
     Returns:
         int64 [ranges, 2]: start and end, ascending.
     """
+    if len(packets.offsets) == 1:
+        begin = int(packets.offsets[0])
+        return np.array([[begin, begin + int(packets.sizes[0])]])
     order = np.argsort(packets.offsets, kind="stable")
     start = packets.offsets[order]
     end = np.maximum.accumulate(start + packets.sizes[order])
